@@ -1,0 +1,50 @@
+# Everything a reader types. Each target makes and fills the virtual environment that it needs.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+DEV    := $(VENV)/.dev
+BENCH  := $(VENV)/.bench
+
+.DEFAULT_GOAL := help
+.PHONY: help run test lint bench soak format clean
+
+help:  ## Show this list
+	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+$(VENV)/.made:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Covenant needs Python 3.11 or newer: make PYTHON=python3.12 ..."; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(DEV): $(VENV)/.made pyproject.toml constraints.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+$(BENCH): $(DEV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,bench]'
+	@touch $@
+
+run: $(DEV)  ## Set up, then run the fan-out example on the journal
+	$(BIN)/python examples/fan_out.py
+
+test: lint  ## Set up, then lint, check types and run the tests
+	$(BIN)/python -m pytest -n 2
+
+lint: $(DEV)  ## Ruff and mypy --strict
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(DEV)  ## Let ruff put the code in order
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(BENCH)  ## Measure against the floor and the peers; writes bench/results/
+	$(BIN)/python -m bench
+
+soak: $(DEV)  ## The long versions of the crash and model tests
+	$(BIN)/python -m pytest -n 2 -m soak
+
+clean:  ## Remove the virtual environment and what tests and examples leave
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis data

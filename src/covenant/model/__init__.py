@@ -1,0 +1,1 @@
+"""What exists: records, envelopes, events, commands, and the errors with their codes."""

@@ -1,0 +1,83 @@
+"""Who acts: an agent is its key, `display` is its label.
+
+Two agents are the same when their keys are the same; nothing else is compared anywhere. In a mailbox opened by file
+or in memory there is no enrolment, so an agent named only by its label gets a key derived from that label.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from functools import lru_cache
+from typing import Final
+
+from msgspec import Struct
+
+from covenant.model.error import BadAgent
+
+_DISPLAY: Final = re.compile(r"[A-Za-z0-9_.-]{1,128}@[A-Za-z0-9_.-]{1,128}")
+_ALPHABET: Final = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
+_BASE58: Final = re.compile(f"[{_ALPHABET}]{{32,44}}")
+_LABEL_KEY_DOMAIN: Final = b"covenant.label-key.v1:"
+_DEFAULT_HOST: Final = "local"
+
+
+class AgentId(Struct, frozen=True, gc=False, eq=False):
+    """`{"display": "<local>@<host>", "pubkey": "<base58 of 32 bytes>"}`"""
+
+    display: str
+    pubkey: str
+
+    @classmethod
+    def named(cls, label: str) -> AgentId:
+        """The agent of a label, with the key that the label stands for where nobody is enrolled."""
+        return _named(label)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, AgentId) and self.pubkey == other.pubkey
+
+    def __hash__(self) -> int:
+        return hash(self.pubkey)
+
+    def __str__(self) -> str:
+        return self.display
+
+
+@lru_cache(maxsize=4096)
+def _named(label: str) -> AgentId:
+    if not isinstance(label, str):
+        raise BadAgent("an agent is named by text", label=repr(label))
+    display = label if "@" in label else f"{label}@{_DEFAULT_HOST}"
+    agent = AgentId(display, base58(hashlib.sha256(_LABEL_KEY_DOMAIN + display.encode()).digest()))
+    check_agent(agent)
+    return agent
+
+
+@lru_cache(maxsize=65536)
+def _is_sound(display: str, pubkey: str) -> bool:
+    return bool(_DISPLAY.fullmatch(display) and _BASE58.fullmatch(pubkey) and base58_length(pubkey) == 32)
+
+
+def check_agent(agent: object, field: str = "agent") -> None:
+    """Raise unless `agent` is an AgentId with a well-formed label and a key of 32 bytes."""
+    if type(agent) is not AgentId or type(agent.display) is not str or type(agent.pubkey) is not str:
+        raise BadAgent(f"{field} is not an AgentId", field=field)
+    if not _is_sound(agent.display, agent.pubkey):
+        raise BadAgent(f"{field} needs a display like name@host and a base58 key of 32 bytes", field=field)
+
+
+def base58(data: bytes) -> str:
+    number = int.from_bytes(data, "big")
+    digits = ""
+    while number:
+        number, rest = divmod(number, 58)
+        digits = _ALPHABET[rest] + digits
+    return "1" * (len(data) - len(data.lstrip(b"\0"))) + digits
+
+
+def base58_length(text: str) -> int:
+    """How many bytes the text stands for."""
+    number = 0
+    for char in text:
+        number = number * 58 + _ALPHABET.index(char)
+    return (number.bit_length() + 7) // 8 + len(text) - len(text.lstrip("1"))

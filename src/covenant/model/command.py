@@ -1,0 +1,121 @@
+"""What a caller asks for: one command, one commit.
+
+`by` is the acting agent; None is the operator, or the program that owns the store.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from msgspec import Struct
+
+from covenant.model.agent import AgentId
+from covenant.model.record import Key
+from covenant.model.repair import RepairRequest, RetryPolicy
+from covenant.model.task import Result, Task
+
+
+class _Command(Struct, frozen=True, gc=False):
+    by: AgentId | None
+
+
+class SendTask(_Command, frozen=True):
+    task: Task
+
+
+class LeaseTasks(_Command, frozen=True):
+    """For one recipient, or the oldest of all when it is None."""
+
+    recipient: AgentId | None
+    incarnation: str
+    limit: int = 1
+
+
+class PostResult(_Command, frozen=True):
+    result: Result
+    incarnation: str
+
+
+class DrainResults(_Command, frozen=True):
+    peer: AgentId | None
+    limit: int = 1
+
+
+class ReturnResults(_Command, frozen=True):
+    """Put back what a drain took when its caller has gone away."""
+
+    keys: tuple[Key, ...]
+
+
+class BeatLease(_Command, frozen=True):
+    lease_id: str
+
+
+class ReleaseLease(_Command, frozen=True):
+    lease_id: str
+    reason: str = "released"
+    not_before_ms: int | None = None
+
+
+class CancelTask(_Command, frozen=True):
+    task_id: str
+    reason: str
+    graceful: bool = False
+    cascade: bool = False
+
+
+class RepairTask(_Command, frozen=True):
+    request: RepairRequest
+
+
+class RetryStale(_Command, frozen=True):
+    policy: RetryPolicy
+    cursor: str | None = None
+    scheduled: bool = False
+
+
+class ForgetCached(_Command, frozen=True):
+    slot: str
+    reason: str
+
+
+class CompactHistory(_Command, frozen=True):
+    """Let go of tasks that finished longer ago than this; None takes the retention in force."""
+
+    older_than_ms: int | None = None
+
+
+class SettleSlot(_Command, frozen=True):
+    """Step: give the cached result to the next followers."""
+
+    slot: str
+
+
+class CancelChildren(_Command, frozen=True):
+    """Step: cancel the next children of a canceled task."""
+
+    task_id: str
+    after: int = 0
+
+
+class Expire(_Command, frozen=True):
+    """Step: what is due now."""
+
+
+Command: TypeAlias = (
+    SendTask
+    | LeaseTasks
+    | PostResult
+    | DrainResults
+    | ReturnResults
+    | BeatLease
+    | ReleaseLease
+    | CancelTask
+    | RepairTask
+    | RetryStale
+    | ForgetCached
+    | CompactHistory
+    | SettleSlot
+    | CancelChildren
+    | Expire
+)

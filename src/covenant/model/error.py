@@ -1,0 +1,184 @@
+"""Every way in which Covenant says no.
+
+One hierarchy in one file. Each error has a stable `code`; surfaces map codes, never class names or messages.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+
+class CovenantError(Exception):
+    """A refusal with a stable code. `details` holds what a program may want to read."""
+
+    code: ClassVar[str] = "error"
+
+    def __init__(self, message: str, **details: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        self.details = details
+
+    def to_wire(self) -> dict[str, Any]:
+        return {"kind": "error", "code": self.code, "message": self.message, **self.details}
+
+
+# --- bad input: nothing was stored -------------------------------------------------------------------------
+
+
+class InvalidInput(CovenantError):
+    code = "invalid_input"
+
+
+class Malformed(InvalidInput):
+    """A wrong type, a missing member, or text that is not JSON."""
+
+    code = "malformed"
+
+
+class BlankText(InvalidInput):
+    """A text that must say something is empty or only white space; `field` names it."""
+
+    code = "blank_text"
+
+
+class BadId(InvalidInput):
+    code = "bad_id"
+
+
+class BadAgent(InvalidInput):
+    code = "bad_agent"
+
+
+class TooLarge(InvalidInput):
+    """A body, text, page or batch over its limit; `field`, `size` and `limit` say which."""
+
+    code = "too_large"
+
+
+class BadCursor(InvalidInput):
+    code = "bad_cursor"
+
+
+# --- refused by a rule -------------------------------------------------------------------------------------
+
+
+class UnknownTask(CovenantError):
+    """No such task, or none that the caller may see."""
+
+    code = "unknown_task"
+
+
+class UnknownLease(CovenantError):
+    code = "unknown_lease"
+
+
+class SenderMismatch(CovenantError):
+    code = "sender_mismatch"
+
+
+class NotPermitted(CovenantError):
+    """The caller sees the task and may not do this to it."""
+
+    code = "not_permitted"
+
+
+class TaskConflict(CovenantError):
+    """The task id is taken by other content."""
+
+    code = "task_conflict"
+
+
+class IdempotencyConflict(CovenantError):
+    """The idempotency key is taken by other content."""
+
+    code = "idempotency_conflict"
+
+
+class ResultConflict(CovenantError):
+    """The task was already answered with another result."""
+
+    code = "result_conflict"
+
+
+class PartialGap(CovenantError):
+    """A numbered partial result does not follow the last one."""
+
+    code = "partial_gap"
+
+
+class NotLeased(CovenantError):
+    code = "not_leased"
+
+
+class LeaseRequired(CovenantError):
+    """A result without `lease_id` is accepted only from the holder of the first attempt."""
+
+    code = "lease_required"
+
+
+class LeaseMismatch(CovenantError):
+    code = "lease_mismatch"
+
+
+class LeaseSuperseded(CovenantError):
+    """The lease ended before this call: the task was requeued or released since."""
+
+    code = "lease_superseded"
+
+
+class TaskTerminal(CovenantError):
+    """The task has ended; `outcome` says how."""
+
+    code = "task_terminal"
+
+
+class TooManyWaiters(CovenantError):
+    code = "too_many_waiters"
+
+
+# --- the store ---------------------------------------------------------------------------------------------
+
+
+class StoreError(CovenantError):
+    code = "store_error"
+
+
+class StoreLocked(StoreError):
+    """Another process owns the folder."""
+
+    code = "store_locked"
+
+
+class StoreUnavailable(StoreError):
+    """A write or sync failed. What was unanswered may or may not be stored (`outcome: unknown`);
+    sending it again under the same task id is safe."""
+
+    code = "store_unavailable"
+
+
+class StoreFull(StoreUnavailable):
+    """No room on the disk. The store reopens by itself when there is room."""
+
+    code = "store_full"
+
+
+class StoreClosed(StoreError):
+    code = "store_closed"
+
+
+class StoreDamaged(StoreError):
+    """A file does not read as it was written; `file` and `line` say where."""
+
+    code = "store_damaged"
+
+
+class UnsupportedFormat(StoreError):
+    """Written by a newer version of Covenant."""
+
+    code = "unsupported_format"
+
+
+class UnknownStore(StoreError):
+    """No engine answers to this URL."""
+
+    code = "unknown_store"

@@ -1,0 +1,153 @@
+"""What happened: one event, one key.
+
+Events are what the journal keeps and what `rules.evolve` folds. A name here is part of the journal's format: it may
+be joined by others, never changed.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from msgspec import Struct
+
+from covenant.model.agent import AgentId
+from covenant.model.record import CacheKey, Key, Outcome
+from covenant.model.task import Result, Task
+
+
+class _Event(Struct, frozen=True, tag_field="type", omit_defaults=True, gc=False):
+    key: Key
+
+
+class Sent(_Event, frozen=True, tag="sent"):
+    """A task came in: to be done, to follow the task that holds its slot, or to be answered from the cache."""
+
+    task: Task
+    slot: str | None = None
+    follows: bool = False
+    replayed: bool = False
+
+
+class Leased(_Event, frozen=True, tag="leased"):
+    lease_id: str
+    holder: AgentId
+    incarnation: str
+
+
+class Heartbeat(_Event, frozen=True, tag="heartbeat"):
+    pass
+
+
+class Requeued(_Event, frozen=True, tag="requeued"):
+    """A lease ended without a result: repaired, retried or released."""
+
+    lease_id: str
+    cause: str
+    reason: str
+    not_before_ms: int | None = None
+
+
+class Progressed(_Event, frozen=True, tag="progressed"):
+    """A partial result was accepted; its content is in the part of the same commit."""
+
+
+class Answered(_Event, frozen=True, tag="answered"):
+    """The final result, of the holder or from the cache."""
+
+    result: Result
+    lease_id: str | None = None
+
+
+class Ended(_Event, frozen=True, tag="ended"):
+    """The task ended without an answer of its holder."""
+
+    outcome: Outcome
+    result: Result
+    cascade: bool = False
+
+
+class CancelAsked(_Event, frozen=True, tag="cancel_asked"):
+    reason: str
+
+
+class CascadeDone(_Event, frozen=True, tag="cascade_done"):
+    pass
+
+
+class Promoted(_Event, frozen=True, tag="promoted"):
+    """A follower became the task to do."""
+
+
+class Due(_Event, frozen=True, tag="due"):
+    """`not_before_ms` has come."""
+
+
+class Drained(_Event, frozen=True, tag="drained"):
+    """The sender received the result: a part, or the final one."""
+
+
+class Undrained(_Event, frozen=True, tag="undrained"):
+    """The receiver went away before the result reached it."""
+
+
+class Parted(_Event, frozen=True, tag="parted"):
+    result: Result
+    sender: str
+    attempt: int
+    number: int
+    generation: int
+
+
+class LateKept(_Event, frozen=True, tag="late_kept"):
+    result: Result
+    posted_by: str
+
+
+class SlotOpened(_Event, frozen=True, tag="slot_opened"):
+    cache_key: CacheKey
+    digest: str
+    leader: str
+
+
+class SlotLed(_Event, frozen=True, tag="slot_led"):
+    """Another task took over the work."""
+
+    leader: str
+
+
+class SlotCached(_Event, frozen=True, tag="slot_cached"):
+    source: str
+    result: Result
+    expires_ms: int | None = None
+
+
+class SlotClosed(_Event, frozen=True, tag="slot_closed"):
+    """No work and no result under this key any more: ended, expired or forgotten."""
+
+
+class Compacted(_Event, frozen=True, tag="compacted"):
+    finished_before_ms: int
+
+
+Event: TypeAlias = (
+    Sent
+    | Leased
+    | Heartbeat
+    | Requeued
+    | Progressed
+    | Answered
+    | Ended
+    | CancelAsked
+    | CascadeDone
+    | Promoted
+    | Due
+    | Drained
+    | Undrained
+    | Parted
+    | LateKept
+    | SlotOpened
+    | SlotLed
+    | SlotCached
+    | SlotClosed
+    | Compacted
+)

@@ -1,0 +1,80 @@
+"""Every bound of the system, named once.
+
+A constant is the default; `Limits` carries the values in force, and any of them can be set when a mailbox is opened.
+Units stand last in a name.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from msgspec import Struct
+
+DAY_MS: Final = 24 * 60 * 60 * 1000
+
+INTENT_TEXT_BYTES_MAX: Final = 256 * 1024
+TASK_KIND_BYTES_MAX: Final = 256
+KEY_BYTES_MAX: Final = 1024
+TEXT_BYTES_MAX: Final = 16 * 1024
+CONTENT_BLOCKS_MAX: Final = 1024
+CONTENT_BYTES_MAX: Final = 4 * 1024 * 1024
+
+BATCH_MAX: Final = 1000
+PAGE_MAX: Final = 1000
+SCAN_MAX: Final = 10_000
+TREE_NODES_MAX: Final = 10_000
+WAITERS_MAX: Final = 100_000
+STEP_RECORDS_MAX: Final = 100
+LEASES_REMEMBERED_MAX: Final = 64  # not settable: replaying a journal must not depend on it
+AUDIT_TAIL_MAX: Final = 1000
+
+RETENTION_MS: Final = 7 * DAY_MS
+RETENTION_BYTES: Final = 8 * 1024 * 1024 * 1024
+DEDUP_MS: Final = 30 * DAY_MS
+ERROR_TTL_MS: Final = 60_000
+
+SEGMENT_BYTES: Final = 64 * 1024 * 1024
+SNAPSHOT_EVERY_BYTES: Final = 256 * 1024 * 1024
+FINISHED_TAIL_MAX: Final = 4096
+ARCHIVE_BATCH: Final = 2048
+UNSYNCED_BYTES_MAX: Final = 64 * 1024 * 1024
+REOPEN_DELAY_MS: Final = 1000
+CLOCK_CHECK_MS: Final = 30_000
+
+
+class Limits(Struct, frozen=True, kw_only=True):
+    """The bounds in force for one mailbox."""
+
+    # What one call may carry.
+    intent_text_bytes_max: int = INTENT_TEXT_BYTES_MAX
+    task_kind_bytes_max: int = TASK_KIND_BYTES_MAX
+    key_bytes_max: int = KEY_BYTES_MAX
+    text_bytes_max: int = TEXT_BYTES_MAX  # reasons, error messages
+    content_blocks_max: int = CONTENT_BLOCKS_MAX
+    content_bytes_max: int = CONTENT_BYTES_MAX  # of all blocks of one task or result, as JSON
+    batch_max: int = BATCH_MAX
+
+    # What one answer may carry, and how far a filtered page looks before it hands back a cursor.
+    page_max: int = PAGE_MAX
+    scan_max: int = SCAN_MAX
+    tree_nodes_max: int = TREE_NODES_MAX
+    waiters_max: int = WAITERS_MAX
+
+    # What one commit may touch.
+    step_records_max: int = STEP_RECORDS_MAX
+    audit_tail_max: int = AUDIT_TAIL_MAX
+
+    # How long finished things are kept.
+    retention_ms: int = RETENTION_MS
+    retention_bytes: int = RETENTION_BYTES
+    dedup_ms: int = DEDUP_MS
+    error_ttl_ms: int = ERROR_TTL_MS
+
+    # The journal.
+    segment_bytes: int = SEGMENT_BYTES
+    snapshot_every_bytes: int = SNAPSHOT_EVERY_BYTES
+    finished_tail_max: int = FINISHED_TAIL_MAX
+    archive_batch: int = ARCHIVE_BATCH
+    unsynced_bytes_max: int = UNSYNCED_BYTES_MAX
+    reopen_delay_ms: int = REOPEN_DELAY_MS
+    clock_check_ms: int = CLOCK_CHECK_MS

@@ -1,0 +1,160 @@
+"""What is kept: the named records that commits change.
+
+A record is a value. Only `rules.evolve` makes one, from the record before it and one event; everybody else reads. The
+fields under "places" say where a record stands in the indexes of an engine, so that an engine needs no policy to keep
+them: it compares the places before and after an event, and moves the record.
+
+Keys are text: a task's is its id, the others carry a prefix.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Final, TypeAlias
+
+from msgspec import Struct
+
+from covenant.model.agent import AgentId
+from covenant.model.task import Result, Task
+
+Key: TypeAlias = str
+
+SLOT_PREFIX: Final = "slot:"
+PART_PREFIX: Final = "part:"
+LATE_PREFIX: Final = "late:"
+HORIZON_KEY: Final = "horizon"
+
+
+class TaskState(StrEnum):
+    QUEUED = "queued"
+    IN_FLIGHT = "in_flight"
+    RESULT_PENDING = "result_pending"
+    RESOLVED = "resolved"
+
+
+class Outcome(StrEnum):
+    """How a task ended."""
+
+    ANSWERED = "answered"
+    FORCED = "forced"
+    CANCELED = "canceled"
+    DEADLINE_EXCEEDED = "deadline_exceeded"
+    REJECTED = "rejected"
+
+
+class Lease(Struct, frozen=True, gc=False):
+    """One attempt at a task, held by one incarnation of one worker."""
+
+    lease_id: str
+    holder: AgentId
+    incarnation: str
+    leased_ms: int
+    seen_ms: int  # the last sign of life: the lease itself, or a heartbeat
+    seen_order: int
+
+
+class TaskRecord(Struct, gc=False, omit_defaults=True):
+    """A task and all that happened to it."""
+
+    task: Task
+    sender: str
+    recipient: str
+    sent_ms: int
+    sent_order: int
+    state: TaskState = TaskState.QUEUED
+    generation: int = 1
+    attempt: int = 0
+    slot: str | None = None
+    replayed: bool = False
+    lease: Lease | None = None
+    lease_history: tuple[str, ...] = ()
+    partials: int = 0  # of the current lease
+    partials_total: int = 0
+    cancel_reason: str | None = None  # a graceful cancel was asked for
+    cascade: bool = False  # its children are still to be canceled
+    not_before_ms: int | None = None
+    outcome: Outcome | None = None
+    result: Result | None = None
+    finished_ms: int = 0
+    order: int = 0  # the last event that touched it
+
+    # places
+    ready_for: str | None = None
+    ready_order: int = 0
+    waits_on: str | None = None
+    answer_for: str | None = None
+    answer_order: int = 0
+    due_ms: int | None = None
+
+
+class Part(Struct, gc=False, omit_defaults=True):
+    """A partial result on its way to the sender."""
+
+    result: Result
+    sender: str
+    attempt: int
+    number: int  # within its lease
+    generation: int
+    order: int
+
+    # places
+    answer_for: str | None = None
+    answer_order: int = 0
+
+
+class Late(Struct, gc=False, omit_defaults=True):
+    """A result of a superseded lease: for the operator to see, never delivered."""
+
+    result: Result
+    posted_by: str
+    posted_ms: int
+    order: int
+
+
+class CacheKey(Struct, frozen=True, gc=False):
+    sender: str
+    recipient: str
+    kind: str
+    key: str
+
+
+class Slot(Struct, gc=False, omit_defaults=True):
+    """One idempotency key: the task that is doing the work, then its cached result."""
+
+    cache_key: CacheKey
+    digest: str
+    leader: str | None
+    result: Result | None = None
+    source: str | None = None  # the task whose result is cached
+    cached_ms: int = 0
+    order: int = 0
+
+    # places
+    due_ms: int | None = None
+
+
+class Horizon(Struct, gc=False):
+    """Tasks that finished before this moment were dropped by an explicit compaction."""
+
+    finished_before_ms: int
+    order: int = 0
+
+
+class Tombstone(Struct, gc=False):
+    """What stays of a task after retention, so that its id is not taken for a new one."""
+
+    digest: str
+    sender: str
+    recipient: str
+    finished_ms: int
+
+
+Record: TypeAlias = TaskRecord | Part | Late | Slot | Horizon
+
+
+def part_key(task_id: str, number: int) -> Key:
+    return f"{PART_PREFIX}{task_id}:{number}"
+
+
+def late_key(task_id: str, lease_id: str) -> Key:
+    return f"{LATE_PREFIX}{task_id}:{lease_id}"

@@ -1,0 +1,1 @@
+"""What may happen, pure: no I/O, no clock, no randomness of its own, no await."""

@@ -1,0 +1,89 @@
+"""The frame of every rule: what it sees, what it is given, and what it hands back.
+
+A rule is pure. It reads records through a `View`, takes time and fresh ids from its `Context`, and returns a `Commit`
+or raises a refusal. A view that does not hold a record yet raises `Need`; the engine loads it and asks again, which
+is sound because nothing has happened in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from msgspec import Struct
+
+from covenant.model.audit import AuditRow
+from covenant.model.command import Command
+from covenant.model.event import Event
+from covenant.model.limits import Limits
+from covenant.model.record import Key, Late, Record, Slot, TaskRecord, Tombstone
+
+
+class Ids(Protocol):
+    """Fresh ids. `task` ids sort by time, so that archives stay dense; the others are random."""
+
+    def task(self) -> str: ...
+    def lease(self) -> str: ...
+
+
+class Context(Struct, gc=False):
+    now: int
+    ids: Ids
+    limits: Limits
+
+
+class Need(Exception):
+    """The view lacks these keys or listings."""
+
+    def __init__(self, *wanted: Any) -> None:
+        super().__init__(wanted)
+        self.wanted = wanted
+
+
+class View(Protocol):
+    """The records as the commits before this one left them. Listings come in their order, oldest first."""
+
+    def get(self, key: Key) -> Record | Tombstone | None: ...
+    def task_of_lease(self, lease_id: str) -> Key | None:
+        """The task that a lease, present or past, belongs to."""
+
+    def ready(self, recipient: str | None, limit: int) -> Sequence[TaskRecord]: ...
+    def answers(self, peer: str | None, limit: int) -> Sequence[Key]:
+        """Results that wait to be drained by this peer, or by anyone."""
+
+    def followers(self, slot: Key, limit: int) -> Sequence[TaskRecord]: ...
+    def children(self, parent: str, after: int, limit: int) -> Sequence[TaskRecord]: ...
+    def leases(self, after: int, limit: int) -> Sequence[TaskRecord]:
+        """Tasks in flight, by their last sign of life."""
+
+    def due(self, now: int, limit: int) -> Sequence[Key]: ...
+    def tasks(self, agent: str | None, after: int, limit: int) -> Sequence[TaskRecord]:
+        """Tasks that an agent sent or received, in the order in which they were sent. All that are open are there."""
+
+    def recent(self, agent: str | None, limit: int) -> Sequence[TaskRecord]:
+        """The same, newest first, finished ones too."""
+
+    def results(self, agent: str | None, limit: int) -> Sequence[Key]:
+        """Results, drained or not, newest first."""
+
+    def pending(self, agent: str | None, after: int, limit: int) -> Sequence[Key]:
+        """Results that an agent sent or is to receive and that are not drained, oldest first."""
+
+    def slots(self, after: int, limit: int) -> Sequence[tuple[Key, Slot]]:
+        """Cached results, by the event that cached them."""
+
+    def late(self, task_id: str) -> Sequence[Late]: ...
+
+
+class Commit(Struct, gc=False):
+    """What changes, what the caller hears, and what has to follow. A reply that is an error is raised once the
+    commit is durable."""
+
+    events: tuple[Event, ...]
+    reply: Any = None
+    audit: tuple[AuditRow, ...] = ()
+    then: tuple[Command, ...] = ()
+
+
+def actor(by: Any) -> str:
+    return "operator" if by is None else str(by.display)

@@ -1,0 +1,189 @@
+"""What a task and a result must look like, and when two of them are the same.
+
+`seal_task` and `seal_result` are the only way in: what they return is complete and within every limit.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+
+from covenant.model.agent import AgentId, check_agent
+from covenant.model.content import Content, Text
+from covenant.model.error import BadId, BlankText, Malformed, SenderMismatch, TooLarge
+from covenant.model.limits import Limits
+from covenant.model.record import SLOT_PREFIX, CacheKey, Key
+from covenant.model.task import Idempotency, Result, Task
+from covenant.rules.context import Context
+
+_UUID: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
+_SORTED: Final = msgspec.json.Encoder(order="sorted")
+_TIME_MS_MAX: Final = 2**53 - 1
+
+
+def seal_task(task: Task, by: AgentId | None, ctx: Context) -> Task:
+    """The task as it will be kept: id and sender filled in, every field checked."""
+    if type(task) is not Task:
+        raise Malformed("a task is needed", field="task")
+    limits = ctx.limits
+    sender = _sender(task, by)
+    check_agent(task.recipient, "recipient")
+    check_text(task.intent_text, "intent_text", limits.intent_text_bytes_max)
+    if task.task_kind is not None:
+        check_text(task.task_kind, "task_kind", limits.task_kind_bytes_max)
+    if task.idempotency is not None:
+        _check_idempotency(task.idempotency, limits)
+    return Task(
+        id=check_id(task.id, "id") if task.id else ctx.ids.task(),
+        sender=sender,
+        recipient=task.recipient,
+        intent_text=task.intent_text,
+        task_kind=task.task_kind,
+        parent=None if task.parent is None else check_id(task.parent, "parent"),
+        deadline_ms=None if task.deadline_ms is None else check_time(task.deadline_ms, "deadline_ms"),
+        idempotency=task.idempotency,
+        content=seal_content(task.content, limits) if task.content else (),
+        not_before_ms=None if task.not_before_ms is None else check_time(task.not_before_ms, "not_before_ms"),
+    )
+
+
+def _sender(task: Task, by: AgentId | None) -> AgentId:
+    sender = task.sender
+    if sender is None:
+        if by is None:
+            raise Malformed("a task sent by nobody in particular must name its sender", field="sender")
+        return by
+    check_agent(sender, "sender")
+    if by is not None and sender.pubkey != by.pubkey:
+        raise SenderMismatch(f"{by} cannot send as {sender}", caller=by.display, sender=sender.display)
+    return sender
+
+
+def _check_idempotency(idempotency: Idempotency, limits: Limits) -> None:
+    if type(idempotency) is not Idempotency:
+        raise Malformed("idempotency must be an Idempotency", field="idempotency")
+    if idempotency.duplicate_safety not in ("unsafe", "idempotent"):
+        raise Malformed("duplicate_safety is `unsafe` or `idempotent`", field="duplicate_safety")
+    check_text(idempotency.key, "idempotency.key", limits.key_bytes_max)
+
+
+def seal_result(result: Result, limits: Limits) -> Result:
+    if type(result) is not Result:
+        raise Malformed("a result is needed", field="result")
+    if result.status not in ("ok", "error", "partial"):
+        raise Malformed("status is `ok`, `error` or `partial`", field="status")
+    if result.error_message is not None:
+        check_size(result.error_message, "error_message", limits.text_bytes_max)
+    if result.sequence is not None and (type(result.sequence) is not int or result.sequence < 1):
+        raise Malformed("sequence is a number from 1", field="sequence")
+    return Result(
+        check_id(result.task_id, "task_id"),
+        result.status,
+        seal_content(result.content, limits) if result.content else (),
+        result.error_message,
+        None if result.lease_id is None else check_id(result.lease_id, "lease_id"),
+        result.sequence,
+    )
+
+
+def seal_content(content: Sequence[Content], limits: Limits) -> tuple[Content, ...]:
+    if not isinstance(content, (list, tuple)):
+        raise Malformed("content is a list of blocks", field="content")
+    if len(content) > limits.content_blocks_max:
+        raise TooLarge(
+            f"content has {len(content)} blocks", field="content", size=len(content), limit=limits.content_blocks_max
+        )
+    if len(content) == 1 and type(content[0]) is Text and content[0].annotations is None:
+        check_size(content[0].text, "content", limits.content_bytes_max)
+        return tuple(content)
+    try:
+        body = msgspec.json.encode(content)
+        sealed = msgspec.json.decode(body, type=tuple[Content, ...])
+    except (msgspec.MsgspecError, TypeError, ValueError, RecursionError) as wrong:
+        raise Malformed(f"content: {wrong}", field="content") from None
+    if len(body) > limits.content_bytes_max:
+        raise TooLarge(
+            f"content has {len(body)} bytes", field="content", size=len(body), limit=limits.content_bytes_max
+        )
+    return sealed
+
+
+def check_id(value: str, field: str) -> str:
+    """A UUID in its canonical form; capital letters are taken and folded."""
+    if type(value) is not str:
+        raise BadId(f"{field} must be a UUID", field=field)
+    if _UUID.fullmatch(value):
+        return value
+    folded = value.lower()
+    if not _UUID.fullmatch(folded):
+        raise BadId(f"{field} must be a UUID", field=field)
+    return folded
+
+
+def check_time(value: int, field: str) -> int:
+    if type(value) is not int or not 0 <= value <= _TIME_MS_MAX:
+        raise Malformed(f"{field} is Unix time in milliseconds", field=field)
+    return value
+
+
+def check_text(value: str, field: str, limit: int) -> None:
+    """Text that must say something."""
+    check_size(value, field, limit)
+    if not value or value.isspace():
+        raise BlankText(f"{field} must not be blank", field=field)
+
+
+def check_size(value: str, field: str, limit: int) -> None:
+    if type(value) is not str:
+        raise Malformed(f"{field} must be text", field=field)
+    if value.isascii():
+        size = len(value)
+    else:
+        try:
+            size = len(value.encode())
+        except UnicodeEncodeError:
+            raise Malformed(f"{field} is not valid Unicode", field=field) from None
+    if size > limit:
+        raise TooLarge(f"{field} has {size} bytes, at most {limit} are allowed", field=field, size=size, limit=limit)
+
+
+def check_count(value: Any, field: str, limit: int) -> int:
+    if type(value) is not int or value < 0:
+        raise Malformed(f"{field} is a number from 0", field=field)
+    if value > limit:
+        raise TooLarge(f"{field} is at most {limit}", field=field, size=value, limit=limit)
+    return value
+
+
+def kind_of(task: Task) -> str:
+    """What scopes an idempotency key: the typed kind, or the intent where there is none."""
+    return task.intent_text if task.task_kind is None else task.task_kind
+
+
+def digest_of(task: Task) -> str:
+    """Stands for the content of a task: intent, kind, blocks, sender and recipient; not parent, times or id."""
+    assert task.sender is not None
+    parts = (task.intent_text, task.task_kind, task.content, task.sender.pubkey, task.recipient.pubkey)
+    return hashlib.sha256(_SORTED.encode(parts)).hexdigest()
+
+
+def cache_key_of(task: Task) -> CacheKey:
+    assert task.sender is not None and task.idempotency is not None
+    return CacheKey(task.sender.pubkey, task.recipient.pubkey, kind_of(task), task.idempotency.key)
+
+
+def slot_key(key: CacheKey) -> Key:
+    parts = (key.sender, key.recipient, key.kind, key.key)
+    return SLOT_PREFIX + hashlib.sha256(_SORTED.encode(parts)).hexdigest()
+
+
+def same_answer(one: Result, other: Result) -> bool:
+    return (
+        one.status == other.status
+        and one.error_message == other.error_message
+        and _SORTED.encode(one.content) == _SORTED.encode(other.content)
+    )

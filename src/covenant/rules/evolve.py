@@ -1,0 +1,242 @@
+"""How an event changes its record. Replaying a journal is a fold of `evolve`.
+
+The record that is passed in is never touched: an engine may hold on to it. `order` is the number of the event in the
+store, `at` the time of its commit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from copy import copy
+from typing import Any
+
+from covenant.model import event as e
+from covenant.model.limits import LEASES_REMEMBERED_MAX
+from covenant.model.record import Horizon, Late, Lease, Outcome, Part, Record, Slot, TaskRecord, TaskState, Tombstone
+from covenant.model.task import Result
+
+
+def evolve(record: Record | Tombstone | None, event: e.Event, order: int, at: int) -> Record | None:
+    return _EVOLVE[type(event)](record, event, order, at)
+
+
+def _sent(_: Any, event: e.Sent, order: int, at: int) -> TaskRecord:
+    task = event.task
+    assert task.sender is not None
+    recipient = task.recipient.pubkey
+    record = TaskRecord(task, task.sender.pubkey, recipient, at, order)
+    record.order = order
+    record.slot = event.slot
+    if event.replayed:
+        record.replayed = True
+    elif event.follows:
+        record.waits_on = event.slot
+        record.ready_order = order
+        record.not_before_ms = task.not_before_ms
+        record.due_ms = task.deadline_ms
+    else:
+        _enqueue(record, task.not_before_ms, order, at)
+    return record
+
+
+def _enqueue(record: TaskRecord, not_before_ms: int | None, order: int, at: int) -> None:
+    """Put the record at the end of its recipient's queue, now or when its time comes."""
+    record.ready_order = order
+    deadline_ms = record.task.deadline_ms
+    if not_before_ms is None or not_before_ms <= at:
+        record.not_before_ms = None
+        record.ready_for = record.recipient
+        record.due_ms = deadline_ms
+    else:
+        record.not_before_ms = not_before_ms
+        record.ready_for = None
+        record.due_ms = not_before_ms if deadline_ms is None else min(not_before_ms, deadline_ms)
+
+
+def _leased(old: TaskRecord, event: e.Leased, order: int, at: int) -> TaskRecord:
+    record = copy(old)
+    record.state = TaskState.IN_FLIGHT
+    record.attempt = old.attempt + 1
+    record.generation = old.generation + 1
+    record.lease = Lease(event.lease_id, event.holder, event.incarnation, at, at, order)
+    record.partials = 0
+    record.order = order
+    record.ready_for = None
+    record.due_ms = None
+    return record
+
+
+def _heartbeat(old: TaskRecord, event: e.Heartbeat, order: int, at: int) -> TaskRecord:
+    record = copy(old)
+    lease = old.lease
+    assert lease is not None
+    record.lease = Lease(lease.lease_id, lease.holder, lease.incarnation, lease.leased_ms, at, order)
+    record.order = order
+    return record
+
+
+def _end_lease(record: TaskRecord) -> None:
+    if record.lease is not None:
+        record.lease_history = (*record.lease_history[-LEASES_REMEMBERED_MAX + 1 :], record.lease.lease_id)
+        record.lease = None
+
+
+def _requeued(old: TaskRecord, event: e.Requeued, order: int, at: int) -> TaskRecord:
+    record = copy(old)
+    _end_lease(record)
+    record.state = TaskState.QUEUED
+    record.generation = old.generation + 1
+    record.order = order
+    _enqueue(record, event.not_before_ms, order, at)
+    return record
+
+
+def _progressed(old: TaskRecord, event: e.Progressed, order: int, at: int) -> TaskRecord:
+    record = copy(old)
+    record.generation = old.generation + 1
+    record.partials = old.partials + 1
+    record.partials_total = old.partials_total + 1
+    record.order = order
+    return record
+
+
+def _finish(old: TaskRecord, outcome: Outcome, result: Result, order: int, at: int) -> TaskRecord:
+    record = copy(old)
+    _end_lease(record)
+    record.state = TaskState.RESULT_PENDING
+    record.outcome = outcome
+    record.result = result
+    record.finished_ms = at
+    record.order = order
+    record.ready_for = None
+    record.waits_on = None
+    record.due_ms = None
+    record.not_before_ms = None
+    record.answer_for = old.sender
+    record.answer_order = order
+    return record
+
+
+def _answered(old: TaskRecord, event: e.Answered, order: int, at: int) -> TaskRecord:
+    record = _finish(old, Outcome.ANSWERED, event.result, order, at)
+    record.generation = old.generation + (2 if event.result.content else 1)
+    record.replayed = event.lease_id is None
+    return record
+
+
+def _ended(old: TaskRecord, event: e.Ended, order: int, at: int) -> TaskRecord:
+    record = _finish(old, event.outcome, event.result, order, at)
+    record.generation = old.generation + 1
+    record.cascade = event.cascade
+    return record
+
+
+def _cancel_asked(old: TaskRecord, event: e.CancelAsked, order: int, at: int) -> TaskRecord:
+    record = copy(old)
+    record.cancel_reason = event.reason
+    record.order = order
+    return record
+
+
+def _cascade_done(old: TaskRecord, event: e.CascadeDone, order: int, at: int) -> TaskRecord:
+    record = copy(old)
+    record.cascade = False
+    record.order = order
+    return record
+
+
+def _promoted(old: TaskRecord, event: e.Promoted, order: int, at: int) -> TaskRecord:
+    record = copy(old)
+    record.waits_on = None
+    record.order = order
+    _enqueue(record, old.not_before_ms, order, at)
+    return record
+
+
+def _due(old: TaskRecord, event: e.Due, order: int, at: int) -> TaskRecord:
+    record = copy(old)
+    record.order = order
+    _enqueue(record, None, order, at)
+    return record
+
+
+def _drained(old: TaskRecord | Part, event: e.Drained, order: int, at: int) -> TaskRecord | Part:
+    record = copy(old)
+    record.order = order
+    record.answer_for = None
+    if isinstance(record, TaskRecord):
+        record.state = TaskState.RESOLVED
+    return record
+
+
+def _undrained(old: TaskRecord | Part, event: e.Undrained, order: int, at: int) -> TaskRecord | Part:
+    record = copy(old)
+    record.order = order
+    if isinstance(record, TaskRecord):
+        record.state = TaskState.RESULT_PENDING
+        record.answer_for = record.sender
+    else:
+        record.answer_for = record.sender
+    return record
+
+
+def _parted(_: Any, event: e.Parted, order: int, at: int) -> Part:
+    return Part(event.result, event.sender, event.attempt, event.number, event.generation, order, event.sender, order)
+
+
+def _late_kept(_: Any, event: e.LateKept, order: int, at: int) -> Late:
+    return Late(event.result, event.posted_by, at, order)
+
+
+def _slot_opened(_: Any, event: e.SlotOpened, order: int, at: int) -> Slot:
+    return Slot(event.cache_key, event.digest, event.leader, order=order)
+
+
+def _slot_led(old: Slot, event: e.SlotLed, order: int, at: int) -> Slot:
+    slot = copy(old)
+    slot.leader = event.leader
+    slot.order = order
+    return slot
+
+
+def _slot_cached(old: Slot, event: e.SlotCached, order: int, at: int) -> Slot:
+    slot = copy(old)
+    slot.leader = None
+    slot.result = event.result
+    slot.source = event.source
+    slot.cached_ms = at
+    slot.due_ms = event.expires_ms
+    slot.order = order
+    return slot
+
+
+def _slot_closed(_: Slot, event: e.SlotClosed, order: int, at: int) -> None:
+    return None
+
+
+def _compacted(_: Horizon | None, event: e.Compacted, order: int, at: int) -> Horizon:
+    return Horizon(event.finished_before_ms, order)
+
+
+_EVOLVE: dict[type, Callable[[Any, Any, int, int], Record | None]] = {
+    e.Sent: _sent,
+    e.Leased: _leased,
+    e.Heartbeat: _heartbeat,
+    e.Requeued: _requeued,
+    e.Progressed: _progressed,
+    e.Answered: _answered,
+    e.Ended: _ended,
+    e.CancelAsked: _cancel_asked,
+    e.CascadeDone: _cascade_done,
+    e.Promoted: _promoted,
+    e.Due: _due,
+    e.Drained: _drained,
+    e.Undrained: _undrained,
+    e.Parted: _parted,
+    e.LateKept: _late_kept,
+    e.SlotOpened: _slot_opened,
+    e.SlotLed: _slot_led,
+    e.SlotCached: _slot_cached,
+    e.SlotClosed: _slot_closed,
+    e.Compacted: _compacted,
+}

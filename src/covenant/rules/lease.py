@@ -1,0 +1,68 @@
+"""Leases: one holder at a time, never redelivered by itself. (Contract 2.)"""
+
+from __future__ import annotations
+
+from covenant.model import event as e
+from covenant.model.command import BeatLease, LeaseTasks, ReleaseLease
+from covenant.model.error import LeaseSuperseded, TaskTerminal
+from covenant.model.record import Outcome, TaskRecord
+from covenant.model.view import Delivery, LeaseStatus, Released
+from covenant.rules.context import Commit, Context, View
+from covenant.rules.end import end
+from covenant.rules.envelope import check_count, check_id, check_text, check_time
+from covenant.rules.sight import task_of_lease
+
+
+def lease(command: LeaseTasks, view: View, ctx: Context) -> Commit:
+    """Hand over the oldest ready tasks. Whoever receives for all acts for each task's recipient."""
+    limit = command.limit
+    if limit != 1:
+        check_count(limit, "limit", ctx.limits.batch_max)
+    recipient = command.recipient
+    records = view.ready(None if recipient is None else recipient.pubkey, limit)
+    if not records:
+        return Commit((), [])
+    events = []
+    deliveries = []
+    for record in records:
+        task = record.task
+        lease_id = ctx.ids.lease()
+        events.append(e.Leased(task.id, lease_id, recipient or task.recipient, command.incarnation))
+        deliveries.append(Delivery(task, lease_id, record.attempt + 1, record.generation + 1))
+    return Commit(tuple(events), deliveries)
+
+
+def held(lease_id: str, record: TaskRecord) -> None:
+    """Raise unless this lease is the one that holds the task."""
+    if record.lease is not None and record.lease.lease_id == lease_id:
+        return
+    if record.outcome is not None:
+        raise TaskTerminal(
+            f"task {record.task.id} has ended: {record.outcome}", task_id=record.task.id, outcome=record.outcome
+        )
+    raise LeaseSuperseded(f"lease {lease_id} ended before", task_id=record.task.id, lease_id=lease_id)
+
+
+def heartbeat(command: BeatLease, view: View, ctx: Context) -> Commit:
+    lease_id = check_id(command.lease_id, "lease_id")
+    record = task_of_lease(lease_id, command.by, view, ctx)
+    held(lease_id, record)
+    status = LeaseStatus(
+        record.task.id, lease_id, record.attempt, record.cancel_reason is not None, record.cancel_reason
+    )
+    return Commit((e.Heartbeat(record.task.id),), status)
+
+
+def release(command: ReleaseLease, view: View, ctx: Context) -> Commit:
+    """The holder gives the task back: same id, next attempt; or the end, if a cancel was asked for."""
+    lease_id = check_id(command.lease_id, "lease_id")
+    check_text(command.reason, "reason", ctx.limits.text_bytes_max)
+    if command.not_before_ms is not None:
+        check_time(command.not_before_ms, "not_before_ms")
+    record = task_of_lease(lease_id, command.by, view, ctx)
+    held(lease_id, record)
+    if record.cancel_reason is not None:
+        events = end(record, Outcome.CANCELED, f"canceled: {record.cancel_reason}", view)
+        return Commit(tuple(events), Released(record.task.id, record.attempt, record.generation + 1))
+    released = e.Requeued(record.task.id, lease_id, "released", command.reason, command.not_before_ms)
+    return Commit((released,), Released(record.task.id, record.attempt, record.generation + 1))

@@ -1,0 +1,153 @@
+"""What a caller may ask: pure functions over the same view that the rules decide on.
+
+A filter is applied before a limit, and visibility before both. A page that had to look past `scan_max` tasks ends early
+with a cursor instead of holding everybody up.
+"""
+
+from __future__ import annotations
+
+from covenant.model.agent import AgentId
+from covenant.model.error import BadCursor, UnknownTask
+from covenant.model.record import TaskRecord, TaskState
+from covenant.model.task import Task
+from covenant.model.view import Answer, CachedResult, CachePage, QueueEntry, QueuePage, Tree, TreeNode
+from covenant.rules.cache import cached
+from covenant.rules.context import Context, View
+from covenant.rules.envelope import check_count, check_id
+from covenant.rules.retention import horizon_ms, is_retained
+from covenant.rules.sight import answer_of, entry_of, may_see, passes, visible_task
+
+_CHUNK = 256
+_AGE_MAX = 2**53
+
+
+def get_task(task_id: str, by: AgentId | None, view: View, ctx: Context) -> QueueEntry:
+    record = visible_task(check_id(task_id, "task_id"), by, view, ctx)
+    late = [late.result for late in view.late(task_id)] if by is None else []
+    return entry_of(record, ctx.now, late)
+
+
+def get_result(task_id: str, by: AgentId | None, view: View, ctx: Context) -> Answer | None:
+    """The final result, drained or not; None while there is none."""
+    record = visible_task(check_id(task_id, "task_id"), by, view, ctx)
+    return None if record.result is None else answer_of(record)
+
+
+def recent_tasks(limit: int, by: AgentId | None, view: View, ctx: Context) -> list[Task]:
+    check_count(limit, "limit", ctx.limits.page_max)
+    horizon = horizon_ms(view, ctx)
+    return [r.task for r in view.recent(_scope(by), limit) if is_retained(r, horizon)]
+
+
+def recent_results(limit: int, by: AgentId | None, view: View, ctx: Context) -> list[Answer]:
+    """Final results, newest first, drained or not, as far back as the store keeps them at hand."""
+    check_count(limit, "limit", ctx.limits.page_max)
+    horizon = horizon_ms(view, ctx)
+    records = [view.get(key) for key in view.results(_scope(by), limit)]
+    return [answer_of(r) for r in records if isinstance(r, TaskRecord) and is_retained(r, horizon)]
+
+
+def task_queue(
+    limit: int,
+    state: TaskState | None,
+    min_lease_age_ms: int | None,
+    deadline_within_ms: int | None,
+    cursor: str | None,
+    by: AgentId | None,
+    view: View,
+    ctx: Context,
+) -> QueuePage:
+    """What is queued and in flight, in the order in which it was sent, and the results that wait to be drained.
+    Leases alone are listed by their last sign of life, the stalest first."""
+    check_count(limit, "limit", ctx.limits.page_max)
+    if min_lease_age_ms is not None:
+        check_count(min_lease_age_ms, "min_lease_age_ms", _AGE_MAX)
+    if deadline_within_ms is not None:
+        check_count(deadline_within_ms, "deadline_within_ms", _AGE_MAX)
+    leases_only = state == TaskState.IN_FLIGHT
+    after = _position(cursor, "lease" if leases_only else "task")
+    found: list[TaskRecord] = []
+    scanned = 0
+    more = state != TaskState.RESULT_PENDING and limit > 0
+    while more and len(found) < limit and scanned < ctx.limits.scan_max:
+        chunk = view.leases(after, _CHUNK) if leases_only else view.tasks(_scope(by), after, _CHUNK)
+        more = len(chunk) == _CHUNK
+        for record in chunk:
+            if len(found) >= limit:
+                more = True
+                break
+            scanned += 1
+            after = record.lease.seen_order if leases_only and record.lease else record.sent_order
+            if may_see(by, record) and passes(record, ctx.now, state, min_lease_age_ms, deadline_within_ms):
+                found.append(record)
+    keys = view.pending(_scope(by), 0, limit) if cursor is None and state in (None, TaskState.RESULT_PENDING) else ()
+    return QueuePage(
+        tasks=[entry_of(record, ctx.now) for record in found],
+        results=[answer_of(view.get(key)) for key in keys],
+        cursor=f"{'lease' if leases_only else 'task'}:{after}" if more else None,
+    )
+
+
+def task_tree(root: str, by: AgentId | None, view: View, ctx: Context) -> Tree:
+    """The tree below a task, or below an intent that is no task here. Breadth first, up to a bound."""
+    check_id(root, "root")
+    horizon = horizon_ms(view, ctx)
+
+    def visible(record: object) -> bool:
+        return isinstance(record, TaskRecord) and may_see(by, record) and is_retained(record, horizon)
+
+    record = view.get(root)
+    entry = entry_of(record, ctx.now) if isinstance(record, TaskRecord) and visible(record) else None
+    top = TreeNode(root, entry, [])
+    nodes = {root: top}
+    level = [top]
+    truncated = False
+    while level and not truncated:
+        below: list[TreeNode] = []
+        for node in level:
+            room = ctx.limits.tree_nodes_max - len(nodes)
+            children = view.children(node.id, 0, room + 1)
+            truncated = truncated or len(children) > room
+            for child in children[:room]:
+                if visible(child) and child.task.id not in nodes:
+                    twig = TreeNode(child.task.id, entry_of(child, ctx.now), [])
+                    nodes[child.task.id] = twig
+                    node.children.append(twig)
+                    below.append(twig)
+        level = below
+    if entry is None and not top.children:
+        raise UnknownTask(f"no task {root} and none below it", task_id=root)
+    return Tree(top, len(nodes), truncated)
+
+
+def cached_results(limit: int, cursor: str | None, by: AgentId | None, view: View, ctx: Context) -> CachePage:
+    check_count(limit, "limit", ctx.limits.page_max)
+    after = _position(cursor, "slot")
+    found: list[CachedResult] = []
+    scanned = 0
+    more = limit > 0
+    while more and len(found) < limit and scanned < ctx.limits.scan_max:
+        chunk = view.slots(after, _CHUNK)
+        more = len(chunk) == _CHUNK
+        for key, slot in chunk:
+            if len(found) >= limit:
+                more = True
+                break
+            scanned += 1
+            after = slot.order
+            if by is None or by.pubkey in (slot.cache_key.sender, slot.cache_key.recipient):
+                found.append(cached(key, slot))
+    return CachePage(found, f"slot:{after}" if more else None)
+
+
+def _scope(by: AgentId | None) -> str | None:
+    return None if by is None else by.pubkey
+
+
+def _position(cursor: str | None, kind: str) -> int:
+    if cursor is None:
+        return 0
+    prefix, _, number = cursor.partition(":") if isinstance(cursor, str) else ("", "", "")
+    if prefix != kind or not number.isascii() or not number.isdigit() or len(number) > 19:
+        raise BadCursor("this cursor does not belong to this listing", cursor=cursor)
+    return int(number)

@@ -1,0 +1,196 @@
+"""Repair and the retry gate: explicit, bounded, audited. (Contract 12, 13.)"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from covenant.model import event as e
+from covenant.model.audit import AuditRow
+from covenant.model.command import RepairTask, RetryStale
+from covenant.model.error import BadCursor, LeaseMismatch, Malformed, NotLeased, NotPermitted
+from covenant.model.record import Outcome, TaskRecord, TaskState
+from covenant.model.repair import (
+    ForceError,
+    RepairOutcome,
+    RepairRequest,
+    Requeue,
+    RetryCandidate,
+    RetryPolicy,
+    RetryReport,
+    RetrySkip,
+    SkipReason,
+)
+from covenant.model.task import Result
+from covenant.rules.context import Commit, Context, View, actor
+from covenant.rules.end import end
+from covenant.rules.envelope import check_count, check_id, check_text
+from covenant.rules.sight import lease_age_ms, visible_task
+
+_COUNT_MAX = 2**31
+
+
+def repair(command: RepairTask, view: View, ctx: Context) -> Commit:
+    request = command.request
+    order = request.command
+    if type(request) is not RepairRequest or type(order) not in (Requeue, ForceError):
+        raise Malformed("a repair request with `requeue` or `force_error` is needed", field="request")
+    check_text(request.reason, "reason", ctx.limits.text_bytes_max)
+    record = visible_task(check_id(request.task_id, "task_id"), command.by, view, ctx)
+    if command.by is not None:
+        raise NotPermitted("only the operator repairs a lease", task_id=record.task.id)
+    if record.lease is None:
+        raise NotLeased(f"task {record.task.id} is not in flight", task_id=record.task.id, state=record.state)
+    if order.lease_id is not None and check_id(order.lease_id, "lease_id") != record.lease.lease_id:
+        raise LeaseMismatch(
+            "the task is held by another lease",
+            task_id=record.task.id,
+            expected=order.lease_id,
+            actual=record.lease.lease_id,
+        )
+    if isinstance(order, Requeue):
+        return _requeue(order, request.reason, record, command, ctx)
+    return _force_error(order, request.reason, record, command, view, ctx)
+
+
+def _requeue(order: Requeue, reason: str, record: TaskRecord, command: RepairTask, ctx: Context) -> Commit:
+    if order.duplicate_risk not in ("idempotent", "operator_accepted"):
+        raise Malformed("duplicate_risk is `idempotent` or `operator_accepted`", field="duplicate_risk")
+    assert record.lease is not None
+    event = e.Requeued(record.task.id, record.lease.lease_id, "repaired", reason)
+    row = _row("requeue", record, reason, order.duplicate_risk, actor(command.by), ctx)
+    outcome = RepairOutcome(record.task.id, "requeued", TaskState.QUEUED, record.attempt, record.generation + 1)
+    return Commit((event,), outcome, (row,))
+
+
+def _force_error(
+    order: ForceError, reason: str, record: TaskRecord, command: RepairTask, view: View, ctx: Context
+) -> Commit:
+    check_text(order.message, "message", ctx.limits.text_bytes_max)
+    events = end(record, Outcome.FORCED, order.message, view)
+    row = _row("force_error", record, reason, None, actor(command.by), ctx)
+    result = Result(record.task.id, "error", (), order.message)
+    outcome = RepairOutcome(
+        record.task.id, "forced_error", TaskState.RESULT_PENDING, record.attempt, record.generation + 1, result
+    )
+    return Commit(tuple(events), outcome, (row,))
+
+
+def _row(action: str, record: TaskRecord, reason: str, risk: str | None, who: str, ctx: Context) -> AuditRow:
+    assert record.lease is not None
+    return AuditRow(
+        "repair",
+        ctx.now,
+        who,
+        action,
+        task_id=record.task.id,
+        lease_id=record.lease.lease_id,
+        attempt=record.attempt,
+        reason=reason,
+        duplicate_risk=risk,
+        declared=declared_safety(record),
+    )
+
+
+def declared_safety(record: TaskRecord) -> str:
+    """What the task says of itself; missing metadata is `unsafe`."""
+    idempotency = record.task.idempotency
+    return "unsafe" if idempotency is None else idempotency.duplicate_safety
+
+
+def retry_stale(command: RetryStale, view: View, ctx: Context) -> Commit:
+    """One pass of the gate over the oldest leases. Disabled, it decides the same and does nothing."""
+    policy = _checked(command.policy, ctx)
+    if command.by is not None:
+        raise NotPermitted("only the operator runs the retry gate")
+    records = view.leases(_after(command.cursor), policy.scan_limit)
+    chosen: list[TaskRecord] = []
+    skipped: list[RetrySkip] = []
+    exhausted: list[str] = []
+    for record in records:
+        reason = skip_reason(record, policy, len(chosen), ctx.now)
+        if reason is None:
+            chosen.append(record)
+            continue
+        skipped.append(RetrySkip(record.task.id, reason, record.attempt, lease_age_ms(record, ctx.now)))
+        if reason is SkipReason.MAX_ATTEMPTS_REACHED:
+            exhausted.append(record.task.id)
+    candidates = [_candidate(record, ctx.now) for record in chosen]
+    last = records[-1].lease if len(records) == policy.scan_limit and records else None
+    report = RetryReport(
+        policy=policy,
+        considered=len(records),
+        requeued=candidates if policy.enabled else [],
+        would_requeue=[] if policy.enabled else candidates,
+        skipped=skipped,
+        exhausted=exhausted,
+        cursor=None if last is None else str(last.seen_order),
+    )
+    events, rows = _retry_events(chosen, actor(command.by), ctx) if policy.enabled else ((), ())
+    if command.scheduled:
+        rows = (*rows, _scan_row(report, actor(command.by), ctx))
+    return Commit(events, report, rows)
+
+
+def skip_reason(record: TaskRecord, policy: RetryPolicy, chosen: int, now: int) -> SkipReason | None:
+    """Why the gate leaves this lease alone; None means that it may be requeued."""
+    if lease_age_ms(record, now) < policy.min_lease_age_ms:
+        return SkipReason.LEASE_TOO_YOUNG
+    if record.task.idempotency is None:
+        return SkipReason.MISSING_IDEMPOTENCY
+    if not record.task.is_idempotent:
+        return SkipReason.UNSAFE_DUPLICATE_SAFETY
+    if record.cancel_reason is not None:
+        return SkipReason.CANCEL_REQUESTED
+    if record.attempt >= policy.max_attempts:
+        return SkipReason.MAX_ATTEMPTS_REACHED
+    if chosen >= policy.max_requeues:
+        return SkipReason.LIMIT_REACHED
+    return None
+
+
+def _checked(policy: RetryPolicy, ctx: Context) -> RetryPolicy:
+    if type(policy) is not RetryPolicy or type(policy.enabled) is not bool:
+        raise Malformed("a retry policy is needed", field="policy")
+    check_count(policy.min_lease_age_ms, "min_lease_age_ms", 2**53)
+    check_count(policy.max_attempts, "max_attempts", _COUNT_MAX)
+    check_count(policy.max_requeues, "max_requeues", ctx.limits.step_records_max)
+    check_count(policy.scan_limit, "scan_limit", ctx.limits.page_max)
+    return policy
+
+
+def _after(cursor: str | None) -> int:
+    if cursor is None:
+        return 0
+    if not isinstance(cursor, str) or not cursor.isascii() or not cursor.isdigit() or len(cursor) > 19:
+        raise BadCursor("not a cursor of retry_stale")
+    return int(cursor)
+
+
+def _candidate(record: TaskRecord, now: int) -> RetryCandidate:
+    assert record.lease is not None and record.task.idempotency is not None
+    key = record.task.idempotency.key
+    return RetryCandidate(record.task.id, record.lease.lease_id, record.attempt, key, lease_age_ms(record, now))
+
+
+def _retry_events(chosen: list[TaskRecord], who: str, ctx: Context) -> tuple[tuple[e.Event, ...], tuple[AuditRow, ...]]:
+    reason = "retry gate: the lease is stale"
+    events = []
+    rows = []
+    for record in chosen:
+        assert record.lease is not None
+        events.append(e.Requeued(record.task.id, record.lease.lease_id, "retried", reason))
+        rows.append(_row("auto_requeue", record, reason, "idempotent", who, ctx))
+    return tuple(events), tuple(rows)
+
+
+def _scan_row(report: RetryReport, who: str, ctx: Context) -> AuditRow:
+    by_reason = Counter(f"skipped.{skip.reason}" for skip in report.skipped)
+    counts = {
+        "considered": report.considered,
+        "requeued": len(report.requeued),
+        "would_requeue": len(report.would_requeue),
+        "skipped": len(report.skipped),
+        "exhausted": len(report.exhausted),
+        **by_reason,
+    }
+    return AuditRow("a2a_auto_retry_scheduler_scan", ctx.now, who, counts=counts)

@@ -1,0 +1,69 @@
+"""Sending: a new task, the same send again, a follower of open work, or a hit in the cache. (Contract 1, 5, 10, 11.)"""
+
+from __future__ import annotations
+
+from covenant.model import event as e
+from covenant.model.command import SendTask
+from covenant.model.error import IdempotencyConflict, TaskConflict
+from covenant.model.record import Key, Slot, TaskRecord, Tombstone
+from covenant.model.task import Result, Task
+from covenant.model.view import Sent
+from covenant.rules.context import Commit, Context, View
+from covenant.rules.envelope import cache_key_of, digest_of, seal_task, slot_key
+from covenant.rules.retention import is_forgotten
+
+
+def send(command: SendTask, view: View, ctx: Context) -> Commit:
+    task = seal_task(command.task, command.by, ctx)
+    known = view.get(task.id)
+    if known is not None and not is_forgotten(known, ctx):
+        assert isinstance(known, (TaskRecord, Tombstone))
+        return _again(task, known)
+    if not task.is_idempotent:
+        return Commit((e.Sent(task.id, task),), Sent(task.id, 1))
+    return _send_keyed(task, view, ctx)
+
+
+def _again(task: Task, known: TaskRecord | Tombstone) -> Commit:
+    """The same id: the same send when the content is the same, a conflict when it is not."""
+    digest = known.digest if isinstance(known, Tombstone) else digest_of(known.task)
+    if digest != digest_of(task):
+        raise TaskConflict(f"task {task.id} exists with other content", task_id=task.id)
+    if isinstance(known, Tombstone):
+        return Commit((), Sent(task.id, 0, duplicate=True))
+    return Commit((), Sent(task.id, known.generation, duplicate=True, replayed=known.replayed, follows=known.waits_on))
+
+
+def _send_keyed(task: Task, view: View, ctx: Context) -> Commit:
+    cache_key = cache_key_of(task)
+    key = slot_key(cache_key)
+    digest = digest_of(task)
+    slot = view.get(key)
+    if slot is None or (isinstance(slot, Slot) and _is_stale(key, slot, view, ctx)):
+        opened = e.SlotOpened(key, cache_key, digest, task.id)
+        return Commit((e.Sent(task.id, task, key), opened), Sent(task.id, 1))
+    assert isinstance(slot, Slot)
+    if slot.digest != digest:
+        raise IdempotencyConflict(
+            "this idempotency key is in use for other content",
+            task_id=task.id,
+            key=cache_key.key,
+            held_by=slot.leader or slot.source,
+        )
+    if slot.result is None:
+        return Commit((e.Sent(task.id, task, key, follows=True),), Sent(task.id, 1, follows=slot.leader))
+    replay = answer_from(slot, task.id)
+    generation = 3 if replay.result.content else 2
+    return Commit((e.Sent(task.id, task, key, replayed=True), replay), Sent(task.id, generation, replayed=True))
+
+
+def _is_stale(key: Key, slot: Slot, view: View, ctx: Context) -> bool:
+    """A cached error whose time is over, and that nobody waits for any more."""
+    return slot.due_ms is not None and slot.due_ms <= ctx.now and not view.followers(key, 1)
+
+
+def answer_from(slot: Slot, task_id: str) -> e.Answered:
+    """The cached result, as the answer to another task."""
+    assert slot.result is not None
+    cached = slot.result
+    return e.Answered(task_id, Result(task_id, cached.status, cached.content, cached.error_message))

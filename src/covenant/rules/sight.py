@@ -1,0 +1,86 @@
+"""Who sees what, and how a record looks from outside. (Contract 2, 6, 13, 27.)"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from covenant.model.agent import AgentId
+from covenant.model.error import UnknownLease, UnknownTask
+from covenant.model.record import Part, Record, TaskRecord, TaskState, Tombstone
+from covenant.model.task import Result
+from covenant.model.view import Answer, QueueEntry
+from covenant.rules.context import Context, View
+from covenant.rules.retention import horizon_ms, is_retained
+
+
+def may_see(by: AgentId | None, record: TaskRecord) -> bool:
+    """The operator sees all, an agent what it sent or received. (A lease is held by its recipient.)"""
+    return by is None or by.pubkey == record.sender or by.pubkey == record.recipient
+
+
+def visible_task(task_id: str, by: AgentId | None, view: View, ctx: Context) -> TaskRecord:
+    """The task, or the one refusal that does not tell absent from hidden."""
+    record = view.get(task_id)
+    if isinstance(record, TaskRecord) and may_see(by, record) and is_retained(record, horizon_ms(view, ctx)):
+        return record
+    raise UnknownTask(f"no task {task_id}", task_id=task_id)
+
+
+def task_of_lease(lease_id: str, by: AgentId | None, view: View, ctx: Context) -> TaskRecord:
+    task_id = view.task_of_lease(lease_id)
+    record = None if task_id is None else view.get(task_id)
+    if isinstance(record, TaskRecord) and (by is None or by.pubkey == record.recipient):
+        return record
+    raise UnknownLease(f"no lease {lease_id}", lease_id=lease_id)
+
+
+def entry_of(record: TaskRecord, now: int, late: Sequence[Result] = ()) -> QueueEntry:
+    lease = record.lease
+    deadline = record.task.deadline_ms
+    return QueueEntry(
+        state=record.state,
+        task=record.task,
+        attempt=record.attempt,
+        generation=record.generation,
+        sent_ms=record.sent_ms,
+        lease_id=lease.lease_id if lease else None,
+        leased_to=lease.holder if lease else None,
+        leased_at_ms=lease.leased_ms if lease else None,
+        heartbeat_ms=lease.seen_ms if lease else None,
+        not_before_ms=record.not_before_ms,
+        follows=record.waits_on,
+        replayed=record.replayed,
+        overdue=record.outcome is None and deadline is not None and deadline <= now,
+        cancel_requested=record.cancel_reason is not None and record.outcome is None,
+        outcome=record.outcome,
+        finished_ms=record.finished_ms if record.outcome else None,
+        late_results=late,
+    )
+
+
+def answer_of(record: Record | Tombstone | None) -> Answer:
+    """A part or a final result as its sender gets it."""
+    if isinstance(record, Part):
+        return Answer(record.result, record.generation, record.attempt)
+    assert isinstance(record, TaskRecord) and record.result is not None
+    return Answer(record.result, record.generation, record.attempt, record.replayed)
+
+
+def passes(
+    record: TaskRecord, now: int, state: TaskState | None, min_lease_age_ms: int | None, deadline_within_ms: int | None
+) -> bool:
+    """The filters of the queue listing. Lease age concerns only what is in flight; a deadline filter leaves out
+    tasks without a deadline; what has ended is no longer in the queue."""
+    if record.outcome is not None or (state is not None and record.state != state):
+        return False
+    if min_lease_age_ms is not None and record.lease is not None and lease_age_ms(record, now) < min_lease_age_ms:
+        return False
+    if deadline_within_ms is not None:
+        deadline = record.task.deadline_ms
+        return deadline is not None and deadline <= now + deadline_within_ms
+    return True
+
+
+def lease_age_ms(record: TaskRecord, now: int) -> int:
+    """Time since the holder's last sign of life; never negative, even when the clock is set back."""
+    return 0 if record.lease is None else max(0, now - record.lease.seen_ms)

@@ -1,0 +1,117 @@
+"""Time and ids, passed in so that tests own them.
+
+Deadlines and lease ages are wall-clock time, which may jump; waiting is done in slices, so that a jump is noticed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import Callable
+from heapq import heappop, heappush
+from typing import Protocol
+
+from covenant.model.limits import CLOCK_CHECK_MS
+
+_POOL_BYTES = 4096
+_VARIANT = "89ab"
+
+
+class Timer(Protocol):
+    def cancel(self) -> None: ...
+
+
+class Clock(Protocol):
+    def now_ms(self) -> int: ...
+    def call_at(self, when_ms: int, callback: Callable[[], None]) -> Timer:
+        """Call back at that time or, at most CLOCK_CHECK_MS later than now, earlier: the callee looks again."""
+
+
+class SystemClock:
+    def now_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+    def call_at(self, when_ms: int, callback: Callable[[], None]) -> Timer:
+        delay_ms = min(max(0, when_ms - self.now_ms()), CLOCK_CHECK_MS)
+        return asyncio.get_running_loop().call_later(delay_ms / 1000, callback)
+
+
+class ManualClock:
+    """A clock for tests: it stands still until it is moved, and fires what has come due."""
+
+    def __init__(self, now_ms: int = 1_700_000_000_000) -> None:
+        self._now_ms = now_ms
+        self._timers: list[tuple[int, int, _ManualTimer]] = []
+        self._count = 0
+
+    def now_ms(self) -> int:
+        return self._now_ms
+
+    def call_at(self, when_ms: int, callback: Callable[[], None]) -> Timer:
+        timer = _ManualTimer(callback)
+        self._count += 1
+        heappush(self._timers, (when_ms, self._count, timer))
+        return timer
+
+    def advance(self, by_ms: int) -> None:
+        self._now_ms += by_ms
+        while self._timers and self._timers[0][0] <= self._now_ms:
+            heappop(self._timers)[2].fire()
+
+
+class _ManualTimer:
+    def __init__(self, callback: Callable[[], None]) -> None:
+        self._callback: Callable[[], None] | None = callback
+
+    def cancel(self) -> None:
+        self._callback = None
+
+    def fire(self) -> None:
+        callback, self._callback = self._callback, None
+        if callback is not None:
+            callback()
+
+
+class RandomIds:
+    """UUIDv7 for tasks, UUIDv4 for leases, from the system's randomness drawn in blocks."""
+
+    def __init__(self) -> None:
+        self._pool = ""
+        self._at = 0
+        self._pid = 0
+
+    def _hex(self) -> str:
+        """32 random hex digits. A forked child must not repeat its parent's."""
+        if self._at + 32 > len(self._pool) or self._pid != os.getpid():
+            self._pool = os.urandom(_POOL_BYTES).hex()
+            self._at = 0
+            self._pid = os.getpid()
+        at = self._at
+        self._at = at + 32
+        return self._pool[at : at + 32]
+
+    def task(self) -> str:
+        h = self._hex()
+        t = f"{time.time_ns() // 1_000_000:012x}"
+        return f"{t[:8]}-{t[8:]}-7{h[:3]}-{_VARIANT[int(h[3], 16) & 3]}{h[4:7]}-{h[7:19]}"
+
+    def lease(self) -> str:
+        h = self._hex()
+        return f"{h[:8]}-{h[8:12]}-4{h[12:15]}-{_VARIANT[int(h[15], 16) & 3]}{h[16:19]}-{h[19:31]}"
+
+
+class CountingIds:
+    """Ids for tests: the same every time."""
+
+    def __init__(self) -> None:
+        self._tasks = 0
+        self._leases = 0
+
+    def task(self) -> str:
+        self._tasks += 1
+        return f"00000000-0000-7000-8000-{self._tasks:012x}"
+
+    def lease(self) -> str:
+        self._leases += 1
+        return f"11111111-1111-4111-8111-{self._leases:012x}"

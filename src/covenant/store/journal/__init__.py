@@ -1,0 +1,1 @@
+"""The journal engine: a folder of hash-chained JSON lines."""

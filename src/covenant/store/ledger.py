@@ -1,0 +1,167 @@
+"""Keys in the order of a number.
+
+Every listing of the embedded engines is one of these: what is ready for a recipient, what waits to be drained, what an
+agent sent. Numbers come from one counter that only grows, so adding is an append; taking the oldest is O(1), taking any
+other O(log n), and a cursor is found by bisection.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+from heapq import heapify, heappop, heappush
+
+_TRIM_AT = 512
+
+
+class Ledger:
+    __slots__ = ("_dead", "_head", "_keys", "_orders")
+
+    def __init__(self) -> None:
+        self._orders: list[int] = []
+        self._keys: list[str | None] = []
+        self._head = 0  # what lies before is gone; what it points at is alive, or the end
+        self._dead = 0
+
+    def __len__(self) -> int:
+        return len(self._keys) - self._dead
+
+    def add(self, order: int, key: str) -> None:
+        orders = self._orders
+        if orders and order <= orders[-1]:
+            self._insert(order, key)
+        else:
+            orders.append(order)
+            self._keys.append(key)
+
+    def _insert(self, order: int, key: str) -> None:
+        """Out of turn: something goes back to the place that it had."""
+        at = bisect_left(self._orders, order)
+        if at < len(self._orders) and self._orders[at] == order:
+            if self._keys[at] is not None:
+                raise AssertionError(f"{order} is taken by {self._keys[at]}")
+            self._keys[at] = key
+            self._dead -= 1
+        else:
+            self._orders.insert(at, order)
+            self._keys.insert(at, key)
+        self._head = min(self._head, at)
+        self._skip()
+
+    def remove(self, order: int) -> None:
+        orders, keys, head = self._orders, self._keys, self._head
+        if orders[head] == order:
+            keys[head] = None
+            self._head = head + 1
+        else:
+            keys[bisect_left(orders, order, head)] = None
+        self._dead += 1
+        self._skip()
+        if self._dead > _TRIM_AT and self._dead * 2 > len(keys):
+            self._trim()
+
+    def _skip(self) -> None:
+        keys, head = self._keys, self._head
+        end = len(keys)
+        while head < end and keys[head] is None:
+            head += 1
+        self._head = head
+
+    def _trim(self) -> None:
+        alive = [(order, key) for order, key in zip(self._orders, self._keys, strict=True) if key is not None]
+        self._orders = [order for order, _ in alive]
+        self._keys = [key for _, key in alive]
+        self._head = self._dead = 0
+
+    def first(self) -> str | None:
+        return self._keys[self._head] if self._head < len(self._keys) else None
+
+    def oldest(self, limit: int) -> list[str]:
+        if limit == 1:
+            first = self.first()
+            return [] if first is None else [first]
+        return [key for key, _ in zip(self.after(0), range(limit), strict=False)]
+
+    def after(self, order: int) -> Iterator[str]:
+        """Oldest first, from behind this number. Must be used up before the ledger changes."""
+        keys = self._keys
+        start = self._head if order <= 0 else bisect_right(self._orders, order, self._head)
+        for at in range(start, len(keys)):
+            key = keys[at]
+            if key is not None:
+                yield key
+
+    def newest(self) -> Iterator[str]:
+        keys = self._keys
+        for at in range(len(keys) - 1, self._head - 1, -1):
+            key = keys[at]
+            if key is not None:
+                yield key
+
+
+class Shelf:
+    """Ledgers by name. One that is empty is dropped when there are many."""
+
+    __slots__ = ("_ledgers",)
+    _EMPTY = Ledger()
+    _KEPT_MAX = 4096
+
+    def __init__(self) -> None:
+        self._ledgers: dict[str, Ledger] = {}
+
+    def add(self, name: str, order: int, key: str) -> None:
+        ledger = self._ledgers.get(name)
+        if ledger is None:
+            ledger = self._ledgers[name] = Ledger()
+        ledger.add(order, key)
+
+    def remove(self, name: str, order: int) -> None:
+        ledger = self._ledgers[name]
+        ledger.remove(order)
+        if not len(ledger) and len(self._ledgers) > self._KEPT_MAX:
+            del self._ledgers[name]
+
+    def get(self, name: str) -> Ledger:
+        return self._ledgers.get(name, self._EMPTY)
+
+    def names(self) -> list[str]:
+        """Those that hold something."""
+        return [name for name, ledger in self._ledgers.items() if len(ledger)]
+
+
+class DueTimes:
+    """Keys by the time at which something is due. A changed time leaves its old entry behind until it comes up or
+    outnumbers the living."""
+
+    __slots__ = ("_heap", "_times")
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[int, str]] = []
+        self._times: dict[str, int] = {}
+
+    def set(self, key: str, due_ms: int | None) -> None:
+        if due_ms is None:
+            self._times.pop(key, None)
+        else:
+            self._times[key] = due_ms
+            heappush(self._heap, (due_ms, key))
+        if len(self._heap) > 2 * len(self._times) + _TRIM_AT:
+            self._heap = [(due, key) for key, due in self._times.items()]
+            heapify(self._heap)
+
+    def next_ms(self) -> int | None:
+        heap = self._heap
+        while heap and self._times.get(heap[0][1]) != heap[0][0]:
+            heappop(heap)
+        return heap[0][0] if heap else None
+
+    def until(self, now: int, limit: int) -> list[str]:
+        """What is due, earliest first. It stays due until its time is changed."""
+        due: list[tuple[int, str]] = []
+        while len(due) < limit and (first := self.next_ms()) is not None and first <= now:
+            entry = heappop(self._heap)
+            if entry not in due[-1:]:
+                due.append(entry)
+        for entry in due:
+            heappush(self._heap, entry)
+        return [key for _, key in due]

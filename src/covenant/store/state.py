@@ -1,0 +1,379 @@
+"""The live state of an embedded engine: the records that are in memory, and their places.
+
+It folds events with `rules.evolve` and moves records between ledgers by comparing their places before and after. It
+decides nothing. Records that are at rest may move to a `Base` (the journal's archive); a record in memory hides what
+the base holds under its key.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Protocol
+
+from covenant.model.audit import AuditRow
+from covenant.model.event import Event
+from covenant.model.record import LATE_PREFIX, Key, Late, Part, Record, Slot, TaskRecord, Tombstone
+from covenant.rules.evolve import evolve
+from covenant.rules.retention import at_rest, is_retained, tombstone_of
+from covenant.store.ledger import DueTimes, Ledger, Shelf
+
+ALL = "*"
+
+
+class Base(Protocol):
+    """Where records at rest go. Listings are lazy: the caller stops when it has enough."""
+
+    def get(self, key: Key) -> Record | Tombstone | None: ...
+    def recent(self, agent: str | None) -> Iterator[TaskRecord]: ...
+    def children(self, parent: str, after: int) -> Iterator[TaskRecord]: ...
+    def slots(self, after: int) -> Iterator[tuple[Key, Slot]]: ...
+    def late(self, task_id: str) -> Iterator[tuple[Key, Late]]: ...
+    def task_of_lease(self, lease_id: str) -> Key | None: ...
+
+
+class State:
+    """Implements the rules' `View`."""
+
+    def __init__(self, audit_tail_max: int, base: Base | None = None) -> None:
+        self.records: dict[Key, Record | Tombstone] = {}
+        self.gone: set[Key] = set()  # closed since the base last heard of them
+        self.base = base
+        self.order = 0  # the number of the last event
+        self.at = 0  # the time of the last commit
+        self.audit: deque[AuditRow] = deque(maxlen=audit_tail_max)
+        self.rested: deque[Key] = deque()  # at rest and still in memory, oldest first
+        self.cascades: set[Key] = set()
+        self._ready = Shelf()
+        self._ready_all = Ledger()
+        self._waits = Shelf()
+        self._answers = Shelf()
+        self._answers_all = Ledger()
+        self._leases = Ledger()
+        self._lease_tasks: dict[str, Key] = {}
+        self._sent = Shelf()
+        self._sent_all = Ledger()
+        self._finished = Shelf()
+        self._finished_all = Ledger()
+        self._children = Shelf()
+        self._slots = Ledger()
+        self._late: dict[str, list[Key]] = {}
+        self.due_times = DueTimes()
+        self.readied: list[str] = []  # recipients with new work, for whoever wakes the waiters
+        self.answered: list[str] = []
+        self.changed: list[Key] = []
+
+    # --- changing -----------------------------------------------------------------------------------------
+
+    def apply(self, events: Iterable[Event], at: int) -> None:
+        """Fold the events of one commit."""
+        order = self.order
+        records = self.records
+        for event in events:
+            order += 1
+            key = event.key
+            placed = records.get(key)
+            new = evolve(placed if placed is not None else self.get(key), event, order, at)
+            if new is None:
+                self._remove(key)
+                continue
+            records[key] = new
+            self._place(key, placed, new)
+        self.order = order
+        self.at = at
+
+    def replay(self, events: Iterable[Event], at: int, first: int) -> None:
+        """Fold the events of a commit that may be older than some of the records."""
+        order = first - 1
+        for event in events:
+            order += 1
+            old = self.get(event.key)
+            if old is not None and getattr(old, "order", 0) >= order:
+                continue
+            self.order = order - 1
+            self.apply((event,), at)
+        self.order = max(self.order, order)
+        self.at = at
+
+    def restore(self, key: Key, record: Record) -> None:
+        """Take a record as it was saved, in any order: ledgers find its place."""
+        self.gone.discard(key)
+        self.records[key] = record
+        self._place(key, None, record)
+
+    def _place(self, key: Key, old: Record | Tombstone | None, new: Record) -> None:
+        if type(new) is TaskRecord:
+            if type(old) is TaskRecord:
+                self._move_task(key, old, new)
+            else:
+                self._add_task(key, new)
+        elif type(new) is Part:
+            self._move_answer(key, old if type(old) is Part else None, new)
+            if new.answer_for is None:
+                self.rested.append(key)
+        elif type(new) is Slot:
+            self._move_slot(key, old if type(old) is Slot else None, new)
+        elif type(new) is Late:
+            if old is None:
+                self._late.setdefault(_late_task(key), []).append(key)
+            self.rested.append(key)
+
+    def _add_task(self, key: Key, new: TaskRecord) -> None:
+        order = new.sent_order
+        self._sent_all.add(order, key)
+        self._sent.add(new.sender, order, key)
+        if new.recipient != new.sender:
+            self._sent.add(new.recipient, order, key)
+        if new.task.parent is not None:
+            self._children.add(new.task.parent, order, key)
+        if new.ready_for is not None:
+            self._ready.add(new.ready_for, new.ready_order, key)
+            self._ready_all.add(new.ready_order, key)
+            self.readied.append(new.ready_for)
+        if new.due_ms is not None:
+            self.due_times.set(key, new.due_ms)
+        if new.waits_on is not None:
+            self._waits.add(new.waits_on, new.ready_order, key)
+        if new.outcome is not None or new.lease is not None or new.lease_history:
+            self._restore_task(key, new)
+        self.changed.append(key)
+
+    def _restore_task(self, key: Key, new: TaskRecord) -> None:
+        """What a task that comes back from disk has beyond a fresh one."""
+        for lease_id in new.lease_history:
+            self._lease_tasks[lease_id] = key
+        if new.lease is not None:
+            self._lease_tasks[new.lease.lease_id] = key
+            self._leases.add(new.lease.seen_order, key)
+        if new.outcome is not None:
+            self._finish_task(key, new)
+            self._move_answer(key, None, new)
+        self._rest_task(key, new)
+
+    def _finish_task(self, key: Key, new: TaskRecord) -> None:
+        self._finished_all.add(new.answer_order, key)
+        self._finished.add(new.sender, new.answer_order, key)
+        if new.recipient != new.sender:
+            self._finished.add(new.recipient, new.answer_order, key)
+
+    def _rest_task(self, key: Key, new: TaskRecord) -> None:
+        if new.cascade:
+            self.cascades.add(key)
+        elif self.cascades:
+            self.cascades.discard(key)
+        if at_rest(new):
+            self.rested.append(key)
+
+    def _move_task(self, key: Key, old: TaskRecord, new: TaskRecord) -> None:
+        if old.ready_for is not None:
+            if new.ready_for is None:
+                self._ready.remove(old.ready_for, old.ready_order)
+                self._ready_all.remove(old.ready_order)
+        elif new.ready_for is not None:
+            self._ready.add(new.ready_for, new.ready_order, key)
+            self._ready_all.add(new.ready_order, key)
+            self.readied.append(new.ready_for)
+        if old.waits_on is not None and new.waits_on is None:
+            self._waits.remove(old.waits_on, old.ready_order)
+        if old.lease is not new.lease:
+            self._move_lease(key, old, new)
+        if old.due_ms != new.due_ms:
+            self.due_times.set(key, new.due_ms)
+        if new.outcome is not None:
+            if old.outcome is None:
+                self._finish_task(key, new)
+            self._move_answer(key, old, new)
+            self._rest_task(key, new)
+        if old.generation != new.generation:
+            self.changed.append(key)
+
+    def _move_lease(self, key: Key, old: TaskRecord, new: TaskRecord) -> None:
+        if old.lease is not None:
+            self._leases.remove(old.lease.seen_order)
+            if old.lease_history and old.lease_history[0] != new.lease_history[0]:
+                self._lease_tasks.pop(old.lease_history[0], None)
+        if new.lease is not None:
+            self._leases.add(new.lease.seen_order, key)
+            self._lease_tasks[new.lease.lease_id] = key
+
+    def _move_answer(self, key: Key, old: TaskRecord | Part | None, new: TaskRecord | Part) -> None:
+        was = None if old is None else old.answer_for
+        if was is None:
+            if new.answer_for is not None:
+                self._answers.add(new.answer_for, new.answer_order, key)
+                self._answers_all.add(new.answer_order, key)
+                self.answered.append(new.answer_for)
+        elif new.answer_for is None:
+            self._answers.remove(was, new.answer_order)
+            self._answers_all.remove(new.answer_order)
+
+    def _move_slot(self, key: Key, old: Slot | None, new: Slot) -> None:
+        if old is not None and old.result is not None:
+            self._slots.remove(old.order)
+        if new.result is not None:
+            self._slots.add(new.order, key)
+        if (None if old is None else old.due_ms) != new.due_ms:
+            self.due_times.set(key, new.due_ms)
+        if at_rest(new):
+            self.rested.append(key)
+
+    def _remove(self, key: Key) -> None:
+        """A slot was closed: the only record that ends by an event."""
+        self.due_times.set(key, None)
+        self.forget(key)
+        if self.base is not None:
+            self.gone.add(key)
+
+    def quiet(self) -> None:
+        """Nobody is to be woken by what was applied so far."""
+        self.readied.clear()
+        self.answered.clear()
+        self.changed.clear()
+
+    # --- letting go ---------------------------------------------------------------------------------------
+
+    def forget(self, key: Key) -> None:
+        """Take a record at rest out of memory and out of every listing."""
+        record = self.records.pop(key, None)
+        if type(record) is TaskRecord:
+            self._sent_all.remove(record.sent_order)
+            self._finished_all.remove(record.answer_order)
+            for agent in {record.sender, record.recipient}:
+                self._sent.remove(agent, record.sent_order)
+                self._finished.remove(agent, record.answer_order)
+            if record.task.parent is not None:
+                self._children.remove(record.task.parent, record.sent_order)
+            for lease_id in record.lease_history:
+                self._lease_tasks.pop(lease_id, None)
+        elif type(record) is Slot and record.result is not None:
+            self._slots.remove(record.order)
+        elif type(record) is Late:
+            task_id = _late_task(key)
+            keys = self._late[task_id]
+            keys.remove(key)
+            if not keys:
+                del self._late[task_id]
+
+    def bury(self, horizon: int, forgotten_before: int) -> tuple[int, int]:
+        """For an engine without a base: turn what is past retention into tombstones, and drop what is past those."""
+        dropped = []
+        keep: deque[Key] = deque()
+        for key in self.rested:
+            record = self.records.get(key)
+            if type(record) is TaskRecord and at_rest(record) and not is_retained(record, horizon):
+                dropped.append(key)
+                self.forget(key)
+                self.records[key] = tombstone_of(record)
+            elif type(record) in (Part, Late) and _owner_is_buried(key, self.records):
+                self.forget(key)
+            elif record is not None and type(record) is not Tombstone:
+                keep.append(key)
+        self.rested = keep
+        old = [k for k, r in self.records.items() if type(r) is Tombstone and r.finished_ms < forgotten_before]
+        for key in old:
+            del self.records[key]
+        return len(dropped), len(old)
+
+    # --- the view -----------------------------------------------------------------------------------------
+
+    def get(self, key: Key) -> Record | Tombstone | None:
+        record = self.records.get(key)
+        if record is None and self.base is not None and key not in self.gone:
+            return self.base.get(key)
+        return record
+
+    def _tasks(self, keys: Iterable[Key], limit: int) -> list[TaskRecord]:
+        found: list[TaskRecord] = []
+        for key in keys:
+            if len(found) >= limit:
+                break
+            record = self.records[key]
+            assert type(record) is TaskRecord
+            found.append(record)
+        return found
+
+    def task_of_lease(self, lease_id: str) -> Key | None:
+        key = self._lease_tasks.get(lease_id)
+        if key is None and self.base is not None:
+            return self.base.task_of_lease(lease_id)
+        return key
+
+    def ready(self, recipient: str | None, limit: int) -> Sequence[TaskRecord]:
+        ledger = self._ready_all if recipient is None else self._ready.get(recipient)
+        return [self.records[key] for key in ledger.oldest(limit)]  # type: ignore[misc]
+
+    def answers(self, peer: str | None, limit: int) -> Sequence[Key]:
+        return (self._answers_all if peer is None else self._answers.get(peer)).oldest(limit)
+
+    def followers(self, slot: Key, limit: int) -> Sequence[TaskRecord]:
+        return self._tasks(self._waits.get(slot).after(0), limit)
+
+    def children(self, parent: str, after: int, limit: int) -> Sequence[TaskRecord]:
+        found = self._tasks(self._children.get(parent).after(after), limit)
+        if self.base is None:
+            return found
+        resting = (record for record in self.base.children(parent, after) if record.task.id not in self.records)
+        return sorted([*found, *islice(resting, limit)], key=_sent_order)[:limit]
+
+    def leases(self, after: int, limit: int) -> Sequence[TaskRecord]:
+        return self._tasks(self._leases.after(after), limit)
+
+    def due(self, now: int, limit: int) -> Sequence[Key]:
+        return self.due_times.until(now, limit)
+
+    def tasks(self, agent: str | None, after: int, limit: int) -> Sequence[TaskRecord]:
+        ledger = self._sent_all if agent is None else self._sent.get(agent)
+        return self._tasks(ledger.after(after), limit)
+
+    def recent(self, agent: str | None, limit: int) -> Sequence[TaskRecord]:
+        ledger = self._sent_all if agent is None else self._sent.get(agent)
+        found = self._tasks(ledger.newest(), limit)
+        if self.base is None:
+            return found
+        resting = (record for record in self.base.recent(agent) if record.task.id not in self.records)
+        return sorted([*found, *islice(resting, limit)], key=_sent_order, reverse=True)[:limit]
+
+    def results(self, agent: str | None, limit: int) -> Sequence[Key]:
+        ledger = self._finished_all if agent is None else self._finished.get(agent)
+        return [key for key, _ in zip(ledger.newest(), range(limit), strict=False)]
+
+    def pending(self, agent: str | None, after: int, limit: int) -> Sequence[Key]:
+        ledger = self._answers_all if agent is None else self._answers.get(agent)
+        return [key for key, _ in zip(ledger.after(after), range(limit), strict=False)]
+
+    def slots(self, after: int, limit: int) -> Sequence[tuple[Key, Slot]]:
+        found: list[tuple[Key, Slot]] = []
+        for key in self._slots.after(after):
+            if len(found) >= limit:
+                break
+            slot = self.records[key]
+            assert type(slot) is Slot
+            found.append((key, slot))
+        if self.base is None:
+            return found
+        resting = ((k, s) for k, s in self.base.slots(after) if k not in self.records and k not in self.gone)
+        return sorted([*found, *islice(resting, limit)], key=lambda pair: pair[1].order)[:limit]
+
+    def late(self, task_id: str) -> Sequence[Late]:
+        found = [record for key in self._late.get(task_id, ()) if type(record := self.records[key]) is Late]
+        if self.base is None:
+            return found
+        return [*(late for key, late in self.base.late(task_id) if key not in self.records), *found]
+
+    def unsettled(self) -> list[Key]:
+        """Slots whose result has not reached all their followers: work that a crash left behind."""
+        return [key for key in self._waits.names() if type(slot := self.get(key)) is Slot and slot.result is not None]
+
+
+def _sent_order(record: TaskRecord) -> int:
+    return record.sent_order
+
+
+def _late_task(key: Key) -> str:
+    return key[len(LATE_PREFIX) :].partition(":")[0]
+
+
+def _owner_is_buried(key: Key, records: dict[Key, Record | Tombstone]) -> bool:
+    owner = records.get(key.split(":")[1])
+    return owner is None or type(owner) is Tombstone

@@ -1,0 +1,63 @@
+"""Who waits for what. One event wakes one waiter that is concerned, the one that waited longest."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+from covenant.model.error import TooManyWaiters
+
+
+class Waiters:
+    def __init__(self, waiters_max: int) -> None:
+        self._queues: dict[str, deque[asyncio.Future[None]]] = {}
+        self._count = 0
+        self._max = waiters_max
+
+    def __len__(self) -> int:
+        return self._count
+
+    async def wait(self, name: str) -> None:
+        """Until woken. A waiter that goes away after it was woken wakes the next one in its place."""
+        if self._count >= self._max:
+            raise TooManyWaiters(f"{self._max} calls are waiting already", limit=self._max)
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        queue = self._queues.setdefault(name, deque())
+        queue.append(future)
+        self._count += 1
+        try:
+            await future
+        except asyncio.CancelledError:
+            if future.done() and not future.cancelled():
+                self.wake(name)
+            raise
+        finally:
+            self._count -= 1
+            if not future.done() or future.cancelled():
+                self._drop(name, future)
+
+    def _drop(self, name: str, future: asyncio.Future[None]) -> None:
+        queue = self._queues.get(name)
+        if queue is not None and future in queue:
+            queue.remove(future)
+            if not queue:
+                del self._queues[name]
+
+    def wake(self, name: str) -> bool:
+        queue = self._queues.get(name)
+        while queue:
+            future = queue.popleft()
+            if not queue:
+                del self._queues[name]
+            if not future.done():
+                future.set_result(None)
+                return True
+        return False
+
+    def wake_all(self, name: str) -> None:
+        while self.wake(name):
+            pass
+
+    def wake_everyone(self) -> None:
+        for name in list(self._queues):
+            self.wake_all(name)
