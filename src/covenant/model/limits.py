@@ -34,12 +34,13 @@ DEDUP_MS: Final = 30 * DAY_MS
 ERROR_TTL_MS: Final = 60_000
 
 SEGMENT_BYTES: Final = 64 * 1024 * 1024
-SNAPSHOT_EVERY_BYTES: Final = 256 * 1024 * 1024
+SNAPSHOT_EVERY_BYTES: Final = 32 * 1024 * 1024
 FINISHED_TAIL_MAX: Final = 4096
 ARCHIVE_BATCH: Final = 2048
 UNSYNCED_BYTES_MAX: Final = 64 * 1024 * 1024
 REOPEN_DELAY_MS: Final = 1000
-CLOCK_CHECK_MS: Final = 30_000
+INLINE_SYNC_US_MAX: Final = 1000
+CLOCK_CHECK_MS: Final = 30_000  # how late a jump of the clock may be noticed
 
 
 class Limits(Struct, frozen=True, kw_only=True):
@@ -77,4 +78,4 @@ class Limits(Struct, frozen=True, kw_only=True):
     archive_batch: int = ARCHIVE_BATCH
     unsynced_bytes_max: int = UNSYNCED_BYTES_MAX
     reopen_delay_ms: int = REOPEN_DELAY_MS
-    clock_check_ms: int = CLOCK_CHECK_MS
+    inline_sync_us_max: int = INLINE_SYNC_US_MAX  # a disk that syncs faster is waited for on the spot

@@ -27,9 +27,12 @@ class Ids(Protocol):
 
 
 class Context(Struct, gc=False):
+    """What a rule is given. Asked again for the same command, an engine gives the same ids."""
+
     now: int
     ids: Ids
     limits: Limits
+    compacted_before_ms: int = 0  # the horizon of the last explicit compaction
 
 
 class Need(Exception):

@@ -78,10 +78,13 @@ def cancel_children(command: CancelChildren, view: View, ctx: Context) -> Commit
 
 def expire(command: Expire, view: View, ctx: Context) -> Commit:
     """What is due now: deadlines, delayed tasks whose time has come, cached errors whose time is over."""
-    due = view.due(ctx.now, ctx.limits.step_records_max)
+    limit = ctx.limits.step_records_max
+    due = view.due(ctx.now, limit)
     events: list[e.Event] = []
     touched: set[Key] = set()
     for key in due:
+        if len(events) >= limit:
+            break
         record = view.get(key)
         slot_key = key if isinstance(record, Slot) else getattr(record, "slot", None)
         if slot_key is not None:

@@ -240,3 +240,5 @@ _EVOLVE: dict[type, Callable[[Any, Any, int, int], Record | None]] = {
     e.SlotClosed: _slot_closed,
     e.Compacted: _compacted,
 }
+
+CREATING = frozenset((e.Sent, e.Parted, e.LateKept, e.SlotOpened, e.Compacted))

@@ -35,14 +35,14 @@ def get_result(task_id: str, by: AgentId | None, view: View, ctx: Context) -> An
 
 def recent_tasks(limit: int, by: AgentId | None, view: View, ctx: Context) -> list[Task]:
     check_count(limit, "limit", ctx.limits.page_max)
-    horizon = horizon_ms(view, ctx)
+    horizon = horizon_ms(ctx)
     return [r.task for r in view.recent(_scope(by), limit) if is_retained(r, horizon)]
 
 
 def recent_results(limit: int, by: AgentId | None, view: View, ctx: Context) -> list[Answer]:
     """Final results, newest first, drained or not, as far back as the store keeps them at hand."""
     check_count(limit, "limit", ctx.limits.page_max)
-    horizon = horizon_ms(view, ctx)
+    horizon = horizon_ms(ctx)
     records = [view.get(key) for key in view.results(_scope(by), limit)]
     return [answer_of(r) for r in records if isinstance(r, TaskRecord) and is_retained(r, horizon)]
 
@@ -91,7 +91,7 @@ def task_queue(
 def task_tree(root: str, by: AgentId | None, view: View, ctx: Context) -> Tree:
     """The tree below a task, or below an intent that is no task here. Breadth first, up to a bound."""
     check_id(root, "root")
-    horizon = horizon_ms(view, ctx)
+    horizon = horizon_ms(ctx)
 
     def visible(record: object) -> bool:
         return isinstance(record, TaskRecord) and may_see(by, record) and is_retained(record, horizon)

@@ -56,6 +56,7 @@ def _accept_final(result: Result, lease_id: str, record: TaskRecord, view: View,
     if slot is None:
         return Commit((answered,), reply)
     expires_ms = None if result.status == "ok" else ctx.now + ctx.limits.error_ttl_ms
+    view.get(slot)  # a key that a commit names is read first: on a shared store, that is what locks it
     cached = e.SlotCached(slot, task_id, Result(task_id, final.status, final.content, final.error_message), expires_ms)
     then: tuple[Command, ...] = (SettleSlot(None, slot),) if view.followers(slot, 1) else ()
     return Commit((answered, cached), reply, then=then)

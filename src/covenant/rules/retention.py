@@ -32,11 +32,9 @@ def rest_ms(record: Record | Tombstone) -> int:
     return 0
 
 
-def horizon_ms(view: View, ctx: Context) -> int:
+def horizon_ms(ctx: Context) -> int:
     """Resolved tasks that finished before this moment are past retention."""
-    horizon = view.get(HORIZON_KEY)
-    explicit = horizon.finished_before_ms if isinstance(horizon, Horizon) else 0
-    return max(explicit, ctx.now - ctx.limits.retention_ms)
+    return max(ctx.compacted_before_ms, ctx.now - ctx.limits.retention_ms)
 
 
 def is_retained(record: TaskRecord, horizon: int) -> bool:
@@ -56,7 +54,7 @@ def tombstone_of(record: TaskRecord) -> Tombstone:
 
 def compact(command: CompactHistory, view: View, ctx: Context) -> Commit:
     """Move the horizon; engines let go of what lies behind it."""
-    before = horizon_ms(view, ctx)
+    before = horizon_ms(ctx)
     if command.older_than_ms is not None:
         before = max(before, ctx.now - check_time(command.older_than_ms, "older_than_ms"))
     horizon = view.get(HORIZON_KEY)

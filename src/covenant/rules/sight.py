@@ -21,7 +21,7 @@ def may_see(by: AgentId | None, record: TaskRecord) -> bool:
 def visible_task(task_id: str, by: AgentId | None, view: View, ctx: Context) -> TaskRecord:
     """The task, or the one refusal that does not tell absent from hidden."""
     record = view.get(task_id)
-    if isinstance(record, TaskRecord) and may_see(by, record) and is_retained(record, horizon_ms(view, ctx)):
+    if isinstance(record, TaskRecord) and may_see(by, record) and is_retained(record, horizon_ms(ctx)):
         return record
     raise UnknownTask(f"no task {task_id}", task_id=task_id)
 

@@ -52,6 +52,10 @@ class Embedded:
         """What to wait for until everything applied so far is durable; None when it is."""
         return None
 
+    def _behind(self) -> bool:
+        """Whether so much waits for the disk that a new command should wait too."""
+        return False
+
     # --- life ---------------------------------------------------------------------------------------------
 
     async def open(self) -> None:
@@ -63,6 +67,7 @@ class Embedded:
     def _start(self) -> None:
         """Take up work: first what a crash may have left half done."""
         self._refusal = None
+        self._ctx.compacted_before_ms = self.state.compacted_before_ms
         self._steps.clear()
         self._steps.extend(SettleSlot(None, slot) for slot in self.state.unsettled())
         self._steps.extend(CancelChildren(None, task_id) for task_id in self.state.cascades)
@@ -81,6 +86,8 @@ class Embedded:
     # --- commands -----------------------------------------------------------------------------------------
 
     async def run(self, command: Command) -> Any:
+        if self._behind():
+            await self._settled()
         try:
             reply = self._commit(command).reply
         except CovenantError:
@@ -96,6 +103,8 @@ class Embedded:
     async def run_all(self, commands: list[Command]) -> list[Any]:
         replies: list[Any] = []
         for command in commands:
+            if self._behind():
+                await self._settled()
             try:
                 replies.append(self._commit(command).reply)
             except CovenantError as refusal:
@@ -180,9 +189,13 @@ class Embedded:
     def _apply(self, commit: Commit, now: int) -> None:
         state = self.state
         self._record(commit, now)
-        state.apply(commit.events, now)
+        if commit.events:
+            state.apply(commit.events, now)
+        else:
+            state.order += 1
         if commit.audit:
             state.audit.extend(commit.audit)
+        self._ctx.compacted_before_ms = state.compacted_before_ms
         self._wake()
         if state.due_times.next_ms() != self._timer_ms:
             self._set_timer()

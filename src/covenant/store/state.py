@@ -14,8 +14,8 @@ from typing import Protocol
 
 from covenant.model.audit import AuditRow
 from covenant.model.event import Event
-from covenant.model.record import LATE_PREFIX, Key, Late, Part, Record, Slot, TaskRecord, Tombstone
-from covenant.rules.evolve import evolve
+from covenant.model.record import LATE_PREFIX, Horizon, Key, Late, Part, Record, Slot, TaskRecord, Tombstone
+from covenant.rules.evolve import CREATING, evolve
 from covenant.rules.retention import at_rest, is_retained, tombstone_of
 from covenant.store.ledger import DueTimes, Ledger, Shelf
 
@@ -45,6 +45,7 @@ class State:
         self.audit: deque[AuditRow] = deque(maxlen=audit_tail_max)
         self.rested: deque[Key] = deque()  # at rest and still in memory, oldest first
         self.cascades: set[Key] = set()
+        self.compacted_before_ms = 0
         self._ready = Shelf()
         self._ready_all = Ledger()
         self._waits = Shelf()
@@ -83,17 +84,19 @@ class State:
         self.order = order
         self.at = at
 
-    def replay(self, events: Iterable[Event], at: int, first: int) -> None:
-        """Fold the events of a commit that may be older than some of the records."""
-        order = first - 1
+    def replay(self, events: Iterable[Event], at: int, first: int, partial: bool = False) -> None:
+        """Fold a commit read from disk. A record that is newer than an event has seen it already. With `partial`, the
+        beginning of the story may have been dropped: events of records that are gone are passed over."""
+        order = first
         for event in events:
-            order += 1
             old = self.get(event.key)
-            if old is not None and getattr(old, "order", 0) >= order:
-                continue
-            self.order = order - 1
-            self.apply((event,), at)
-        self.order = max(self.order, order)
+            seen = old is not None and getattr(old, "order", 0) >= order
+            unknown = partial and type(event) not in CREATING and (old is None or type(old) is Tombstone)
+            if not seen and not unknown:
+                self.order = order - 1
+                self.apply((event,), at)
+            order += 1
+        self.order = max(order - 1, first)
         self.at = at
 
     def restore(self, key: Key, record: Record) -> None:
@@ -118,6 +121,8 @@ class State:
             if old is None:
                 self._late.setdefault(_late_task(key), []).append(key)
             self.rested.append(key)
+        elif type(new) is Horizon:
+            self.compacted_before_ms = new.finished_before_ms
 
     def _add_task(self, key: Key, new: TaskRecord) -> None:
         order = new.sent_order
@@ -164,6 +169,8 @@ class State:
             self.cascades.discard(key)
         if at_rest(new):
             self.rested.append(key)
+            if new.result is not None and new.result.lease_id is not None:
+                self._lease_tasks.pop(new.result.lease_id, None)
 
     def _move_task(self, key: Key, old: TaskRecord, new: TaskRecord) -> None:
         if old.ready_for is not None:

@@ -1,0 +1,299 @@
+"""The archive: records at rest, out of memory and still at hand.
+
+An SQLite file beside the segments. It is derived from them, rebuilt if lost, and never the truth. One thread writes it,
+in large statements that hold no Python lock; the event loop reads it, and asks a small filter in memory first, so that
+the common question "is this id known?" costs nothing when the answer is no.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from heapq import merge
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from covenant.model.record import LATE_PREFIX, Key, Late, Part, Record, Slot, TaskRecord, Tombstone
+from covenant.rules.retention import rest_ms, tombstone_of
+from covenant.store.journal.snapshot import Saved, saved
+
+FILE: Final = "archive.sqlite3"
+VERSION: Final = 1
+_FILTER_BITS_PER_KEY: Final = 16
+_FILTER_KEYS_MIN: Final = 1 << 16
+_PRUNE_ROWS: Final = 2048
+
+_SCHEMA: Final = f"""
+pragma user_version = {VERSION};
+create table meta (name text primary key, value text not null) without rowid;
+-- One row a record. n is the number of the event that made it, so rows lie in the order of their making.
+create table rest (
+    n integer primary key,
+    key text not null unique,
+    kind text not null,             -- task, part, late, slot, tombstone
+    sender integer,                 -- agent.id, for tasks
+    recipient integer,
+    parent text,
+    rest_ms integer not null,
+    body blob not null
+);
+create index rest_sender on rest (sender) where sender is not null;
+create index rest_recipient on rest (recipient) where recipient is not null;
+create index rest_parent on rest (parent) where parent is not null;
+create index rest_slot on rest (kind) where kind = 'slot';
+create table agent (id integer primary key, pubkey text not null unique);
+-- Leases that ended without an answer of their holder: it may still come and ask.
+create table lease (lease_id text primary key, task text not null) without rowid;
+"""
+
+_INSERT: Final = """
+insert or replace into rest
+select json_extract(value, '$[0]'), json_extract(value, '$[1]'), json_extract(value, '$[2]'),
+       json_extract(value, '$[3]'), json_extract(value, '$[4]'), json_extract(value, '$[5]'),
+       json_extract(value, '$[6]'), substr(?2, json_extract(value, '$[7]'), json_extract(value, '$[8]'))
+from json_each(?1)
+"""
+
+_encoder: Final = msgspec.json.Encoder()
+_DECODERS: Final[dict[str, msgspec.json.Decoder[Any]]] = {
+    "task": msgspec.json.Decoder(TaskRecord),
+    "part": msgspec.json.Decoder(Part),
+    "late": msgspec.json.Decoder(Late),
+    "slot": msgspec.json.Decoder(Slot),
+    "tombstone": msgspec.json.Decoder(Tombstone),
+}
+
+
+class KeyFilter:
+    """Says "certainly not" or "perhaps". Four probes of one hash."""
+
+    def __init__(self, keys: int) -> None:
+        size = 1 << (max(keys, _FILTER_KEYS_MIN) * _FILTER_BITS_PER_KEY - 1).bit_length()
+        self.capacity = size // _FILTER_BITS_PER_KEY
+        self.count = 0
+        self._mask = size - 1
+        self._bits = bytearray(size // 8)
+
+    def add(self, key: str) -> None:
+        bits, mask = self._bits, self._mask
+        at = hash(key)
+        step = (at >> 32) | 1
+        for _ in range(4):
+            place = at & mask
+            bits[place >> 3] |= 1 << (place & 7)
+            at += step
+        self.count += 1
+
+    def __contains__(self, key: str) -> bool:
+        bits, mask = self._bits, self._mask
+        at = hash(key)
+        place = at & mask
+        if not bits[place >> 3] & (1 << (place & 7)):
+            return False
+        step = (at >> 32) | 1
+        for _ in range(3):
+            at += step
+            place = at & mask
+            if not bits[place >> 3] & (1 << (place & 7)):
+                return False
+        return True
+
+
+class Archive:
+    """Reads are the event loop's, writes one background thread's."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._writer = _connect(path)
+        if self._writer.execute("pragma user_version").fetchone()[0] == 0:
+            self._writer.executescript(_SCHEMA)
+        self._reader = _connect(path)
+        self._agents: dict[str, int] = dict(self._writer.execute("select pubkey, id from agent"))
+        self._filter: KeyFilter | None = None  # until it is filled, every key is looked up
+        self._filling: KeyFilter | None = None
+
+    # --- identity -----------------------------------------------------------------------------------------
+
+    @property
+    def id(self) -> str | None:
+        """What a snapshot names to say that it leans on this very archive."""
+        row = self._writer.execute("select value from meta where name = 'id'").fetchone()
+        return None if row is None else str(row[0])
+
+    def set_id(self, value: str) -> None:
+        with self._writer:
+            self._writer.execute("insert or replace into meta values ('id', ?)", (value,))
+
+    def close(self) -> None:
+        self._reader.close()
+        self._writer.close()
+
+    # --- the writing thread -------------------------------------------------------------------------------
+
+    def store(self, records: Sequence[tuple[Key, Record]], gone: Iterable[Key] = ()) -> None:
+        """Take these records in, and drop the keys that are gone; durable when it returns."""
+        rows, bodies, leases = [], [], []
+        at = 1
+        for key, record in records:
+            row, body = self._row(key, record)
+            rows.append((*row, at, len(body)))
+            bodies.append(body)
+            at += len(body)
+            if type(record) is TaskRecord:
+                answered_by = None if record.result is None else record.result.lease_id
+                leases += [(lease_id, key) for lease_id in record.lease_history if lease_id != answered_by]
+        with self._writer:
+            self._writer.executemany("delete from rest where key = ?", [(key,) for key in gone])
+            self._writer.execute(_INSERT, (_encoder.encode(rows).decode(), b"".join(bodies)))
+            self._writer.executemany("insert or replace into lease values (?, ?)", leases)
+
+    def _row(self, key: Key, record: Record | Tombstone) -> tuple[tuple[Any, ...], bytes]:
+        body = _encoder.encode(record)
+        if type(record) is TaskRecord:
+            sender, recipient = self._agent(record.sender), self._agent(record.recipient)
+            row = (record.sent_order, key, "task", sender, recipient, record.task.parent, record.finished_ms)
+            return row, body
+        kind = saved(key, record).__struct_config__.tag
+        return (getattr(record, "order", 0), key, kind, None, None, None, rest_ms(record)), body
+
+    def _agent(self, pubkey: str) -> int:
+        number = self._agents.get(pubkey)
+        if number is None:
+            number = len(self._agents) + 1
+            self._writer.execute("insert into agent values (?, ?)", (number, pubkey))
+            self._agents[pubkey] = number
+        return number
+
+    def store_saved(self, items: Iterable[tuple[int, Saved]]) -> None:
+        """Take in what a history snapshot kept, under the numbers that it had."""
+        with self._writer:
+            for n, item in items:
+                row, body = self._row(item.key, item.record)
+                self._writer.execute("insert or replace into rest values (?, ?, ?, ?, ?, ?, ?, ?)", (n, *row[1:], body))
+
+    def bury(self, horizon: int, forgotten_before: int) -> tuple[int, int]:
+        """Turn tasks past retention into tombstones, and drop what is past those, in steps."""
+        tasks = tombstones = 0
+        after = 0
+        while rows := self._writer.execute(
+            "select n, key, kind, rest_ms, body from rest where n > ? and kind != 'slot' order by n limit ?",
+            (after, _PRUNE_ROWS),
+        ).fetchall():
+            after = rows[-1][0]
+            with self._writer:
+                for n, key, kind, rested, body in rows:
+                    if kind == "task" and rested < horizon:
+                        stone = _encoder.encode(tombstone_of(_DECODERS["task"].decode(body)))
+                        self._writer.execute(
+                            "update rest set kind = 'tombstone', sender = null, recipient = null, parent = null, body = ?"
+                            " where n = ?",
+                            (stone, n),
+                        )
+                        self._writer.execute("delete from lease where task = ?", (key,))
+                        tasks += 1
+                        kind = "tombstone"
+                    if kind == "tombstone" and rested < forgotten_before:
+                        self._writer.execute("delete from rest where n = ?", (n,))
+                        tombstones += 1
+                    if kind in ("part", "late") and not self._owner_is_kept(key):
+                        self._writer.execute("delete from rest where n = ?", (n,))
+            time.sleep(0)
+        return tasks, tombstones
+
+    def _owner_is_kept(self, key: Key) -> bool:
+        """Parts and late results go with their task; one that is still in memory has no row here."""
+        row = self._writer.execute("select kind from rest where key = ?", (key.split(":")[1],)).fetchone()
+        return row is None or row[0] == "task"
+
+    def beyond_segments(self, dropped_until: int) -> Iterator[tuple[int, Saved]]:
+        """Everything that cannot be told from the segments behind this event alone."""
+        after = 0
+        while rows := self._writer.execute(
+            "select n, key, kind, body from rest where n > ? and (n <= ? or kind != 'task') order by n limit ?",
+            (after, dropped_until, _PRUNE_ROWS),
+        ).fetchall():
+            after = rows[-1][0]
+            for number, key, kind, body in rows:
+                yield number, saved(key, _DECODERS[kind].decode(body))
+
+    # --- the filter ---------------------------------------------------------------------------------------
+
+    def fill_filter(self) -> None:
+        """Read all keys; runs in the writing thread, so no key is stored meanwhile."""
+        count = self._writer.execute("select count(*) from rest").fetchone()[0]
+        filling = KeyFilter(2 * count)
+        for at, (key,) in enumerate(self._writer.execute("select key from rest")):
+            filling.add(key)
+            if at % 256 == 0:
+                time.sleep(0)
+        self._filling = filling
+
+    def use_filled(self) -> None:
+        self._filter, self._filling = self._filling, None
+
+    def note(self, keys: Iterable[Key]) -> None:
+        """These are here now."""
+        if self._filter is not None:
+            for key in keys:
+                self._filter.add(key)
+
+    @property
+    def wants_filter(self) -> bool:
+        """There is none yet, or it has become too small to be of use."""
+        return self._filter is None or self._filter.count > self._filter.capacity
+
+    # --- the event loop: the base of the state ------------------------------------------------------------
+
+    def get(self, key: Key) -> Record | Tombstone | None:
+        if self._filter is not None and key not in self._filter:
+            return None
+        row = self._reader.execute("select kind, body from rest where key = ?", (key,)).fetchone()
+        return None if row is None else _DECODERS[row[0]].decode(row[1])
+
+    def _records(self, sql: str, values: tuple[Any, ...]) -> Iterator[Any]:
+        for kind, body in self._reader.execute(sql, values):
+            yield _DECODERS[kind].decode(body)
+
+    def recent(self, agent: str | None) -> Iterator[TaskRecord]:
+        if agent is None:
+            yield from self._records("select kind, body from rest where kind = 'task' order by n desc", ())
+            return
+        number = self._agents.get(agent)
+        if number is None:
+            return
+        sent = self._records("select kind, body from rest where sender = ? order by n desc", (number,))
+        received = self._records(
+            "select kind, body from rest where recipient = ? and sender != recipient order by n desc", (number,)
+        )
+        yield from merge(sent, received, key=lambda record: record.sent_order, reverse=True)
+
+    def children(self, parent: str, after: int) -> Iterator[TaskRecord]:
+        return self._records("select kind, body from rest where parent = ? and n > ? order by n", (parent, after))
+
+    def slots(self, after: int) -> Iterator[tuple[Key, Slot]]:
+        rows = self._reader.execute("select key, body from rest where kind = 'slot' and n > ? order by n", (after,))
+        for key, body in rows:
+            yield key, _DECODERS["slot"].decode(body)
+
+    def late(self, task_id: str) -> Iterator[tuple[Key, Late]]:
+        first = f"{LATE_PREFIX}{task_id}:"
+        rows = self._reader.execute(
+            "select key, body from rest where key >= ? and key < ? order by n", (first, first[:-1] + ";")
+        )
+        for key, body in rows:
+            yield key, _DECODERS["late"].decode(body)
+
+    def task_of_lease(self, lease_id: str) -> Key | None:
+        row = self._reader.execute("select task from lease where lease_id = ?", (lease_id,)).fetchone()
+        return None if row is None else str(row[0])
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    connection = sqlite3.connect(path, check_same_thread=False)
+    connection.execute("pragma journal_mode = wal")
+    connection.execute("pragma synchronous = full")
+    connection.execute("pragma temp_store = memory")
+    return connection

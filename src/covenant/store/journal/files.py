@@ -1,0 +1,131 @@
+"""The operations that the journal asks of a file system, and no others.
+
+They are gathered here so that a test can stand in between: record them, lose what was not synced, or fail any of them.
+What survives a crash is only what this module was told to sync.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from covenant.model.error import StoreLocked
+
+_READ_BYTES = 1 << 20
+
+
+class AppendFile:
+    """A file that only grows."""
+
+    def __init__(self, path: Path, fd: int, size: int) -> None:
+        self.path = path
+        self.size = size
+        self._fd = fd
+
+    def write(self, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            written = os.write(self._fd, view)
+            self.size += written
+            view = view[written:]
+
+    def sync(self) -> None:
+        os.fdatasync(self._fd)
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+class Lock:
+    """One owner for a folder, as long as the process lives."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def release(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+class Files:
+    """One folder."""
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+
+    def make_folder(self) -> None:
+        """Make it, with parents, so that it is there after a crash."""
+        missing = [path for path in (self.folder, *self.folder.parents) if not path.exists()]
+        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for path in missing:
+            _sync_folder(path.parent)
+
+    def lock(self, name: str) -> Lock:
+        fd = os.open(self.folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            owner = os.pread(fd, 64, 0).decode(errors="replace").strip() or "another process"
+            os.close(fd)
+            raise StoreLocked(f"{self.folder} is in use by {owner}", folder=str(self.folder)) from None
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"process {os.getpid()}\n".encode(), 0)
+        return Lock(fd)
+
+    def names(self, prefix: str, suffix: str) -> list[str]:
+        """In the order of their names."""
+        if not self.folder.is_dir():
+            return []
+        return sorted(n for n in os.listdir(self.folder) if n.startswith(prefix) and n.endswith(suffix))
+
+    def create(self, name: str) -> AppendFile:
+        path = self.folder / name
+        return AppendFile(
+            path, os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600), 0
+        )
+
+    def append_to(self, name: str) -> AppendFile:
+        path = self.folder / name
+        fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        return AppendFile(path, fd, os.fstat(fd).st_size)
+
+    def truncate(self, name: str, size: int) -> None:
+        """Cut a file, durably."""
+        fd = os.open(self.folder / name, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.ftruncate(fd, size)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def rename(self, old: str, new: str) -> None:
+        os.rename(self.folder / old, self.folder / new)
+
+    def remove(self, name: str) -> None:
+        (self.folder / name).unlink(missing_ok=True)
+
+    def sync_folder(self) -> None:
+        _sync_folder(self.folder)
+
+    def size(self, name: str) -> int:
+        return (self.folder / name).stat().st_size
+
+    def read(self, name: str, start: int = 0) -> Iterator[bytes]:
+        """The file from there on, in blocks."""
+        with open(self.folder / name, "rb", buffering=0) as file:
+            file.seek(start)
+            while block := file.read(_READ_BYTES):
+                yield block
+
+
+def _sync_folder(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,144 @@
+"""Segments: the files that hold the chain, read in order.
+
+A segment is named by the number of its first event. Only the last one grows. Reading checks every link of the chain;
+what a crash may leave behind is cut, and everything else that does not fit stops the reader with file and line.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Final
+
+from msgspec import Struct
+
+from covenant.model.error import StoreDamaged
+from covenant.store.journal.files import Files
+from covenant.store.journal.line import (
+    GENESIS,
+    Header,
+    Line,
+    batch_of,
+    chained,
+    decode_header,
+    decode_line,
+    split_lines,
+)
+
+PREFIX: Final = "journal-"
+SUFFIX: Final = ".jsonl"
+
+log = logging.getLogger("covenant.journal")
+
+
+class Position(Struct, gc=False):
+    """Where the chain stands: the end of a whole line."""
+
+    file: str | None = None
+    bytes: int = 0
+    line: int = 0
+    hash: bytes = GENESIS
+    seq: int = 0  # of the last event
+    at: int = 0
+    batch: int = 0
+
+
+def segment_name(first: int) -> str:
+    return f"{PREFIX}{first:020d}{SUFFIX}"
+
+
+def segment_names(files: Files) -> list[str]:
+    return files.names(PREFIX, SUFFIX)
+
+
+def read_header(files: Files, name: str) -> Header | None:
+    """None when the file does not hold a whole first line: its making was interrupted."""
+    for raw, whole in split_lines(files.read(name)):
+        return decode_header(raw, name) if whole else None
+    return None
+
+
+class Reader:
+    """Walks the chain from a position to its end. `position` is always behind the last line that was handed out."""
+
+    def __init__(self, files: Files, position: Position | None = None) -> None:
+        self.position = position or first_position(files)
+        self.torn_bytes = 0
+        self._files = files
+
+    def __iter__(self) -> Iterator[Line]:
+        names = segment_names(self._files)
+        if self.position.file is not None:
+            if self.position.file not in names:
+                raise StoreDamaged(f"{self.position.file} is missing", file=self.position.file, line=0)
+            names = names[names.index(self.position.file) :]
+        if names and read_header(self._files, names[-1]) is None and len(names) > 1:
+            names.pop()  # made, but nothing was ever in it
+        for at, name in enumerate(names):
+            following = read_header(self._files, names[at + 1]) if at + 1 < len(names) else None
+            if at + 1 < len(names) and following is None:
+                raise StoreDamaged(f"{names[at + 1]} has no header", file=names[at + 1], line=1)
+            yield from self._segment(name, following)
+
+    def _segment(self, name: str, following: Header | None) -> Iterator[Line]:
+        here = self.position
+        if here.file != name:
+            here.file, here.offset, here.line = name, 0, 0
+        end = None
+        if following is not None:
+            if following.prev_file != name:
+                raise StoreDamaged(
+                    f"a segment between {following.prev_file} and its successor is missing", file=name, line=0
+                )
+            end = following.prev_bytes
+        for raw, whole in split_lines(self._files.read(name, here.offset)):
+            if end is not None and here.offset >= end:
+                break
+            mark = chained(raw, here.hash) if whole else None
+            if mark is None:
+                self._stop(name, end, last=following is None)
+                return
+            if here.line == 0:
+                self._enter(raw, name, mark)
+                continue
+            line = decode_line(raw, name, here.line + 1)
+            if line.seq != here.seq + 1:
+                raise StoreDamaged(f"{name}:{here.line + 1} has number {line.seq}", file=name, line=here.line + 1)
+            self._advance(raw, mark)
+            here.seq, here.at, here.batch = line.last, line.at, line.batch
+            yield line
+        if end is not None and here.offset != end:
+            raise StoreDamaged(f"{name} ends early", file=name, line=here.line + 1)
+
+    def _enter(self, raw: bytes, name: str, mark: bytes) -> None:
+        header = decode_header(raw, name)
+        here = self.position
+        if header.first != here.seq + 1 or segment_name(header.first) != name:
+            raise StoreDamaged(f"{name} begins with number {header.first}", file=name, line=1)
+        self._advance(raw, mark)
+        here.batch = max(here.batch, header.batch)
+
+    def _advance(self, raw: bytes, mark: bytes) -> None:
+        self.position.hash = mark
+        self.position.offset += len(raw) + 1
+        self.position.line += 1
+
+    def _stop(self, name: str, end: int | None, last: bool) -> None:
+        """A line that does not fit. It is what a crash left only if nothing after it was written later than the batch
+        that was open when it happened."""
+        here = self.position
+        number = here.line + 1
+        if end is not None or not last:
+            raise StoreDamaged(f"{name}:{number} is damaged", file=name, line=number)
+        for raw, _ in split_lines(self._files.read(name, here.offset)):
+            batch = batch_of(raw)
+            if batch is not None and batch > here.batch + 1:
+                raise StoreDamaged(f"{name}:{number} is damaged, and later lines follow it", file=name, line=number)
+        self.torn_bytes = self._files.size(name) - here.offset
+
+
+def first_position(files: Files) -> Position:
+    """Where the oldest segment begins; its header says what the chain was like before."""
+    names = segment_names(files)
+    header = read_header(files, names[0]) if names else None
+    return Position() if header is None else Position(seq=header.first - 1, hash=header.prev.encode())
