@@ -48,7 +48,7 @@ class Task(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
 
 
 class Result(Struct, frozen=True, omit_defaults=True, gc=False):
-    """The response to a task. `lease_id` says for which lease; `sequence` numbers a partial, so that it can be retried."""
+    """The response to a task. `lease_id` says for which lease; `sequence` numbers a partial for a safe repeat."""
 
     task_id: str
     status: ResultStatus

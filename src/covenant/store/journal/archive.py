@@ -188,8 +188,8 @@ class Archive:
                     if kind == "task" and rested < horizon:
                         stone = _encoder.encode(tombstone_of(_DECODERS["task"].decode(body)))
                         self._writer.execute(
-                            "update rest set kind = 'tombstone', sender = null, recipient = null, parent = null, body = ?"
-                            " where n = ?",
+                            "update rest set kind = 'tombstone', body = ?, sender = null, recipient = null,"
+                            " parent = null where n = ?",
                             (stone, n),
                         )
                         self._writer.execute("delete from lease where task = ?", (key,))

@@ -18,6 +18,7 @@ import sqlite3
 import time
 from collections.abc import Awaitable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
@@ -597,7 +598,7 @@ class Journal(Embedded):
         names = segment_names(self._files)
         dropped: list[str] = []
         until = 0
-        for name, following in zip(names, names[1:], strict=False):
+        for name, following in pairwise(names):
             header = read_header(self._files, following)
             if header is None or header.at >= horizon or following > (self._position.file or ""):
                 break

@@ -1,8 +1,8 @@
 """One line of the journal: one commit, chained to the line before it.
 
 A line is a JSON object whose last member is `hash`: the SHA-256, in hex, of the previous line's hash followed by this
-line up to the comma before `"hash"`. The first line of every segment is a header, chained like any other. docs/journal.md
-describes the format for readers in other languages.
+line up to the comma before `"hash"`. The first line of every segment is a header, chained like any other.
+docs/journal.md describes the format for readers in other languages.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ class Position(Struct, gc=False):
     """Where the chain stands: the end of a whole line."""
 
     file: str | None = None
-    bytes: int = 0
+    offset: int = 0
     line: int = 0
     hash: bytes = GENESIS
     seq: int = 0  # of the last event
@@ -87,9 +87,7 @@ class Reader:
         end = None
         if following is not None:
             if following.prev_file != name:
-                raise StoreDamaged(
-                    f"a segment between {following.prev_file} and its successor is missing", file=name, line=0
-                )
+                raise StoreDamaged(f"the segment after {following.prev_file} is missing", file=name, line=0)
             end = following.prev_bytes
         for raw, whole in split_lines(self._files.read(name, here.offset)):
             if end is not None and here.offset >= end:
