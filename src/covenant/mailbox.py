@@ -112,7 +112,8 @@ class Mailbox:
 
     async def recv_task(self) -> Delivery:
         """Wait for the oldest task and lease it: for this agent, or for anyone when the box is bound to none."""
-        return (await self.recv_tasks(1))[0]
+        taken: list[Delivery] = await self._engine.take(LeaseTasks(self._agent, self._agent, self._incarnation))
+        return taken[0]
 
     async def recv_tasks(self, limit: int, wait_ms: int | None = None) -> list[Delivery]:
         """Lease up to `limit` tasks; waits until there is one, or returns none when `wait_ms` is over."""
@@ -196,7 +197,8 @@ class Mailbox:
 
     async def recv_result(self) -> Answer:
         """Wait for the oldest result for this agent, or for anyone."""
-        return (await self.recv_results(1))[0]
+        taken: list[Answer] = await self._engine.take(DrainResults(self._agent, self._agent))
+        return taken[0]
 
     async def recv_results(self, limit: int, wait_ms: int | None = None) -> list[Answer]:
         return await self._take(DrainResults(self._agent, self._agent, limit), limit, wait_ms)

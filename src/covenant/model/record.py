@@ -147,6 +147,7 @@ class Tombstone(Struct, gc=False):
     sender: str
     recipient: str
     finished_ms: int
+    order: int = 0  # of the task when it was buried
 
 
 Record: TypeAlias = TaskRecord | Part | Late | Slot | Horizon

@@ -63,11 +63,8 @@ class View(Protocol):
     def tasks(self, agent: str | None, after: int, limit: int) -> Sequence[TaskRecord]:
         """Tasks that an agent sent or received, in the order in which they were sent. All that are open are there."""
 
-    def recent(self, agent: str | None, limit: int) -> Sequence[TaskRecord]:
-        """The same, newest first, finished ones too."""
-
-    def results(self, agent: str | None, limit: int) -> Sequence[Key]:
-        """Results, drained or not, newest first."""
+    def recent(self, agent: str | None, before: int | None, limit: int) -> Sequence[TaskRecord]:
+        """The same, newest first, finished ones too; `before` is where an earlier listing stopped."""
 
     def pending(self, agent: str | None, after: int, limit: int) -> Sequence[Key]:
         """Results that an agent sent or is to receive and that are not drained, oldest first."""

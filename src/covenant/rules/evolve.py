@@ -7,8 +7,7 @@ store, `at` the time of its commit.
 from __future__ import annotations
 
 from collections.abc import Callable
-from copy import copy
-from typing import Any
+from typing import Any, TypeVar
 
 from covenant.model import event as e
 from covenant.model.limits import LEASES_REMEMBERED_MAX
@@ -18,6 +17,13 @@ from covenant.model.task import Result
 
 def evolve(record: Record | Tombstone | None, event: e.Event, order: int, at: int) -> Record | None:
     return _EVOLVE[type(event)](record, event, order, at)
+
+
+R = TypeVar("R", bound="TaskRecord | Part | Slot")
+
+
+def _copied(record: R) -> R:
+    return record.__copy__()  # type: ignore[no-any-return, union-attr]  # what copy.copy calls, without its detour
 
 
 def _sent(_: Any, event: e.Sent, order: int, at: int) -> TaskRecord:
@@ -54,7 +60,7 @@ def _enqueue(record: TaskRecord, not_before_ms: int | None, order: int, at: int)
 
 
 def _leased(old: TaskRecord, event: e.Leased, order: int, at: int) -> TaskRecord:
-    record = copy(old)
+    record = _copied(old)
     record.state = TaskState.IN_FLIGHT
     record.attempt = old.attempt + 1
     record.generation = old.generation + 1
@@ -67,7 +73,7 @@ def _leased(old: TaskRecord, event: e.Leased, order: int, at: int) -> TaskRecord
 
 
 def _heartbeat(old: TaskRecord, event: e.Heartbeat, order: int, at: int) -> TaskRecord:
-    record = copy(old)
+    record = _copied(old)
     lease = old.lease
     assert lease is not None
     record.lease = Lease(lease.lease_id, lease.holder, lease.incarnation, lease.leased_ms, at, order)
@@ -82,7 +88,7 @@ def _end_lease(record: TaskRecord) -> None:
 
 
 def _requeued(old: TaskRecord, event: e.Requeued, order: int, at: int) -> TaskRecord:
-    record = copy(old)
+    record = _copied(old)
     _end_lease(record)
     record.state = TaskState.QUEUED
     record.generation = old.generation + 1
@@ -92,7 +98,7 @@ def _requeued(old: TaskRecord, event: e.Requeued, order: int, at: int) -> TaskRe
 
 
 def _progressed(old: TaskRecord, event: e.Progressed, order: int, at: int) -> TaskRecord:
-    record = copy(old)
+    record = _copied(old)
     record.generation = old.generation + 1
     record.partials = old.partials + 1
     record.partials_total = old.partials_total + 1
@@ -101,7 +107,7 @@ def _progressed(old: TaskRecord, event: e.Progressed, order: int, at: int) -> Ta
 
 
 def _finish(old: TaskRecord, outcome: Outcome, result: Result, order: int, at: int) -> TaskRecord:
-    record = copy(old)
+    record = _copied(old)
     _end_lease(record)
     record.state = TaskState.RESULT_PENDING
     record.outcome = outcome
@@ -132,21 +138,21 @@ def _ended(old: TaskRecord, event: e.Ended, order: int, at: int) -> TaskRecord:
 
 
 def _cancel_asked(old: TaskRecord, event: e.CancelAsked, order: int, at: int) -> TaskRecord:
-    record = copy(old)
+    record = _copied(old)
     record.cancel_reason = event.reason
     record.order = order
     return record
 
 
 def _cascade_done(old: TaskRecord, event: e.CascadeDone, order: int, at: int) -> TaskRecord:
-    record = copy(old)
+    record = _copied(old)
     record.cascade = False
     record.order = order
     return record
 
 
 def _promoted(old: TaskRecord, event: e.Promoted, order: int, at: int) -> TaskRecord:
-    record = copy(old)
+    record = _copied(old)
     record.waits_on = None
     record.order = order
     _enqueue(record, old.not_before_ms, order, at)
@@ -154,14 +160,14 @@ def _promoted(old: TaskRecord, event: e.Promoted, order: int, at: int) -> TaskRe
 
 
 def _due(old: TaskRecord, event: e.Due, order: int, at: int) -> TaskRecord:
-    record = copy(old)
+    record = _copied(old)
     record.order = order
     _enqueue(record, None, order, at)
     return record
 
 
 def _drained(old: TaskRecord | Part, event: e.Drained, order: int, at: int) -> TaskRecord | Part:
-    record = copy(old)
+    record = _copied(old)
     record.order = order
     record.answer_for = None
     if isinstance(record, TaskRecord):
@@ -170,7 +176,7 @@ def _drained(old: TaskRecord | Part, event: e.Drained, order: int, at: int) -> T
 
 
 def _undrained(old: TaskRecord | Part, event: e.Undrained, order: int, at: int) -> TaskRecord | Part:
-    record = copy(old)
+    record = _copied(old)
     record.order = order
     if isinstance(record, TaskRecord):
         record.state = TaskState.RESULT_PENDING
@@ -193,14 +199,14 @@ def _slot_opened(_: Any, event: e.SlotOpened, order: int, at: int) -> Slot:
 
 
 def _slot_led(old: Slot, event: e.SlotLed, order: int, at: int) -> Slot:
-    slot = copy(old)
+    slot = _copied(old)
     slot.leader = event.leader
     slot.order = order
     return slot
 
 
 def _slot_cached(old: Slot, event: e.SlotCached, order: int, at: int) -> Slot:
-    slot = copy(old)
+    slot = _copied(old)
     slot.leader = None
     slot.result = event.result
     slot.source = event.source

@@ -6,6 +6,9 @@ with a cursor instead of holding everybody up.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import islice
+
 from covenant.model.agent import AgentId
 from covenant.model.error import BadCursor, UnknownTask
 from covenant.model.record import TaskRecord, TaskState
@@ -35,16 +38,26 @@ def get_result(task_id: str, by: AgentId | None, view: View, ctx: Context) -> An
 
 def recent_tasks(limit: int, by: AgentId | None, view: View, ctx: Context) -> list[Task]:
     check_count(limit, "limit", ctx.limits.page_max)
-    horizon = horizon_ms(ctx)
-    return [r.task for r in view.recent(_scope(by), limit) if is_retained(r, horizon)]
+    return [record.task for record in islice(_recent(by, view, ctx), limit)]
 
 
 def recent_results(limit: int, by: AgentId | None, view: View, ctx: Context) -> list[Answer]:
-    """Final results, newest first, drained or not, as far back as the store keeps them at hand."""
+    """Final results, drained or not, those of the newest tasks first."""
     check_count(limit, "limit", ctx.limits.page_max)
+    finished = (record for record in _recent(by, view, ctx) if record.result is not None)
+    return [answer_of(record) for record in islice(finished, limit)]
+
+
+def _recent(by: AgentId | None, view: View, ctx: Context) -> Iterator[TaskRecord]:
+    """Newest first, no further back than `scan_max` tasks."""
     horizon = horizon_ms(ctx)
-    records = [view.get(key) for key in view.results(_scope(by), limit)]
-    return [answer_of(r) for r in records if isinstance(r, TaskRecord) and is_retained(r, horizon)]
+    before: int | None = None
+    for _ in range(0, ctx.limits.scan_max, _CHUNK):
+        chunk = view.recent(_scope(by), before, _CHUNK)
+        yield from (record for record in chunk if is_retained(record, horizon))
+        if len(chunk) < _CHUNK:
+            return
+        before = chunk[-1].sent_order
 
 
 def task_queue(

@@ -49,7 +49,7 @@ def is_forgotten(known: Record | Tombstone, ctx: Context) -> bool:
 
 
 def tombstone_of(record: TaskRecord) -> Tombstone:
-    return Tombstone(digest_of(record.task), record.sender, record.recipient, record.finished_ms)
+    return Tombstone(digest_of(record.task), record.sender, record.recipient, record.finished_ms, record.sent_order)
 
 
 def compact(command: CompactHistory, view: View, ctx: Context) -> Commit:

@@ -15,7 +15,7 @@ from typing import Protocol
 from covenant.model.limits import CLOCK_CHECK_MS
 
 _POOL_BYTES = 4096
-_VARIANT = "89ab"
+_VARIANT = {digit: "89ab"[int(digit, 16) & 3] for digit in "0123456789abcdef"}
 
 
 class Timer(Protocol):
@@ -79,26 +79,29 @@ class RandomIds:
     def __init__(self) -> None:
         self._pool = ""
         self._at = 0
-        self._pid = 0
+        os.register_at_fork(after_in_child=self._spill)
+
+    def _spill(self) -> None:
+        """A forked child must not repeat its parent's ids."""
+        self._pool = ""
 
     def _hex(self) -> str:
-        """32 random hex digits. A forked child must not repeat its parent's."""
-        if self._at + 32 > len(self._pool) or self._pid != os.getpid():
-            self._pool = os.urandom(_POOL_BYTES).hex()
-            self._at = 0
-            self._pid = os.getpid()
+        """32 random hex digits."""
         at = self._at
+        if at + 32 > len(self._pool):
+            self._pool = os.urandom(_POOL_BYTES).hex()
+            at = 0
         self._at = at + 32
         return self._pool[at : at + 32]
 
     def task(self) -> str:
         h = self._hex()
         t = f"{time.time_ns() // 1_000_000:012x}"
-        return f"{t[:8]}-{t[8:]}-7{h[:3]}-{_VARIANT[int(h[3], 16) & 3]}{h[4:7]}-{h[7:19]}"
+        return f"{t[:8]}-{t[8:]}-7{h[:3]}-{_VARIANT[h[3]]}{h[4:7]}-{h[7:19]}"
 
     def lease(self) -> str:
         h = self._hex()
-        return f"{h[:8]}-{h[8:12]}-4{h[12:15]}-{_VARIANT[int(h[15], 16) & 3]}{h[16:19]}-{h[19:31]}"
+        return f"{h[:8]}-{h[8:12]}-4{h[12:15]}-{_VARIANT[h[15]]}{h[16:19]}-{h[19:31]}"
 
 
 class CountingIds:

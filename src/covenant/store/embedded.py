@@ -74,6 +74,12 @@ class Embedded:
         self._run_steps()
         self._set_timer()
 
+    def _refused(self) -> CovenantError:
+        """A fresh copy: an exception that is raised twice drags its first traceback along."""
+        why = self._refusal
+        assert why is not None
+        return type(why)(why.message, **why.details)
+
     def _stop(self, why: CovenantError) -> None:
         self._refusal = why
         if self._timer is not None:
@@ -142,7 +148,7 @@ class Embedded:
 
     async def read(self, query: Callable[[View, Context], T]) -> T:
         if self._refusal is not None:
-            raise self._refusal
+            raise self._refused()
         self._ctx.now = self._clock.now_ms()
         try:
             answer = query(self.state, self._ctx)
@@ -172,13 +178,14 @@ class Embedded:
 
     def _commit(self, command: Command) -> Commit:
         if self._refusal is not None:
-            raise self._refusal
+            raise self._refused()
+        ctx = self._ctx
         now = self._clock.now_ms()
         due = self._timer_ms
         if due is not None and due <= now:
             self._expire()
-        self._ctx.now = now
-        commit = decide(command, self.state, self._ctx)
+        ctx.now = now
+        commit = decide(command, self.state, ctx)
         if commit.events or commit.audit:
             self._apply(commit, now)
         if commit.then:
@@ -197,26 +204,26 @@ class Embedded:
             state.audit.extend(commit.audit)
         self._ctx.compacted_before_ms = state.compacted_before_ms
         self._wake()
-        if state.due_times.next_ms() != self._timer_ms:
+        if state.due_times.moved and state.due_times.next_ms() != self._timer_ms:
             self._set_timer()
 
     def _wake(self) -> None:
         """Wake those concerned: one waiter for each piece of work."""
         state = self.state
         if state.readied:
-            if len(self._ready_waiters):
+            if self._ready_waiters.count:
                 for recipient in state.readied:
                     if not self._ready_waiters.wake(recipient):
                         self._ready_waiters.wake(ALL)
             state.readied.clear()
         if state.answered:
-            if len(self._answer_waiters):
+            if self._answer_waiters.count:
                 for peer in state.answered:
                     if not self._answer_waiters.wake(peer):
                         self._answer_waiters.wake(ALL)
             state.answered.clear()
         if state.changed:
-            if len(self._change_waiters):
+            if self._change_waiters.count:
                 for key in state.changed:
                     self._change_waiters.wake_all(key)
             state.changed.clear()

@@ -7,9 +7,11 @@ other O(log n), and a cursor is found by bisection.
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from heapq import heapify, heappop, heappush
+from typing import Generic, TypeVar
 
 _TRIM_AT = 512
 
@@ -18,7 +20,7 @@ class Ledger:
     __slots__ = ("_dead", "_head", "_keys", "_orders")
 
     def __init__(self) -> None:
-        self._orders: list[int] = []
+        self._orders = array("q")
         self._keys: list[str | None] = []
         self._head = 0  # what lies before is gone; what it points at is alive, or the end
         self._dead = 0
@@ -50,14 +52,17 @@ class Ledger:
 
     def remove(self, order: int) -> None:
         orders, keys, head = self._orders, self._keys, self._head
+        self._dead = dead = self._dead + 1
         if orders[head] == order:
             keys[head] = None
-            self._head = head + 1
+            head += 1
+            if head < len(keys) and keys[head] is None:
+                self._skip()
+            else:
+                self._head = head
         else:
             keys[bisect_left(orders, order, head)] = None
-        self._dead += 1
-        self._skip()
-        if self._dead > _TRIM_AT and self._dead * 2 > len(keys):
+        if dead > _TRIM_AT and dead * 2 > len(keys):
             self._trim()
 
     def _skip(self) -> None:
@@ -69,7 +74,7 @@ class Ledger:
 
     def _trim(self) -> None:
         alive = [(order, key) for order, key in zip(self._orders, self._keys, strict=True) if key is not None]
-        self._orders = [order for order, _ in alive]
+        self._orders = array("q", [order for order, _ in alive])
         self._keys = [key for _, key in alive]
         self._head = self._dead = 0
 
@@ -91,38 +96,102 @@ class Ledger:
             if key is not None:
                 yield key
 
-    def newest(self) -> Iterator[str]:
-        keys = self._keys
-        for at in range(len(keys) - 1, self._head - 1, -1):
-            key = keys[at]
-            if key is not None:
-                yield key
+
+class LazyLedger:
+    """A ledger that is told only how many of its keys are gone, not which: it asks when it comes to them. Cheaper to
+    keep where keys leave more often than they are listed."""
+
+    __slots__ = ("_dead", "_head", "_is_there", "_keys", "_orders")
+
+    def __init__(self, is_there: Callable[[str, int], bool]) -> None:
+        self._orders = array("q")
+        self._keys: list[str] = []
+        self._head = 0
+        self._dead = 0
+        self._is_there = is_there
+
+    def __len__(self) -> int:
+        return len(self._keys) - self._dead
+
+    def add(self, order: int, key: str) -> None:
+        orders = self._orders
+        if orders and order <= orders[-1]:
+            self._put_back(order, key)
+        else:
+            orders.append(order)
+            self._keys.append(key)
+
+    def _put_back(self, order: int, key: str) -> None:
+        at = bisect_left(self._orders, order)
+        if at < len(self._orders) and self._orders[at] == order:
+            self._dead -= 1  # its entry is still here
+        else:
+            self._orders.insert(at, order)
+            self._keys.insert(at, key)
+        self._head = min(self._head, at)
+
+    def lose(self) -> None:
+        """One of the keys is gone."""
+        self._dead += 1
+        if self._dead > _TRIM_AT and self._dead * 2 > len(self._keys):
+            there = [pair for pair in zip(self._orders, self._keys, strict=True) if self._is_there(pair[1], pair[0])]
+            self._orders = array("q", [order for order, _ in there])
+            self._keys = [key for _, key in there]
+            self._head = self._dead = 0
+
+    def oldest(self, limit: int) -> list[str]:
+        self._skip()
+        return [key for key, _ in zip(self.after(0), range(limit), strict=False)]
+
+    def _skip(self) -> None:
+        head, end = self._head, len(self._keys)
+        while head < end and not self._is_there(self._keys[head], self._orders[head]):
+            head += 1
+        self._head = head
+
+    def after(self, order: int) -> Iterator[str]:
+        start = self._head if order <= 0 else bisect_right(self._orders, order, self._head)
+        for at in range(start, len(self._keys)):
+            if self._is_there(self._keys[at], self._orders[at]):
+                yield self._keys[at]
+
+    def newest(self, before: int | None = None) -> Iterator[str]:
+        """Newest first, from in front of this number."""
+        end = len(self._keys) if before is None else bisect_left(self._orders, before)
+        for at in range(end - 1, self._head - 1, -1):
+            if self._is_there(self._keys[at], self._orders[at]):
+                yield self._keys[at]
 
 
-class Shelf:
+L = TypeVar("L", bound="Ledger | LazyLedger")
+
+
+class Shelf(Generic[L]):
     """Ledgers by name. One that is empty is dropped when there are many."""
 
-    __slots__ = ("_ledgers",)
-    _EMPTY = Ledger()
+    __slots__ = ("_empty", "_ledgers", "_make")
     _KEPT_MAX = 4096
 
-    def __init__(self) -> None:
-        self._ledgers: dict[str, Ledger] = {}
+    def __init__(self, make: Callable[[], L]) -> None:
+        self._ledgers: dict[str, L] = {}
+        self._make = make
+        self._empty = make()
 
     def add(self, name: str, order: int, key: str) -> None:
         ledger = self._ledgers.get(name)
         if ledger is None:
-            ledger = self._ledgers[name] = Ledger()
+            ledger = self._ledgers[name] = self._make()
         ledger.add(order, key)
 
-    def remove(self, name: str, order: int) -> None:
+    def take(self, name: str) -> L:
+        """The ledger from which a key is about to leave."""
         ledger = self._ledgers[name]
-        ledger.remove(order)
-        if not len(ledger) and len(self._ledgers) > self._KEPT_MAX:
+        if len(ledger) == 1 and len(self._ledgers) > self._KEPT_MAX:
             del self._ledgers[name]
+        return ledger
 
-    def get(self, name: str) -> Ledger:
-        return self._ledgers.get(name, self._EMPTY)
+    def get(self, name: str) -> L:
+        return self._ledgers.get(name, self._empty)
 
     def names(self) -> list[str]:
         """Those that hold something."""
@@ -133,13 +202,15 @@ class DueTimes:
     """Keys by the time at which something is due. A changed time leaves its old entry behind until it comes up or
     outnumbers the living."""
 
-    __slots__ = ("_heap", "_times")
+    __slots__ = ("_heap", "_times", "moved")
 
     def __init__(self) -> None:
+        self.moved = False  # since somebody last asked for the next time
         self._heap: list[tuple[int, str]] = []
         self._times: dict[str, int] = {}
 
     def set(self, key: str, due_ms: int | None) -> None:
+        self.moved = True
         if due_ms is None:
             self._times.pop(key, None)
         else:
@@ -150,6 +221,7 @@ class DueTimes:
             heapify(self._heap)
 
     def next_ms(self) -> int | None:
+        self.moved = False
         heap = self._heap
         while heap and self._times.get(heap[0][1]) != heap[0][0]:
             heappop(heap)

@@ -17,7 +17,7 @@ from covenant.model.event import Event
 from covenant.model.record import LATE_PREFIX, Horizon, Key, Late, Part, Record, Slot, TaskRecord, Tombstone
 from covenant.rules.evolve import CREATING, evolve
 from covenant.rules.retention import at_rest, is_retained, tombstone_of
-from covenant.store.ledger import DueTimes, Ledger, Shelf
+from covenant.store.ledger import DueTimes, LazyLedger, Ledger, Shelf
 
 ALL = "*"
 
@@ -26,7 +26,7 @@ class Base(Protocol):
     """Where records at rest go. Listings are lazy: the caller stops when it has enough."""
 
     def get(self, key: Key) -> Record | Tombstone | None: ...
-    def recent(self, agent: str | None) -> Iterator[TaskRecord]: ...
+    def recent(self, agent: str | None, before: int | None) -> Iterator[TaskRecord]: ...
     def children(self, parent: str, after: int) -> Iterator[TaskRecord]: ...
     def slots(self, after: int) -> Iterator[tuple[Key, Slot]]: ...
     def late(self, task_id: str) -> Iterator[tuple[Key, Late]]: ...
@@ -46,18 +46,16 @@ class State:
         self.rested: deque[Key] = deque()  # at rest and still in memory, oldest first
         self.cascades: set[Key] = set()
         self.compacted_before_ms = 0
-        self._ready = Shelf()
-        self._ready_all = Ledger()
-        self._waits = Shelf()
-        self._answers = Shelf()
-        self._answers_all = Ledger()
+        self._ready = Shelf(Ledger)
+        self._ready_all = LazyLedger(self._is_ready)
+        self._waits = Shelf(Ledger)
+        self._answers = Shelf(Ledger)
+        self._answers_all = LazyLedger(self._is_pending)
         self._leases = Ledger()
         self._lease_tasks: dict[str, Key] = {}
-        self._sent = Shelf()
-        self._sent_all = Ledger()
-        self._finished = Shelf()
-        self._finished_all = Ledger()
-        self._children = Shelf()
+        self._sent = Shelf(lambda: LazyLedger(self._is_sent))
+        self._sent_all = LazyLedger(self._is_sent)
+        self._children = Shelf(Ledger)
         self._slots = Ledger()
         self._late: dict[str, list[Key]] = {}
         self.due_times = DueTimes()
@@ -90,7 +88,7 @@ class State:
         order = first
         for event in events:
             old = self.get(event.key)
-            seen = old is not None and getattr(old, "order", 0) >= order
+            seen = old is not None and type(old) is not Tombstone and old.order >= order
             unknown = partial and type(event) not in CREATING and (old is None or type(old) is Tombstone)
             if not seen and not unknown:
                 self.order = order - 1
@@ -151,16 +149,20 @@ class State:
         if new.lease is not None:
             self._lease_tasks[new.lease.lease_id] = key
             self._leases.add(new.lease.seen_order, key)
-        if new.outcome is not None:
-            self._finish_task(key, new)
-            self._move_answer(key, None, new)
+        self._move_answer(key, None, new)
         self._rest_task(key, new)
 
-    def _finish_task(self, key: Key, new: TaskRecord) -> None:
-        self._finished_all.add(new.answer_order, key)
-        self._finished.add(new.sender, new.answer_order, key)
-        if new.recipient != new.sender:
-            self._finished.add(new.recipient, new.answer_order, key)
+    def _is_ready(self, key: Key, order: int) -> bool:
+        record = self.records.get(key)
+        return type(record) is TaskRecord and record.ready_for is not None and record.ready_order == order
+
+    def _is_pending(self, key: Key, order: int) -> bool:
+        record = self.records.get(key)
+        return type(record) in (TaskRecord, Part) and record.answer_for is not None and record.answer_order == order  # type: ignore[union-attr]
+
+    def _is_sent(self, key: Key, order: int) -> bool:
+        record = self.records.get(key)
+        return type(record) is TaskRecord and record.sent_order == order
 
     def _rest_task(self, key: Key, new: TaskRecord) -> None:
         if new.cascade:
@@ -175,21 +177,19 @@ class State:
     def _move_task(self, key: Key, old: TaskRecord, new: TaskRecord) -> None:
         if old.ready_for is not None:
             if new.ready_for is None:
-                self._ready.remove(old.ready_for, old.ready_order)
-                self._ready_all.remove(old.ready_order)
+                self._ready.take(old.ready_for).remove(old.ready_order)
+                self._ready_all.lose()
         elif new.ready_for is not None:
             self._ready.add(new.ready_for, new.ready_order, key)
             self._ready_all.add(new.ready_order, key)
             self.readied.append(new.ready_for)
         if old.waits_on is not None and new.waits_on is None:
-            self._waits.remove(old.waits_on, old.ready_order)
+            self._waits.take(old.waits_on).remove(old.ready_order)
         if old.lease is not new.lease:
             self._move_lease(key, old, new)
         if old.due_ms != new.due_ms:
             self.due_times.set(key, new.due_ms)
         if new.outcome is not None:
-            if old.outcome is None:
-                self._finish_task(key, new)
             self._move_answer(key, old, new)
             self._rest_task(key, new)
         if old.generation != new.generation:
@@ -212,8 +212,8 @@ class State:
                 self._answers_all.add(new.answer_order, key)
                 self.answered.append(new.answer_for)
         elif new.answer_for is None:
-            self._answers.remove(was, new.answer_order)
-            self._answers_all.remove(new.answer_order)
+            self._answers.take(was).remove(new.answer_order)
+            self._answers_all.lose()
 
     def _move_slot(self, key: Key, old: Slot | None, new: Slot) -> None:
         if old is not None and old.result is not None:
@@ -244,13 +244,12 @@ class State:
         """Take a record at rest out of memory and out of every listing."""
         record = self.records.pop(key, None)
         if type(record) is TaskRecord:
-            self._sent_all.remove(record.sent_order)
-            self._finished_all.remove(record.answer_order)
-            for agent in {record.sender, record.recipient}:
-                self._sent.remove(agent, record.sent_order)
-                self._finished.remove(agent, record.answer_order)
+            self._sent_all.lose()
+            self._sent.take(record.sender).lose()
+            if record.recipient != record.sender:
+                self._sent.take(record.recipient).lose()
             if record.task.parent is not None:
-                self._children.remove(record.task.parent, record.sent_order)
+                self._children.take(record.task.parent).remove(record.sent_order)
             for lease_id in record.lease_history:
                 self._lease_tasks.pop(lease_id, None)
         elif type(record) is Slot and record.result is not None:
@@ -333,17 +332,13 @@ class State:
         ledger = self._sent_all if agent is None else self._sent.get(agent)
         return self._tasks(ledger.after(after), limit)
 
-    def recent(self, agent: str | None, limit: int) -> Sequence[TaskRecord]:
+    def recent(self, agent: str | None, before: int | None, limit: int) -> Sequence[TaskRecord]:
         ledger = self._sent_all if agent is None else self._sent.get(agent)
-        found = self._tasks(ledger.newest(), limit)
+        found = self._tasks(ledger.newest(before), limit)
         if self.base is None:
             return found
-        resting = (record for record in self.base.recent(agent) if record.task.id not in self.records)
+        resting = (record for record in self.base.recent(agent, before) if record.task.id not in self.records)
         return sorted([*found, *islice(resting, limit)], key=_sent_order, reverse=True)[:limit]
-
-    def results(self, agent: str | None, limit: int) -> Sequence[Key]:
-        ledger = self._finished_all if agent is None else self._finished.get(agent)
-        return [key for key, _ in zip(ledger.newest(), range(limit), strict=False)]
 
     def pending(self, agent: str | None, after: int, limit: int) -> Sequence[Key]:
         ledger = self._answers_all if agent is None else self._answers.get(agent)

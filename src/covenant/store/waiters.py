@@ -11,20 +11,17 @@ from covenant.model.error import TooManyWaiters
 class Waiters:
     def __init__(self, waiters_max: int) -> None:
         self._queues: dict[str, deque[asyncio.Future[None]]] = {}
-        self._count = 0
+        self.count = 0
         self._max = waiters_max
-
-    def __len__(self) -> int:
-        return self._count
 
     async def wait(self, name: str) -> None:
         """Until woken. A waiter that goes away after it was woken wakes the next one in its place."""
-        if self._count >= self._max:
+        if self.count >= self._max:
             raise TooManyWaiters(f"{self._max} calls are waiting already", limit=self._max)
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         queue = self._queues.setdefault(name, deque())
         queue.append(future)
-        self._count += 1
+        self.count += 1
         try:
             await future
         except asyncio.CancelledError:
@@ -32,7 +29,7 @@ class Waiters:
                 self.wake(name)
             raise
         finally:
-            self._count -= 1
+            self.count -= 1
             if not future.done() or future.cancelled():
                 self._drop(name, future)
 

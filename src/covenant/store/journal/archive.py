@@ -25,6 +25,7 @@ VERSION: Final = 1
 _FILTER_BITS_PER_KEY: Final = 16
 _FILTER_KEYS_MIN: Final = 1 << 16
 _PRUNE_ROWS: Final = 2048
+_N_MAX: Final = 2**62
 
 _SCHEMA: Final = f"""
 pragma user_version = {VERSION};
@@ -157,7 +158,7 @@ class Archive:
             row = (record.sent_order, key, "task", sender, recipient, record.task.parent, record.finished_ms)
             return row, body
         kind = saved(key, record).__struct_config__.tag
-        return (getattr(record, "order", 0), key, kind, None, None, None, rest_ms(record)), body
+        return (record.order, key, kind, None, None, None, rest_ms(record)), body
 
     def _agent(self, pubkey: str) -> int:
         number = self._agents.get(pubkey)
@@ -167,12 +168,12 @@ class Archive:
             self._agents[pubkey] = number
         return number
 
-    def store_saved(self, items: Iterable[tuple[int, Saved]]) -> None:
-        """Take in what a history snapshot kept, under the numbers that it had."""
+    def store_saved(self, items: Iterable[Saved]) -> None:
+        """Take in what a history snapshot kept."""
         with self._writer:
-            for n, item in items:
+            for item in items:
                 row, body = self._row(item.key, item.record)
-                self._writer.execute("insert or replace into rest values (?, ?, ?, ?, ?, ?, ?, ?)", (n, *row[1:], body))
+                self._writer.execute("insert or replace into rest values (?, ?, ?, ?, ?, ?, ?, ?)", (*row, body))
 
     def bury(self, horizon: int, forgotten_before: int) -> tuple[int, int]:
         """Turn tasks past retention into tombstones, and drop what is past those, in steps."""
@@ -208,7 +209,7 @@ class Archive:
         row = self._writer.execute("select kind from rest where key = ?", (key.split(":")[1],)).fetchone()
         return row is None or row[0] == "task"
 
-    def beyond_segments(self, dropped_until: int) -> Iterator[tuple[int, Saved]]:
+    def beyond_segments(self, dropped_until: int) -> Iterator[Saved]:
         """Everything that cannot be told from the segments behind this event alone."""
         after = 0
         while rows := self._writer.execute(
@@ -216,8 +217,8 @@ class Archive:
             (after, dropped_until, _PRUNE_ROWS),
         ).fetchall():
             after = rows[-1][0]
-            for number, key, kind, body in rows:
-                yield number, saved(key, _DECODERS[kind].decode(body))
+            for _, key, kind, body in rows:
+                yield saved(key, _DECODERS[kind].decode(body))
 
     # --- the filter ---------------------------------------------------------------------------------------
 
@@ -257,16 +258,20 @@ class Archive:
         for kind, body in self._reader.execute(sql, values):
             yield _DECODERS[kind].decode(body)
 
-    def recent(self, agent: str | None) -> Iterator[TaskRecord]:
+    def recent(self, agent: str | None, before: int | None) -> Iterator[TaskRecord]:
+        end = _N_MAX if before is None else before
         if agent is None:
-            yield from self._records("select kind, body from rest where kind = 'task' order by n desc", ())
+            yield from self._records(
+                "select kind, body from rest where kind = 'task' and n < ? order by n desc", (end,)
+            )
             return
         number = self._agents.get(agent)
         if number is None:
             return
-        sent = self._records("select kind, body from rest where sender = ? order by n desc", (number,))
+        sent = self._records("select kind, body from rest where sender = ? and n < ? order by n desc", (number, end))
         received = self._records(
-            "select kind, body from rest where recipient = ? and sender != recipient order by n desc", (number,)
+            "select kind, body from rest where recipient = ? and sender != recipient and n < ? order by n desc",
+            (number, end),
         )
         yield from merge(sent, received, key=lambda record: record.sent_order, reverse=True)
 

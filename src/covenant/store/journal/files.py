@@ -112,6 +112,9 @@ class Files:
     def sync_folder(self) -> None:
         _sync_folder(self.folder)
 
+    def exists(self, name: str) -> bool:
+        return (self.folder / name).exists()
+
     def size(self, name: str) -> int:
         return (self.folder / name).stat().st_size
 

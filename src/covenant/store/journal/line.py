@@ -7,6 +7,7 @@ docs/journal.md describes the format for readers in other languages.
 
 from __future__ import annotations
 
+from binascii import hexlify
 from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from typing import Final
@@ -62,9 +63,7 @@ _version_decoder: Final = msgspec.json.Decoder(dict[str, object])
 def encode(line: Line | Header, previous: bytes) -> tuple[bytes, bytes]:
     """The bytes of the line, and its hash."""
     body = _encoder.encode(line)[:-1]
-    digest = sha256(previous)
-    digest.update(body)
-    mark = digest.hexdigest().encode()
+    mark = hexlify(sha256(previous + body).digest())
     return b'%b,"hash":"%b"}\n' % (body, mark), mark
 
 
@@ -72,9 +71,7 @@ def chained(raw: bytes, previous: bytes) -> bytes | None:
     """The hash of a line (without its newline) if it is whole and follows `previous`; None if not."""
     if len(raw) <= _TAIL or raw[-_TAIL : -_TAIL + len(_HASH)] != _HASH or raw[-2:] != b'"}':
         return None
-    digest = sha256(previous)
-    digest.update(raw[:-_TAIL])
-    mark = digest.hexdigest().encode()
+    mark = hexlify(sha256(previous + raw[:-_TAIL]).digest())
     return mark if raw[-66:-2] == mark else None
 
 

@@ -1,0 +1,218 @@
+"""What keeps the journal small while it works: records at rest move to the archive, snapshots keep starts short, and
+segments past retention go.
+
+All of it runs beside the event loop, one job at a time, and none of it is needed for correctness: a crash in any of it
+leaves files that the next start reads or removes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sqlite3
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from typing import Any, Protocol, TypeVar
+
+from covenant.model.command import Command, CompactHistory
+from covenant.model.limits import Limits
+from covenant.model.view import Compaction
+from covenant.store.clock import Clock
+from covenant.store.journal.archive import Archive
+from covenant.store.journal.files import Files
+from covenant.store.journal.loading import forget, resting_batch
+from covenant.store.journal.segment import read_header, segment_names
+from covenant.store.journal.snapshot import HISTORY, PLAIN, Saved, header_of, saved, snapshot_names, write_snapshot
+from covenant.store.journal.writer import Writer
+from covenant.store.state import State
+
+T = TypeVar("T")
+
+log = logging.getLogger("covenant.journal")
+
+_ARCHIVE_BATCHES = 4
+
+
+class House(Protocol):
+    """What the housekeeper sees of the engine."""
+
+    limits: Limits
+    state: State
+
+    @property
+    def is_up(self) -> bool: ...
+    async def run(self, command: Command) -> Any: ...
+    async def write_out(self) -> None:
+        """Until the chain ends on disk where it ends in memory; no await happens after that."""
+
+
+class Housekeeper:
+    """Of one opening of one folder: when the engine reopens, it gets another."""
+
+    def __init__(
+        self, house: House, files: Files, archive: Archive, writer: Writer, clock: Clock, thread: ThreadPoolExecutor
+    ) -> None:
+        self.archived = 0
+        self.snapshots = 0
+        self.unsaved_bytes = 0  # written since the last snapshot
+        self.snapshot_bytes = 0  # of the last snapshot
+        self._house = house
+        self._state = house.state
+        self._limits = house.limits
+        self._files = files
+        self._archive = archive
+        self._writer = writer
+        self._clock = clock
+        self._thread = thread
+        self._job: asyncio.Task[None] | None = None
+
+    def look(self) -> None:
+        """Start what is due. Called after every sync, so it costs next to nothing when nothing is."""
+        if self._job is None and (self._wants_archiving() or self._wants_snapshot() or self._archive.wants_filter):
+            self._job = asyncio.get_running_loop().create_task(self._tidy())
+            self._job.add_done_callback(self._done)
+
+    def _done(self, job: asyncio.Task[None]) -> None:
+        self._job = None
+        if not job.cancelled() and job.exception() is not None:
+            log.error("housekeeping failed and will be tried again: %s", job.exception())
+
+    async def finish(self) -> None:
+        """Until no job is running."""
+        while self._job is not None:
+            await asyncio.wait([self._job])
+
+    def _wants_archiving(self) -> bool:
+        return len(self._state.rested) >= self._limits.finished_tail_max + self._limits.archive_batch
+
+    def _wants_snapshot(self) -> bool:
+        return self.unsaved_bytes >= max(self._limits.snapshot_every_bytes, self.snapshot_bytes)
+
+    async def _aside(self, job: Callable[..., T], *values: Any) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, job, *values)
+
+    async def _tidy(self) -> None:
+        while self._house.is_up and self._house.state is self._state:
+            if self._archive.wants_filter:
+                await self._aside(self._archive.fill_filter)
+                self._archive.use_filled()
+            elif self._wants_archiving():
+                if not await self._move_to_archive():
+                    return
+            elif self._wants_snapshot():
+                await self._save(PLAIN)
+                await self._drop_segments(only_if_it_pays=True)
+            else:
+                return
+
+    async def _move_to_archive(self) -> bool:
+        state = self._state
+        limit = _ARCHIVE_BATCHES * self._limits.archive_batch
+        batch = resting_batch(state, limit, self._limits.finished_tail_max, self._writer.position.seq)
+        if not batch:
+            return False
+        gone = list(state.gone)
+        try:
+            await self._aside(self._archive.store, batch, gone)
+        except sqlite3.Error:
+            state.rested.extendleft(key for key, _ in reversed(batch))
+            raise
+        forget(state, self._archive, batch, gone)
+        self.archived += len(batch)
+        return True
+
+    async def _save(self, prefix: str, dropped_until: int = 0) -> int:
+        """Write a snapshot of the records in memory; a history one with what the archive alone holds of the segments
+        up to `dropped_until`."""
+        archive = self._archive
+        archive_id = archive.id
+        assert archive_id is not None
+        await self._house.write_out()
+        header = header_of(self._writer.position, archive_id, self._state.gone, self._state.audit)
+        records = list(self._state.records.items())
+        if prefix == PLAIN:
+            self.unsaved_bytes = 0
+
+        def items() -> Iterator[Saved]:
+            for key, record in records:
+                yield saved(key, record)
+            if prefix == HISTORY:
+                hidden = {key for key, _ in records}.union(header.gone)
+                yield from (item for item in archive.beyond_segments(dropped_until) if item.key not in hidden)
+
+        size = await self._aside(write_snapshot, self._files, prefix, header, items())
+        if prefix == PLAIN:
+            self.snapshot_bytes = size
+        self.snapshots += 1
+        for name in snapshot_names(self._files, prefix)[:-1]:
+            self._files.remove(name)
+        return size
+
+    # --- letting segments go ------------------------------------------------------------------------------
+
+    async def compact(self, horizon: int) -> Compaction:
+        """Everything that housekeeping would do in time, now."""
+        await self.finish()
+        job = asyncio.get_running_loop().create_task(self._compact(horizon))
+        self._job = asyncio.get_running_loop().create_task(_quietly(job))
+        self._job.add_done_callback(self._done)
+        return await asyncio.shield(job)
+
+    async def _compact(self, horizon: int) -> Compaction:
+        forgotten_before = self._clock.now_ms() - self._limits.dedup_ms
+        resting = await self._aside(self._archive.bury, horizon, forgotten_before)
+        awake = self._state.bury(horizon, forgotten_before)
+        await self._save(PLAIN)
+        segments, size = await self._drop_segments(only_if_it_pays=False)
+        return Compaction(resting[0] + awake[0], resting[1] + awake[1], segments, size)
+
+    async def _drop_segments(self, only_if_it_pays: bool) -> tuple[int, int]:
+        """Let whole segments past retention go, after writing down what only they told."""
+        now = self._clock.now_ms()
+        horizon = now - self._limits.retention_ms
+        excess = self._excess_until()
+        if excess > horizon:
+            horizon = await self._house.run(CompactHistory(None, max(0, now - excess)))
+        names, until = self._droppable(horizon)
+        size = sum(self._files.size(name) for name in names)
+        histories = snapshot_names(self._files, HISTORY)
+        pays = size >= max(self._limits.segment_bytes, self._files.size(histories[-1]) if histories else 0)
+        if not names or (only_if_it_pays and not pays):
+            return 0, 0
+        await self._aside(self._archive.bury, horizon, now - self._limits.dedup_ms)
+        await self._save(HISTORY, until)
+        await self._save(PLAIN)
+        for name in names:
+            self._files.remove(name)
+        self._files.sync_folder()
+        return len(names), size
+
+    def _droppable(self, horizon: int) -> tuple[list[str], int]:
+        """The segments in which everything happened before the horizon, and their last event."""
+        names: list[str] = []
+        until = 0
+        for name, following in pairwise(segment_names(self._files)):
+            header = read_header(self._files, following)
+            if header is None or header.at >= horizon:
+                break
+            names.append(name)
+            until = header.first - 1
+        return names, until
+
+    def _excess_until(self) -> int:
+        """When the segments take more room than retention allows: the time at which the part that fits begins."""
+        room = self._limits.retention_bytes
+        begins = 0
+        for name in reversed(segment_names(self._files)):
+            room -= self._files.size(name)
+            if room < 0:
+                return begins
+            header = read_header(self._files, name)
+            begins = 0 if header is None else header.at
+        return 0
+
+
+async def _quietly(job: asyncio.Task[Any]) -> None:
+    """Wait for a job whose outcome belongs to somebody else."""
+    await asyncio.wait([job])

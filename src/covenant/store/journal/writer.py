@@ -1,0 +1,119 @@
+"""The growing end of the chain: lines gather in a buffer, go out in batches, and segments follow one another."""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+from msgspec import Struct
+
+from covenant.rules.context import Commit
+from covenant.store.journal.files import AppendFile, Files
+from covenant.store.journal.line import FORMAT_VERSION, Header, Line, encode
+from covenant.store.journal.segment import Position, segment_name
+
+_SMOOTHING: Final = 0.1
+
+
+class Batch(Struct, gc=False):
+    """Lines that are written and synced together, and where the chain stands behind them."""
+
+    data: bytes
+    lines: int
+    hash: bytes
+    seq: int
+    at: int
+    number: int
+
+
+class Writer:
+    """`position` is the durable end of the chain; what was added since is in the buffer or in a batch on its way."""
+
+    def __init__(self, files: Files, position: Position) -> None:
+        self.position = position
+        self.buffered_bytes = 0
+        self.sync_us = 0.0  # how long a sync takes of late
+        self._files = files
+        self._file: AppendFile | None = None
+        self._hash = position.hash
+        self._seq = position.seq
+        self._at = position.at
+        self._buffer: list[bytes] = []
+        self._batch = position.batch + 1
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._buffer
+
+    def resume(self) -> None:
+        """Go on in the last segment, if there is one."""
+        if self.position.file is not None:
+            self._file = self._files.append_to(self.position.file)
+
+    def add(self, commit: Commit, seq: int, at: int) -> None:
+        events = commit.events
+        data, self._hash = encode(Line(seq, at, self._batch, events, commit.audit), self._hash)
+        self._buffer.append(data)
+        self.buffered_bytes += len(data)
+        self._seq = seq + (len(events) or 1) - 1
+        self._at = at
+
+    def take(self) -> Batch:
+        batch = Batch(b"".join(self._buffer), len(self._buffer), self._hash, self._seq, self._at, self._batch)
+        self._buffer = []
+        self.buffered_bytes = 0
+        self._batch += 1
+        return batch
+
+    def write(self, batch: Batch) -> None:
+        """Put it on disk. May be called from a thread, one batch at a time."""
+        assert self._file is not None
+        start = time.perf_counter()
+        self._file.write(batch.data)
+        self._file.sync()
+        self.sync_us += _SMOOTHING * ((time.perf_counter() - start) * 1e6 - self.sync_us)
+
+    def written(self, batch: Batch) -> None:
+        here = self.position
+        here.offset += len(batch.data)
+        here.line += batch.lines
+        here.hash = batch.hash
+        here.seq = batch.seq
+        here.at = batch.at
+        here.batch = batch.number
+
+    def begin_segment(self, at: int) -> None:
+        """Start a new file; nothing may be waiting to be written. The header says how far the old one counts."""
+        assert not self._buffer
+        here = self.position
+        header = Header(
+            covenant="journal",
+            version=FORMAT_VERSION,
+            first=here.seq + 1,
+            at=at,
+            batch=self._batch,
+            prev=here.hash.decode(),
+            prev_file=here.file,
+            prev_bytes=here.offset if here.file else 0,
+        )
+        data, mark = encode(header, here.hash)
+        name = segment_name(header.first)
+        self._files.remove(name)
+        file = self._files.create(name)
+        try:
+            file.write(data)
+            file.sync()
+            self._files.sync_folder()
+        except BaseException:
+            file.close()
+            raise
+        self.close()
+        self._file = file
+        self._hash = mark
+        self.position = Position(name, len(data), 1, mark, here.seq, here.at, self._batch)
+        self._batch += 1
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
