@@ -154,10 +154,11 @@ class Mailbox:
         if type(after) is not int:
             raise Malformed("after is a generation", field="after")
         entry = await self.get_task(task_id)
+        task_id = entry.task.id
         try:
             async with asyncio.timeout(_seconds(wait_ms)):
                 while entry.generation <= after and entry.outcome is None:
-                    await self._engine.wait_change(task_id)
+                    await self._engine.wait_change(task_id, entry.generation)
                     entry = await self.get_task(task_id)
         except TimeoutError:
             entry = await self.get_task(task_id)

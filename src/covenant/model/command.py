@@ -41,10 +41,11 @@ class DrainResults(_Command, frozen=True):
     limit: int = 1
 
 
-class ReturnResults(_Command, frozen=True):
-    """Put back what a drain took when its caller has gone away."""
+class GiveBack(_Command, frozen=True):
+    """Undo leases and drains whose caller has gone away before it heard of them."""
 
-    keys: tuple[Key, ...]
+    leases: tuple[str, ...]
+    results: tuple[Key, ...]
 
 
 class BeatLease(_Command, frozen=True):
@@ -107,7 +108,7 @@ Command: TypeAlias = (
     | LeaseTasks
     | PostResult
     | DrainResults
-    | ReturnResults
+    | GiveBack
     | BeatLease
     | ReleaseLease
     | CancelTask

@@ -34,6 +34,10 @@ class Leased(_Event, frozen=True, tag="leased"):
     incarnation: str
 
 
+class Unleased(_Event, frozen=True, tag="unleased"):
+    """The receiver went away before the task reached it: it stands again where it stood."""
+
+
 class Heartbeat(_Event, frozen=True, tag="heartbeat"):
     pass
 
@@ -68,6 +72,11 @@ class Ended(_Event, frozen=True, tag="ended"):
 
 class CancelAsked(_Event, frozen=True, tag="cancel_asked"):
     reason: str
+    cascade: bool = False
+
+
+class CascadeAsked(_Event, frozen=True, tag="cascade_asked"):
+    """The children of a task that has ended are to be canceled."""
 
 
 class CascadeDone(_Event, frozen=True, tag="cascade_done"):
@@ -126,18 +135,20 @@ class SlotClosed(_Event, frozen=True, tag="slot_closed"):
 
 
 class Compacted(_Event, frozen=True, tag="compacted"):
-    finished_before_ms: int
+    resolved_before_ms: int
 
 
 Event: TypeAlias = (
     Sent
     | Leased
+    | Unleased
     | Heartbeat
     | Requeued
     | Progressed
     | Answered
     | Ended
     | CancelAsked
+    | CascadeAsked
     | CascadeDone
     | Promoted
     | Due

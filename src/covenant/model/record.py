@@ -42,6 +42,14 @@ class Outcome(StrEnum):
     REJECTED = "rejected"
 
 
+class Cascade(StrEnum):
+    """Whether a cancel goes down to the children."""
+
+    NONE = "none"
+    PENDING = "pending"
+    DONE = "done"
+
+
 class Lease(Struct, frozen=True, gc=False):
     """One attempt at a task, held by one incarnation of one worker."""
 
@@ -71,11 +79,13 @@ class TaskRecord(Struct, gc=False, omit_defaults=True):
     partials: int = 0  # of the current lease
     partials_total: int = 0
     cancel_reason: str | None = None  # a graceful cancel was asked for
-    cascade: bool = False  # its children are still to be canceled
+    cancel_cascade: bool = False  # and is to take the children along
+    cascade: Cascade = Cascade.NONE
     not_before_ms: int | None = None
     outcome: Outcome | None = None
     result: Result | None = None
     finished_ms: int = 0
+    resolved_ms: int = 0  # when its result was drained
     order: int = 0  # the last event that touched it
 
     # places
@@ -134,9 +144,9 @@ class Slot(Struct, gc=False, omit_defaults=True):
 
 
 class Horizon(Struct, gc=False):
-    """Tasks that finished before this moment were dropped by an explicit compaction."""
+    """An explicit compaction: what was resolved before this moment, and before this event, was dropped."""
 
-    finished_before_ms: int
+    resolved_before_ms: int
     order: int = 0
 
 
@@ -146,7 +156,7 @@ class Tombstone(Struct, gc=False):
     digest: str
     sender: str
     recipient: str
-    finished_ms: int
+    resolved_ms: int
     order: int = 0  # of the task when it was buried
 
 
@@ -157,5 +167,6 @@ def part_key(task_id: str, number: int) -> Key:
     return f"{PART_PREFIX}{task_id}:{number}"
 
 
-def late_key(task_id: str, lease_id: str) -> Key:
-    return f"{LATE_PREFIX}{task_id}:{lease_id}"
+def late_key(task_id: str, lease_id: str, status: str) -> Key:
+    """One for each lease, and one more for its progress."""
+    return f"{LATE_PREFIX}{task_id}:{lease_id}{':partial' if status == 'partial' else ''}"

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from msgspec import Struct
+from msgspec import Struct, field
+from msgspec.structs import force_setattr
 
 from covenant.model.agent import AgentId
 from covenant.model.content import Content
@@ -28,6 +29,12 @@ class Idempotency(Struct, frozen=True, gc=False):
     key: str
 
 
+def _settle_content(envelope: Task | Result) -> None:
+    """A list of blocks is taken, a tuple is kept: an envelope does not change."""
+    if type(envelope.content) is list:
+        force_setattr(envelope, "content", tuple(envelope.content))
+
+
 class Task(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """A request from one agent to another."""
 
@@ -42,9 +49,17 @@ class Task(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     content: Sequence[Content] = ()
     not_before_ms: int | None = None
 
+    def __post_init__(self) -> None:
+        _settle_content(self)
+
     @property
     def is_idempotent(self) -> bool:
         return self.idempotency is not None and self.idempotency.duplicate_safety == "idempotent"
+
+
+def _no_content() -> tuple[Content, ...]:
+    """A factory and not a plain default: an empty list, too, goes over the wire."""
+    return ()
 
 
 class Result(Struct, frozen=True, omit_defaults=True, gc=False):
@@ -52,10 +67,13 @@ class Result(Struct, frozen=True, omit_defaults=True, gc=False):
 
     task_id: str
     status: ResultStatus
-    content: Sequence[Content] = ()
+    content: Sequence[Content] = field(default_factory=_no_content)
     error_message: str | None = None
     lease_id: str | None = None
     sequence: int | None = None
+
+    def __post_init__(self) -> None:
+        _settle_content(self)
 
     @classmethod
     def ok(cls, delivery: Delivery, content: Sequence[Content] = ()) -> Result:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from covenant.model import event as e
+from covenant.model.agent import AgentId
 from covenant.model.audit import AuditRow
 from covenant.model.command import ForgetCached, SettleSlot
 from covenant.model.error import NotPermitted, UnknownTask
@@ -11,6 +12,7 @@ from covenant.model.view import CachedResult
 from covenant.rules.context import Commit, Context, View, actor
 from covenant.rules.envelope import check_text
 from covenant.rules.send import answer_from
+from covenant.rules.sight import lent
 
 
 def settle(command: SettleSlot, view: View, ctx: Context) -> Commit:
@@ -27,16 +29,20 @@ def settle(command: SettleSlot, view: View, ctx: Context) -> Commit:
 def forget(command: ForgetCached, view: View, ctx: Context) -> Commit:
     check_text(command.reason, "reason", ctx.limits.text_bytes_max)
     slot = view.get(command.slot)
-    if not isinstance(slot, Slot) or slot.result is None:
+    if not isinstance(slot, Slot) or slot.result is None or not may_see_slot(command.by, slot):
         raise UnknownTask(f"no cached result {command.slot}", id=command.slot)
     if command.by is not None:
         raise NotPermitted("only the operator forgets cached results", id=command.slot)
-    row = AuditRow("cache", ctx.now, actor(command.by), "forget", task_id=slot.source, reason=command.reason)
     if view.followers(command.slot, 1):
-        return Commit((), True, then=(SettleSlot(None, command.slot), command))
+        raise NotPermitted("its followers are still being answered", id=command.slot)
+    row = AuditRow("cache", ctx.now, actor(command.by), "forget", task_id=slot.source, reason=command.reason)
     return Commit((e.SlotClosed(command.slot),), True, (row,))
+
+
+def may_see_slot(by: AgentId | None, slot: Slot) -> bool:
+    return by is None or by.pubkey in (slot.cache_key.sender, slot.cache_key.recipient)
 
 
 def cached(key: Key, slot: Slot) -> CachedResult:
     assert slot.result is not None and slot.source is not None
-    return CachedResult(key, slot.cache_key, slot.result, slot.source, slot.cached_ms, slot.due_ms)
+    return CachedResult(key, slot.cache_key, lent(slot.result), slot.source, slot.cached_ms, slot.due_ms)

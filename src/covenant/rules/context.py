@@ -16,7 +16,7 @@ from covenant.model.audit import AuditRow
 from covenant.model.command import Command
 from covenant.model.event import Event
 from covenant.model.limits import Limits
-from covenant.model.record import Key, Late, Record, Slot, TaskRecord, Tombstone
+from covenant.model.record import Horizon, Key, Late, Record, Slot, TaskRecord, Tombstone
 
 
 class Ids(Protocol):
@@ -32,7 +32,7 @@ class Context(Struct, gc=False):
     now: int
     ids: Ids
     limits: Limits
-    compacted_before_ms: int = 0  # the horizon of the last explicit compaction
+    compaction: Horizon | None = None  # the last explicit one
 
 
 class Need(Exception):

@@ -15,12 +15,23 @@ def decide(command: c.Command, view: View, ctx: Context) -> Commit:
     return _DECIDE[type(command)](command, view, ctx)
 
 
+def undo(commit: Commit) -> list[c.Command]:
+    """What gives back the leases and results that a commit handed to a caller who is gone."""
+    leases = tuple(event.lease_id for event in commit.events if type(event) is Leased)
+    results = tuple(event.key for event in commit.events if type(event) is Drained)
+    return [c.GiveBack(None, leases, results)] if leases or results else []
+
+
+def give_back(command: c.GiveBack, view: View, ctx: Context) -> Commit:
+    return Commit((*lease.unlease(command.leases, view), *result.undrain(command.results, view)))
+
+
 _DECIDE: dict[type, Callable[[Any, View, Context], Commit]] = {
     c.SendTask: send.send,
     c.LeaseTasks: lease.lease,
     c.PostResult: result.post,
     c.DrainResults: result.drain,
-    c.ReturnResults: result.put_back,
+    c.GiveBack: give_back,
     c.BeatLease: lease.heartbeat,
     c.ReleaseLease: lease.release,
     c.CancelTask: end.cancel,
@@ -32,14 +43,3 @@ _DECIDE: dict[type, Callable[[Any, View, Context], Commit]] = {
     c.ForgetCached: cache.forget,
     c.CompactHistory: retention.compact,
 }
-
-
-def undo(commit: Commit) -> list[c.Command]:
-    """What gives back the leases and results that a commit handed to a caller who is gone."""
-    leases: list[c.Command] = [
-        c.ReleaseLease(None, event.lease_id, "the receiver went away before the task reached it")
-        for event in commit.events
-        if isinstance(event, Leased)
-    ]
-    drained = tuple(event.key for event in commit.events if isinstance(event, Drained))
-    return [*leases, c.ReturnResults(None, drained)] if drained else leases

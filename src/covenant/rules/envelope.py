@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Sequence
+from math import isfinite
 from typing import Any, Final
 
 import msgspec
@@ -101,6 +102,9 @@ def seal_content(content: Sequence[Content], limits: Limits) -> tuple[Content, .
         check_size(content[0].text, "content", limits.content_bytes_max)
         return tuple(content)
     try:
+        for block in content:
+            _check_finite(getattr(block, "value", None))
+            _check_finite(getattr(block, "annotations", None))
         body = msgspec.json.encode(content)
         sealed = msgspec.json.decode(body, type=tuple[Content, ...])
     except (msgspec.MsgspecError, TypeError, ValueError, RecursionError) as wrong:
@@ -110,6 +114,18 @@ def seal_content(content: Sequence[Content], limits: Limits) -> tuple[Content, .
             f"content has {len(body)} bytes", field="content", size=len(body), limit=limits.content_bytes_max
         )
     return sealed
+
+
+def _check_finite(value: Any) -> None:
+    """JSON has no infinity and no not-a-number; an encoder would quietly make them null."""
+    if isinstance(value, float) and not isfinite(value):
+        raise Malformed("content holds a number that JSON does not have", field="content")
+    if isinstance(value, dict):
+        for item in value.values():
+            _check_finite(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            _check_finite(item)
 
 
 def check_id(value: str, field: str) -> str:

@@ -11,7 +11,19 @@ from typing import Any, TypeVar
 
 from covenant.model import event as e
 from covenant.model.limits import LEASES_REMEMBERED_MAX
-from covenant.model.record import Horizon, Late, Lease, Outcome, Part, Record, Slot, TaskRecord, TaskState, Tombstone
+from covenant.model.record import (
+    Cascade,
+    Horizon,
+    Late,
+    Lease,
+    Outcome,
+    Part,
+    Record,
+    Slot,
+    TaskRecord,
+    TaskState,
+    Tombstone,
+)
 from covenant.model.task import Result
 
 
@@ -69,6 +81,17 @@ def _leased(old: TaskRecord, event: e.Leased, order: int, at: int) -> TaskRecord
     record.order = order
     record.ready_for = None
     record.due_ms = None
+    return record
+
+
+def _unleased(old: TaskRecord, event: e.Unleased, order: int, at: int) -> TaskRecord:
+    record = _copied(old)
+    record.state = TaskState.QUEUED
+    record.attempt = old.attempt - 1
+    record.generation = old.generation + 1
+    record.lease = None
+    record.order = order
+    _enqueue(record, None, old.ready_order, at)
     return record
 
 
@@ -133,20 +156,28 @@ def _answered(old: TaskRecord, event: e.Answered, order: int, at: int) -> TaskRe
 def _ended(old: TaskRecord, event: e.Ended, order: int, at: int) -> TaskRecord:
     record = _finish(old, event.outcome, event.result, order, at)
     record.generation = old.generation + 1
-    record.cascade = event.cascade
+    record.cascade = Cascade.PENDING if event.cascade else Cascade.NONE
     return record
 
 
 def _cancel_asked(old: TaskRecord, event: e.CancelAsked, order: int, at: int) -> TaskRecord:
     record = _copied(old)
     record.cancel_reason = event.reason
+    record.cancel_cascade = event.cascade
+    record.order = order
+    return record
+
+
+def _cascade_asked(old: TaskRecord, event: e.CascadeAsked, order: int, at: int) -> TaskRecord:
+    record = _copied(old)
+    record.cascade = Cascade.PENDING
     record.order = order
     return record
 
 
 def _cascade_done(old: TaskRecord, event: e.CascadeDone, order: int, at: int) -> TaskRecord:
     record = _copied(old)
-    record.cascade = False
+    record.cascade = Cascade.DONE
     record.order = order
     return record
 
@@ -172,6 +203,7 @@ def _drained(old: TaskRecord | Part, event: e.Drained, order: int, at: int) -> T
     record.answer_for = None
     if isinstance(record, TaskRecord):
         record.state = TaskState.RESOLVED
+        record.resolved_ms = at
     return record
 
 
@@ -221,18 +253,20 @@ def _slot_closed(_: Slot, event: e.SlotClosed, order: int, at: int) -> None:
 
 
 def _compacted(_: Horizon | None, event: e.Compacted, order: int, at: int) -> Horizon:
-    return Horizon(event.finished_before_ms, order)
+    return Horizon(event.resolved_before_ms, order)
 
 
 _EVOLVE: dict[type, Callable[[Any, Any, int, int], Record | None]] = {
     e.Sent: _sent,
     e.Leased: _leased,
+    e.Unleased: _unleased,
     e.Heartbeat: _heartbeat,
     e.Requeued: _requeued,
     e.Progressed: _progressed,
     e.Answered: _answered,
     e.Ended: _ended,
     e.CancelAsked: _cancel_asked,
+    e.CascadeAsked: _cascade_asked,
     e.CascadeDone: _cascade_done,
     e.Promoted: _promoted,
     e.Due: _due,

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from covenant.model import event as e
-from covenant.model.command import BeatLease, LeaseTasks, ReleaseLease
+from covenant.model.command import BeatLease, CancelChildren, LeaseTasks, ReleaseLease
 from covenant.model.error import LeaseSuperseded, TaskTerminal
 from covenant.model.record import Outcome, TaskRecord
 from covenant.model.view import Delivery, LeaseStatus, Released
 from covenant.rules.context import Commit, Context, View
 from covenant.rules.end import end
 from covenant.rules.envelope import check_count, check_id, check_text, check_time
-from covenant.rules.sight import task_of_lease
+from covenant.rules.sight import lent, task_of_lease
 
 
 def lease(command: LeaseTasks, view: View, ctx: Context) -> Commit:
@@ -28,8 +30,18 @@ def lease(command: LeaseTasks, view: View, ctx: Context) -> Commit:
         task = record.task
         lease_id = ctx.ids.lease()
         events.append(e.Leased(task.id, lease_id, recipient or task.recipient, command.incarnation))
-        deliveries.append(Delivery(task, lease_id, record.attempt + 1, record.generation + 1))
+        deliveries.append(Delivery(lent(task), lease_id, record.attempt + 1, record.generation + 1))
     return Commit(tuple(events), deliveries)
+
+
+def unlease(lease_ids: Iterable[str], view: View) -> list[e.Event]:
+    """Take leases back that nobody ever heard of."""
+    events: list[e.Event] = []
+    for lease_id in lease_ids:
+        record = view.get(view.task_of_lease(lease_id) or "")
+        if isinstance(record, TaskRecord) and record.lease is not None and record.lease.lease_id == lease_id:
+            events.append(e.Unleased(record.task.id))
+    return events
 
 
 def held(lease_id: str, record: TaskRecord) -> None:
@@ -62,7 +74,8 @@ def release(command: ReleaseLease, view: View, ctx: Context) -> Commit:
     record = task_of_lease(lease_id, command.by, view, ctx)
     held(lease_id, record)
     if record.cancel_reason is not None:
-        events = end(record, Outcome.CANCELED, f"canceled: {record.cancel_reason}", view)
-        return Commit(tuple(events), Released(record.task.id, record.attempt, record.generation + 1))
+        events = end(record, Outcome.CANCELED, f"canceled: {record.cancel_reason}", view, record.cancel_cascade)
+        then = (CancelChildren(None, record.task.id),) if record.cancel_cascade else ()
+        return Commit(tuple(events), Released(record.task.id, record.attempt, record.generation + 1), then=then)
     released = e.Requeued(record.task.id, lease_id, "released", command.reason, command.not_before_ms)
     return Commit((released,), Released(record.task.id, record.attempt, record.generation + 1))

@@ -14,11 +14,11 @@ from covenant.model.error import BadCursor, UnknownTask
 from covenant.model.record import TaskRecord, TaskState
 from covenant.model.task import Task
 from covenant.model.view import Answer, CachedResult, CachePage, QueueEntry, QueuePage, Tree, TreeNode
-from covenant.rules.cache import cached
+from covenant.rules.cache import cached, may_see_slot
 from covenant.rules.context import Context, View
 from covenant.rules.envelope import check_count, check_id
-from covenant.rules.retention import horizon_ms, is_retained
-from covenant.rules.sight import answer_of, entry_of, may_see, passes, visible_task
+from covenant.rules.retention import is_retained
+from covenant.rules.sight import answer_of, entry_of, lent, may_see, passes, visible_task
 
 _CHUNK = 256
 _AGE_MAX = 2**53
@@ -26,8 +26,8 @@ _AGE_MAX = 2**53
 
 def get_task(task_id: str, by: AgentId | None, view: View, ctx: Context) -> QueueEntry:
     record = visible_task(check_id(task_id, "task_id"), by, view, ctx)
-    late = [late.result for late in view.late(task_id)] if by is None else []
-    return entry_of(record, ctx.now, late)
+    late = [late.result for late in view.late(record.task.id)] if by is None else []
+    return entry_of(record, view, ctx, late)
 
 
 def get_result(task_id: str, by: AgentId | None, view: View, ctx: Context) -> Answer | None:
@@ -38,7 +38,7 @@ def get_result(task_id: str, by: AgentId | None, view: View, ctx: Context) -> An
 
 def recent_tasks(limit: int, by: AgentId | None, view: View, ctx: Context) -> list[Task]:
     check_count(limit, "limit", ctx.limits.page_max)
-    return [record.task for record in islice(_recent(by, view, ctx), limit)]
+    return [lent(record.task) for record in islice(_recent(by, view, ctx), limit)]
 
 
 def recent_results(limit: int, by: AgentId | None, view: View, ctx: Context) -> list[Answer]:
@@ -50,11 +50,10 @@ def recent_results(limit: int, by: AgentId | None, view: View, ctx: Context) -> 
 
 def _recent(by: AgentId | None, view: View, ctx: Context) -> Iterator[TaskRecord]:
     """Newest first, no further back than `scan_max` tasks."""
-    horizon = horizon_ms(ctx)
     before: int | None = None
     for _ in range(0, ctx.limits.scan_max, _CHUNK):
         chunk = view.recent(_scope(by), before, _CHUNK)
-        yield from (record for record in chunk if is_retained(record, horizon))
+        yield from (record for record in chunk if is_retained(record, ctx))
         if len(chunk) < _CHUNK:
             return
         before = chunk[-1].sent_order
@@ -71,7 +70,8 @@ def task_queue(
     ctx: Context,
 ) -> QueuePage:
     """What is queued and in flight, in the order in which it was sent, and the results that wait to be drained.
-    Leases alone are listed by their last sign of life, the stalest first."""
+    Leases alone are listed by their last sign of life, the stalest first; one that gives a sign between two pages may
+    be shown again."""
     check_count(limit, "limit", ctx.limits.page_max)
     if min_lease_age_ms is not None:
         check_count(min_lease_age_ms, "min_lease_age_ms", _AGE_MAX)
@@ -95,7 +95,7 @@ def task_queue(
                 found.append(record)
     keys = view.pending(_scope(by), 0, limit) if cursor is None and state in (None, TaskState.RESULT_PENDING) else ()
     return QueuePage(
-        tasks=[entry_of(record, ctx.now) for record in found],
+        tasks=[entry_of(record, view, ctx) for record in found],
         results=[answer_of(view.get(key)) for key in keys],
         cursor=f"{'lease' if leases_only else 'task'}:{after}" if more else None,
     )
@@ -103,34 +103,38 @@ def task_queue(
 
 def task_tree(root: str, by: AgentId | None, view: View, ctx: Context) -> Tree:
     """The tree below a task, or below an intent that is no task here. Breadth first, up to a bound."""
-    check_id(root, "root")
-    horizon = horizon_ms(ctx)
-
-    def visible(record: object) -> bool:
-        return isinstance(record, TaskRecord) and may_see(by, record) and is_retained(record, horizon)
-
+    root = check_id(root, "root")
     record = view.get(root)
-    entry = entry_of(record, ctx.now) if isinstance(record, TaskRecord) and visible(record) else None
+    visible = isinstance(record, TaskRecord) and may_see(by, record) and is_retained(record, ctx)
+    entry = entry_of(record, view, ctx) if isinstance(record, TaskRecord) and visible else None
     top = TreeNode(root, entry, [])
-    nodes = {root: top}
+    seen = {root}
     level = [top]
     truncated = False
     while level and not truncated:
         below: list[TreeNode] = []
         for node in level:
-            room = ctx.limits.tree_nodes_max - len(nodes)
-            children = view.children(node.id, 0, room + 1)
-            truncated = truncated or len(children) > room
-            for child in children[:room]:
-                if visible(child) and child.task.id not in nodes:
-                    twig = TreeNode(child.task.id, entry_of(child, ctx.now), [])
-                    nodes[child.task.id] = twig
-                    node.children.append(twig)
-                    below.append(twig)
+            for child in _visible_children(node.id, by, view, ctx):
+                if child.task.id in seen:
+                    continue  # links may run in a circle
+                if len(seen) >= ctx.limits.tree_nodes_max:
+                    truncated = True
+                    break
+                seen.add(child.task.id)
+                twig = TreeNode(child.task.id, entry_of(child, view, ctx), [])
+                node.children.append(twig)
+                below.append(twig)
         level = below
     if entry is None and not top.children:
         raise UnknownTask(f"no task {root} and none below it", task_id=root)
-    return Tree(top, len(nodes), truncated)
+    return Tree(top, len(seen), truncated)
+
+
+def _visible_children(parent: str, by: AgentId | None, view: View, ctx: Context) -> Iterator[TaskRecord]:
+    after = 0
+    while chunk := view.children(parent, after, _CHUNK):
+        after = chunk[-1].sent_order
+        yield from (child for child in chunk if may_see(by, child) and is_retained(child, ctx))
 
 
 def cached_results(limit: int, cursor: str | None, by: AgentId | None, view: View, ctx: Context) -> CachePage:
@@ -148,7 +152,7 @@ def cached_results(limit: int, cursor: str | None, by: AgentId | None, view: Vie
                 break
             scanned += 1
             after = slot.order
-            if by is None or by.pubkey in (slot.cache_key.sender, slot.cache_key.recipient):
+            if may_see_slot(by, slot):
                 found.append(cached(key, slot))
     return CachePage(found, f"slot:{after}" if more else None)
 

@@ -31,9 +31,9 @@ _COUNT_MAX = 2**31
 
 def repair(command: RepairTask, view: View, ctx: Context) -> Commit:
     request = command.request
-    order = request.command
-    if type(request) is not RepairRequest or type(order) not in (Requeue, ForceError):
+    if type(request) is not RepairRequest or type(request.command) not in (Requeue, ForceError):
         raise Malformed("a repair request with `requeue` or `force_error` is needed", field="request")
+    order = request.command
     check_text(request.reason, "reason", ctx.limits.text_bytes_max)
     record = visible_task(check_id(request.task_id, "task_id"), command.by, view, ctx)
     if command.by is not None:

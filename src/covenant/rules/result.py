@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from covenant.model import event as e
-from covenant.model.command import Command, DrainResults, PostResult, ReturnResults, SettleSlot
+from covenant.model.command import Command, DrainResults, PostResult, SettleSlot
 from covenant.model.error import (
     CovenantError,
     LeaseMismatch,
@@ -15,7 +17,7 @@ from covenant.model.error import (
     ResultConflict,
     TaskTerminal,
 )
-from covenant.model.record import Outcome, Part, TaskRecord, late_key, part_key
+from covenant.model.record import Key, Outcome, Part, TaskRecord, late_key, part_key
 from covenant.model.task import Result
 from covenant.model.view import Posted
 from covenant.rules.context import Commit, Context, View
@@ -108,7 +110,7 @@ def _keep_late(command: PostResult, result: Result, view: View) -> Commit:
         task_id=result.task_id,
         lease_id=result.lease_id,
     )
-    key = late_key(result.task_id, result.lease_id)
+    key = late_key(result.task_id, result.lease_id, result.status)
     if view.get(key) is not None:
         return Commit((), refusal)
     poster = "operator" if command.by is None else command.by.pubkey
@@ -144,11 +146,7 @@ def drain(command: DrainResults, view: View, ctx: Context) -> Commit:
     return Commit(tuple([e.Drained(key) for key in keys]), answers)
 
 
-def put_back(command: ReturnResults, view: View, ctx: Context) -> Commit:
-    """Undo a drain whose caller never saw the answer: what it took stands again where it stood."""
-    undone = []
-    for key in command.keys:
-        record = view.get(key)
-        if isinstance(record, (TaskRecord, Part)) and record.answer_for is None:
-            undone.append(e.Undrained(key))
-    return Commit(tuple(undone))
+def undrain(keys: Iterable[Key], view: View) -> list[e.Event]:
+    """Put results back where they stood."""
+    records = [(key, view.get(key)) for key in keys]
+    return [e.Undrained(key) for key, r in records if isinstance(r, (TaskRecord, Part)) and r.answer_for is None]

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
+from typing import TypeVar
 
 from covenant.model.agent import AgentId
+from covenant.model.content import Json
 from covenant.model.error import UnknownLease, UnknownTask
-from covenant.model.record import Part, Record, TaskRecord, TaskState, Tombstone
-from covenant.model.task import Result
+from covenant.model.record import Part, Record, Slot, TaskRecord, TaskState, Tombstone
+from covenant.model.task import Result, Task
 from covenant.model.view import Answer, QueueEntry
 from covenant.rules.context import Context, View
-from covenant.rules.retention import horizon_ms, is_retained
+from covenant.rules.retention import is_retained
 
 
 def may_see(by: AgentId | None, record: TaskRecord) -> bool:
@@ -21,7 +24,7 @@ def may_see(by: AgentId | None, record: TaskRecord) -> bool:
 def visible_task(task_id: str, by: AgentId | None, view: View, ctx: Context) -> TaskRecord:
     """The task, or the one refusal that does not tell absent from hidden."""
     record = view.get(task_id)
-    if isinstance(record, TaskRecord) and may_see(by, record) and is_retained(record, horizon_ms(ctx)):
+    if isinstance(record, TaskRecord) and may_see(by, record) and is_retained(record, ctx):
         return record
     raise UnknownTask(f"no task {task_id}", task_id=task_id)
 
@@ -34,12 +37,12 @@ def task_of_lease(lease_id: str, by: AgentId | None, view: View, ctx: Context) -
     raise UnknownLease(f"no lease {lease_id}", lease_id=lease_id)
 
 
-def entry_of(record: TaskRecord, now: int, late: Sequence[Result] = ()) -> QueueEntry:
+def entry_of(record: TaskRecord, view: View, ctx: Context, late: Sequence[Result] = ()) -> QueueEntry:
     lease = record.lease
     deadline = record.task.deadline_ms
     return QueueEntry(
         state=record.state,
-        task=record.task,
+        task=lent(record.task),
         attempt=record.attempt,
         generation=record.generation,
         sent_ms=record.sent_ms,
@@ -48,22 +51,40 @@ def entry_of(record: TaskRecord, now: int, late: Sequence[Result] = ()) -> Queue
         leased_at_ms=lease.leased_ms if lease else None,
         heartbeat_ms=lease.seen_ms if lease else None,
         not_before_ms=record.not_before_ms,
-        follows=record.waits_on,
+        follows=leader_of(record, view),
         replayed=record.replayed,
-        overdue=record.outcome is None and deadline is not None and deadline <= now,
+        overdue=record.outcome is None and deadline is not None and deadline <= ctx.now,
         cancel_requested=record.cancel_reason is not None and record.outcome is None,
         outcome=record.outcome,
         finished_ms=record.finished_ms if record.outcome else None,
-        late_results=late,
+        late_results=tuple(lent(result) for result in late),
     )
+
+
+def leader_of(record: TaskRecord, view: View) -> str | None:
+    """The task whose result this one waits for."""
+    slot = None if record.waits_on is None else view.get(record.waits_on)
+    return slot.leader or slot.source if isinstance(slot, Slot) else None
+
+
+E = TypeVar("E", Task, Result)
+
+
+def lent(envelope: E) -> E:
+    """The envelope for a caller to keep. Values that a caller could change are copied: the record must not change."""
+    if envelope.content and any(
+        type(block) is Json or getattr(block, "annotations", None) for block in envelope.content
+    ):
+        return deepcopy(envelope)
+    return envelope
 
 
 def answer_of(record: Record | Tombstone | None) -> Answer:
     """A part or a final result as its sender gets it."""
     if isinstance(record, Part):
-        return Answer(record.result, record.generation, record.attempt)
+        return Answer(lent(record.result), record.generation, record.attempt)
     assert isinstance(record, TaskRecord) and record.result is not None
-    return Answer(record.result, record.generation, record.attempt, record.replayed)
+    return Answer(lent(record.result), record.generation, record.attempt, record.replayed)
 
 
 def passes(

@@ -15,12 +15,13 @@ from covenant.model.audit import AuditRow
 from covenant.model.command import CancelChildren, Command, CompactHistory, DrainResults, Expire, LeaseTasks, SettleSlot
 from covenant.model.error import CovenantError, StoreClosed
 from covenant.model.limits import Limits
+from covenant.model.record import TaskRecord
 from covenant.model.view import Compaction
 from covenant.rules.context import Commit, Context, Ids, View
 from covenant.rules.decide import decide, undo
 from covenant.store.clock import Clock, Timer
-from covenant.store.state import ALL, State
-from covenant.store.waiters import Waiters
+from covenant.store.state import State
+from covenant.store.waiters import ALL, Waiters
 
 T = TypeVar("T")
 
@@ -67,7 +68,7 @@ class Embedded:
     def _start(self) -> None:
         """Take up work: first what a crash may have left half done."""
         self._refusal = None
-        self._ctx.compacted_before_ms = self.state.compacted_before_ms
+        self._ctx.compaction = self.state.compaction
         self._steps.clear()
         self._steps.extend(SettleSlot(None, slot) for slot in self.state.unsettled())
         self._steps.extend(CancelChildren(None, task_id) for task_id in self.state.cascades)
@@ -95,16 +96,11 @@ class Embedded:
         if self._behind():
             await self._settled()
         try:
-            reply = self._commit(command).reply
+            commit = self._commit(command)
         except CovenantError:
             await self._settled()
             raise
-        durable = self._durable()
-        if durable is not None:
-            await durable
-        if isinstance(reply, CovenantError):
-            raise reply
-        return reply
+        return await self._hand_over(commit)
 
     async def run_all(self, commands: list[Command]) -> list[Any]:
         replies: list[Any] = []
@@ -126,25 +122,26 @@ class Embedded:
         name = ALL if agent is None else agent.pubkey
         while True:
             commit = self._commit(command)
-            taken: list[Any] = commit.reply
-            if taken:
-                await self._hand_over(commit)
-                return taken
+            if commit.reply:
+                return await self._hand_over(commit)  # type: ignore[no-any-return]
             await waiters.wait(name)
 
-    async def _hand_over(self, commit: Commit) -> None:
-        """Wait until the commit is durable. If the caller goes away meanwhile, nobody will ever see what was taken:
-        it is given back."""
+    async def _hand_over(self, commit: Commit) -> Any:
+        """The reply, once it is durable. If the caller goes away before, nobody will ever see what it took: that is
+        given back."""
         durable = self._durable()
-        if durable is None:
-            return
-        try:
-            await durable
-        except asyncio.CancelledError:
-            if self._refusal is None:
-                for command in undo(commit):
-                    self._commit(command)
-            raise
+        if durable is not None:
+            try:
+                await durable
+            except asyncio.CancelledError:
+                if self._refusal is None:
+                    for command in undo(commit):
+                        self._commit(command)
+                raise
+        reply = commit.reply
+        if isinstance(reply, CovenantError):
+            raise reply
+        return reply
 
     async def read(self, query: Callable[[View, Context], T]) -> T:
         if self._refusal is not None:
@@ -163,16 +160,17 @@ class Embedded:
         if durable is not None:
             await durable
 
-    async def wait_change(self, task_id: str) -> None:
-        await self._change_waiters.wait(task_id)
+    async def wait_change(self, task_id: str, generation: int) -> None:
+        record = self.state.get(task_id)
+        if isinstance(record, TaskRecord) and record.generation == generation:
+            await self._change_waiters.wait(task_id)
 
     async def audit(self, limit: int) -> list[AuditRow]:
         return await self.read(lambda _view, _ctx: list(self.state.audit)[max(0, len(self.state.audit) - limit) :])
 
     async def compact(self, older_than_ms: int | None) -> Compaction:
-        horizon = await self.run(CompactHistory(None, older_than_ms))
-        tasks, tombstones = self.state.bury(horizon, self._clock.now_ms() - self.limits.dedup_ms)
-        return Compaction(tasks, tombstones)
+        await self.run(CompactHistory(None, older_than_ms))
+        return Compaction(*self.state.bury(self._ctx))
 
     # --- the loop -----------------------------------------------------------------------------------------
 
@@ -202,7 +200,7 @@ class Embedded:
             state.order += 1
         if commit.audit:
             state.audit.extend(commit.audit)
-        self._ctx.compacted_before_ms = state.compacted_before_ms
+        self._ctx.compaction = state.compaction
         self._wake()
         if state.due_times.moved and state.due_times.next_ms() != self._timer_ms:
             self._set_timer()
@@ -213,14 +211,12 @@ class Embedded:
         if state.readied:
             if self._ready_waiters.count:
                 for recipient in state.readied:
-                    if not self._ready_waiters.wake(recipient):
-                        self._ready_waiters.wake(ALL)
+                    self._ready_waiters.wake_one(recipient)
             state.readied.clear()
         if state.answered:
             if self._answer_waiters.count:
                 for peer in state.answered:
-                    if not self._answer_waiters.wake(peer):
-                        self._answer_waiters.wake(ALL)
+                    self._answer_waiters.wake_one(peer)
             state.answered.clear()
         if state.changed:
             if self._change_waiters.count:

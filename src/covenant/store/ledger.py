@@ -11,6 +11,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 from heapq import heapify, heappop, heappush
+from itertools import islice
 from typing import Generic, TypeVar
 
 _TRIM_AT = 512
@@ -85,7 +86,7 @@ class Ledger:
         if limit == 1:
             first = self.first()
             return [] if first is None else [first]
-        return [key for key, _ in zip(self.after(0), range(limit), strict=False)]
+        return list(islice(self.after(0), limit))
 
     def after(self, order: int) -> Iterator[str]:
         """Oldest first, from behind this number. Must be used up before the ledger changes."""
@@ -141,7 +142,7 @@ class LazyLedger:
 
     def oldest(self, limit: int) -> list[str]:
         self._skip()
-        return [key for key, _ in zip(self.after(0), range(limit), strict=False)]
+        return list(islice(self.after(0), limit))
 
     def _skip(self) -> None:
         head, end = self._head, len(self._keys)

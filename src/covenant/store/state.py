@@ -13,13 +13,12 @@ from itertools import islice
 from typing import Protocol
 
 from covenant.model.audit import AuditRow
-from covenant.model.event import Event
-from covenant.model.record import LATE_PREFIX, Horizon, Key, Late, Part, Record, Slot, TaskRecord, Tombstone
+from covenant.model.event import Event, Sent
+from covenant.model.record import LATE_PREFIX, Cascade, Horizon, Key, Late, Part, Record, Slot, TaskRecord, Tombstone
+from covenant.rules.context import Context
 from covenant.rules.evolve import CREATING, evolve
-from covenant.rules.retention import at_rest, is_retained, tombstone_of
+from covenant.rules.retention import at_rest, is_forgotten, is_retained, tombstone_of
 from covenant.store.ledger import DueTimes, LazyLedger, Ledger, Shelf
-
-ALL = "*"
 
 
 class Base(Protocol):
@@ -45,7 +44,7 @@ class State:
         self.audit: deque[AuditRow] = deque(maxlen=audit_tail_max)
         self.rested: deque[Key] = deque()  # at rest and still in memory, oldest first
         self.cascades: set[Key] = set()
-        self.compacted_before_ms = 0
+        self.compaction: Horizon | None = None
         self._ready = Shelf(Ledger)
         self._ready_all = LazyLedger(self._is_ready)
         self._waits = Shelf(Ledger)
@@ -73,6 +72,9 @@ class State:
             order += 1
             key = event.key
             placed = records.get(key)
+            if placed is not None and type(event) is Sent:
+                self.forget(key)  # an id that was forgotten is used anew
+                placed = None
             new = evolve(placed if placed is not None else self.get(key), event, order, at)
             if new is None:
                 self._remove(key)
@@ -120,7 +122,7 @@ class State:
                 self._late.setdefault(_late_task(key), []).append(key)
             self.rested.append(key)
         elif type(new) is Horizon:
-            self.compacted_before_ms = new.finished_before_ms
+            self.compaction = new
 
     def _add_task(self, key: Key, new: TaskRecord) -> None:
         order = new.sent_order
@@ -165,7 +167,7 @@ class State:
         return type(record) is TaskRecord and record.sent_order == order
 
     def _rest_task(self, key: Key, new: TaskRecord) -> None:
-        if new.cascade:
+        if new.cascade is Cascade.PENDING:
             self.cascades.add(key)
         elif self.cascades:
             self.cascades.discard(key)
@@ -261,14 +263,14 @@ class State:
             if not keys:
                 del self._late[task_id]
 
-    def bury(self, horizon: int, forgotten_before: int) -> tuple[int, int]:
+    def bury(self, ctx: Context) -> tuple[int, int]:
         """For an engine without a base: turn what is past retention into tombstones, and drop what is past those."""
-        dropped = []
+        buried = 0
         keep: deque[Key] = deque()
         for key in self.rested:
             record = self.records.get(key)
-            if type(record) is TaskRecord and at_rest(record) and not is_retained(record, horizon):
-                dropped.append(key)
+            if type(record) is TaskRecord and at_rest(record) and not is_retained(record, ctx):
+                buried += 1
                 self.forget(key)
                 self.records[key] = tombstone_of(record)
             elif type(record) in (Part, Late) and _owner_is_buried(key, self.records):
@@ -276,10 +278,10 @@ class State:
             elif record is not None and type(record) is not Tombstone:
                 keep.append(key)
         self.rested = keep
-        old = [k for k, r in self.records.items() if type(r) is Tombstone and r.finished_ms < forgotten_before]
-        for key in old:
+        forgotten = [k for k, r in self.records.items() if type(r) is Tombstone and is_forgotten(r, ctx)]
+        for key in forgotten:
             del self.records[key]
-        return len(dropped), len(old)
+        return buried, len(forgotten)
 
     # --- the view -----------------------------------------------------------------------------------------
 
@@ -342,7 +344,7 @@ class State:
 
     def pending(self, agent: str | None, after: int, limit: int) -> Sequence[Key]:
         ledger = self._answers_all if agent is None else self._answers.get(agent)
-        return [key for key, _ in zip(ledger.after(after), range(limit), strict=False)]
+        return list(islice(ledger.after(after), limit))
 
     def slots(self, after: int, limit: int) -> Sequence[tuple[Key, Slot]]:
         found: list[tuple[Key, Slot]] = []

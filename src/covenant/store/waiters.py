@@ -7,6 +7,8 @@ from collections import deque
 
 from covenant.model.error import TooManyWaiters
 
+ALL = "*"
+
 
 class Waiters:
     def __init__(self, waiters_max: int) -> None:
@@ -26,7 +28,7 @@ class Waiters:
             await future
         except asyncio.CancelledError:
             if future.done() and not future.cancelled():
-                self.wake(name)
+                self.wake_one(name)
             raise
         finally:
             self.count -= 1
@@ -50,6 +52,11 @@ class Waiters:
                 future.set_result(None)
                 return True
         return False
+
+    def wake_one(self, name: str) -> None:
+        """Somebody who waits for just this, or else somebody who waits for anything."""
+        if not self.wake(name):
+            self.wake(ALL)
 
     def wake_all(self, name: str) -> None:
         while self.wake(name):

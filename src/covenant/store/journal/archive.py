@@ -17,7 +17,8 @@ from typing import Any, Final
 import msgspec
 
 from covenant.model.record import LATE_PREFIX, Key, Late, Part, Record, Slot, TaskRecord, Tombstone
-from covenant.rules.retention import rest_ms, tombstone_of
+from covenant.rules.context import Context
+from covenant.rules.retention import is_forgotten, is_retained, tombstone_of
 from covenant.store.journal.snapshot import Saved, saved
 
 FILE: Final = "archive.sqlite3"
@@ -38,7 +39,6 @@ create table rest (
     sender integer,                 -- agent.id, for tasks
     recipient integer,
     parent text,
-    rest_ms integer not null,
     body blob not null
 );
 create index rest_sender on rest (sender) where sender is not null;
@@ -54,7 +54,7 @@ _INSERT: Final = """
 insert or replace into rest
 select json_extract(value, '$[0]'), json_extract(value, '$[1]'), json_extract(value, '$[2]'),
        json_extract(value, '$[3]'), json_extract(value, '$[4]'), json_extract(value, '$[5]'),
-       json_extract(value, '$[6]'), substr(?2, json_extract(value, '$[7]'), json_extract(value, '$[8]'))
+       substr(?2, json_extract(value, '$[6]'), json_extract(value, '$[7]'))
 from json_each(?1)
 """
 
@@ -155,10 +155,10 @@ class Archive:
         body = _encoder.encode(record)
         if type(record) is TaskRecord:
             sender, recipient = self._agent(record.sender), self._agent(record.recipient)
-            row = (record.sent_order, key, "task", sender, recipient, record.task.parent, record.finished_ms)
+            row = (record.sent_order, key, "task", sender, recipient, record.task.parent)
             return row, body
         kind = saved(key, record).__struct_config__.tag
-        return (record.order, key, kind, None, None, None, rest_ms(record)), body
+        return (record.order, key, kind, None, None, None), body
 
     def _agent(self, pubkey: str) -> int:
         number = self._agents.get(pubkey)
@@ -173,36 +173,37 @@ class Archive:
         with self._writer:
             for item in items:
                 row, body = self._row(item.key, item.record)
-                self._writer.execute("insert or replace into rest values (?, ?, ?, ?, ?, ?, ?, ?)", (*row, body))
+                self._writer.execute("insert or replace into rest values (?, ?, ?, ?, ?, ?, ?)", (*row, body))
 
-    def bury(self, horizon: int, forgotten_before: int) -> tuple[int, int]:
+    def bury(self, ctx: Context) -> tuple[int, int]:
         """Turn tasks past retention into tombstones, and drop what is past those, in steps."""
-        tasks = tombstones = 0
-        after = 0
+        buried = forgotten = after = 0
         while rows := self._writer.execute(
-            "select n, key, kind, rest_ms, body from rest where n > ? and kind != 'slot' order by n limit ?",
+            "select n, key, kind, body from rest where n > ? and kind != 'slot' order by n limit ?",
             (after, _PRUNE_ROWS),
         ).fetchall():
             after = rows[-1][0]
             with self._writer:
-                for n, key, kind, rested, body in rows:
-                    if kind == "task" and rested < horizon:
-                        stone = _encoder.encode(tombstone_of(_DECODERS["task"].decode(body)))
-                        self._writer.execute(
-                            "update rest set kind = 'tombstone', body = ?, sender = null, recipient = null,"
-                            " parent = null where n = ?",
-                            (stone, n),
-                        )
-                        self._writer.execute("delete from lease where task = ?", (key,))
-                        tasks += 1
-                        kind = "tombstone"
-                    if kind == "tombstone" and rested < forgotten_before:
+                for n, key, kind, body in rows:
+                    record = _DECODERS[kind].decode(body)
+                    if type(record) is TaskRecord and not is_retained(record, ctx):
+                        record = tombstone_of(record)
+                        self._bury(n, key, record)
+                        buried += 1
+                    if type(record) is Tombstone and is_forgotten(record, ctx):
                         self._writer.execute("delete from rest where n = ?", (n,))
-                        tombstones += 1
-                    if kind in ("part", "late") and not self._owner_is_kept(key):
+                        forgotten += 1
+                    elif type(record) in (Part, Late) and not self._owner_is_kept(key):
                         self._writer.execute("delete from rest where n = ?", (n,))
             time.sleep(0)
-        return tasks, tombstones
+        return buried, forgotten
+
+    def _bury(self, n: int, key: Key, stone: Tombstone) -> None:
+        self._writer.execute(
+            "update rest set kind = 'tombstone', body = ?, sender = null, recipient = null, parent = null where n = ?",
+            (_encoder.encode(stone), n),
+        )
+        self._writer.execute("delete from lease where task = ?", (key,))
 
     def _owner_is_kept(self, key: Key) -> bool:
         """Parts and late results go with their task; one that is still in memory has no row here."""
@@ -297,6 +298,7 @@ class Archive:
 
 
 def _connect(path: Path) -> sqlite3.Connection:
+    path.touch(mode=0o600)
     connection = sqlite3.connect(path, check_same_thread=False)
     connection.execute("pragma journal_mode = wal")
     connection.execute("pragma synchronous = full")

@@ -22,7 +22,7 @@ from covenant.model.command import CompactHistory
 from covenant.model.error import CovenantError, StoreClosed, StoreFull, StoreUnavailable
 from covenant.model.limits import Limits
 from covenant.model.view import Compaction
-from covenant.rules.context import Commit, Ids
+from covenant.rules.context import Commit, Context, Ids
 from covenant.store.clock import Clock
 from covenant.store.embedded import Embedded
 from covenant.store.journal.archive import Archive
@@ -285,9 +285,12 @@ class Journal(Embedded):
     # --- the operator's -----------------------------------------------------------------------------------
 
     async def compact(self, older_than_ms: int | None) -> Compaction:
-        horizon = await self.run(CompactHistory(None, older_than_ms))
+        await self.run(CompactHistory(None, older_than_ms))
         assert self._keeper is not None
-        return await self._keeper.compact(horizon)
+        return await self._keeper.compact()
+
+    def context(self) -> Context:
+        return Context(self._clock.now_ms(), self._ids, self.limits, self.state.compaction)
 
     async def head(self) -> Head:
         """The end of the chain as it is durable now."""

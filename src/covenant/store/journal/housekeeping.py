@@ -18,6 +18,7 @@ from typing import Any, Protocol, TypeVar
 from covenant.model.command import Command, CompactHistory
 from covenant.model.limits import Limits
 from covenant.model.view import Compaction
+from covenant.rules.context import Context
 from covenant.store.clock import Clock
 from covenant.store.journal.archive import Archive
 from covenant.store.journal.files import Files
@@ -42,6 +43,9 @@ class House(Protocol):
 
     @property
     def is_up(self) -> bool: ...
+    def context(self) -> Context:
+        """What the rules are given now; a copy."""
+
     async def run(self, command: Command) -> Any: ...
     async def write_out(self) -> None:
         """Until the chain ends on disk where it ends in memory; no await happens after that."""
@@ -98,7 +102,7 @@ class Housekeeper:
                 await self._aside(self._archive.fill_filter)
                 self._archive.use_filled()
             elif self._wants_archiving():
-                if not await self._move_to_archive():
+                if not await self._move_to_archive(self._limits.finished_tail_max):
                     return
             elif self._wants_snapshot():
                 await self._save(PLAIN)
@@ -106,10 +110,11 @@ class Housekeeper:
             else:
                 return
 
-    async def _move_to_archive(self) -> bool:
+    async def _move_to_archive(self, tail: int) -> bool:
+        """Move the oldest records at rest, all but this many. False when there was none."""
         state = self._state
         limit = _ARCHIVE_BATCHES * self._limits.archive_batch
-        batch = resting_batch(state, limit, self._limits.finished_tail_max, self._writer.position.seq)
+        batch = resting_batch(state, limit, tail, self._writer.position.seq)
         if not batch:
             return False
         gone = list(state.gone)
@@ -129,7 +134,7 @@ class Housekeeper:
         archive_id = archive.id
         assert archive_id is not None
         await self._house.write_out()
-        header = header_of(self._writer.position, archive_id, self._state.gone, self._state.audit)
+        header = header_of(self._writer.position, archive_id, dropped_until, self._state.gone, self._state.audit)
         records = list(self._state.records.items())
         if prefix == PLAIN:
             self.unsaved_bytes = 0
@@ -151,21 +156,22 @@ class Housekeeper:
 
     # --- letting segments go ------------------------------------------------------------------------------
 
-    async def compact(self, horizon: int) -> Compaction:
+    async def compact(self) -> Compaction:
         """Everything that housekeeping would do in time, now."""
         await self.finish()
-        job = asyncio.get_running_loop().create_task(self._compact(horizon))
+        job = asyncio.get_running_loop().create_task(self._compact())
         self._job = asyncio.get_running_loop().create_task(_quietly(job))
         self._job.add_done_callback(self._done)
         return await asyncio.shield(job)
 
-    async def _compact(self, horizon: int) -> Compaction:
-        forgotten_before = self._clock.now_ms() - self._limits.dedup_ms
-        resting = await self._aside(self._archive.bury, horizon, forgotten_before)
-        awake = self._state.bury(horizon, forgotten_before)
+    async def _compact(self) -> Compaction:
+        await self._house.write_out()
+        while await self._move_to_archive(tail=0):
+            pass
+        tasks, tombstones = await self._aside(self._archive.bury, self._house.context())
         await self._save(PLAIN)
         segments, size = await self._drop_segments(only_if_it_pays=False)
-        return Compaction(resting[0] + awake[0], resting[1] + awake[1], segments, size)
+        return Compaction(tasks, tombstones, segments, size)
 
     async def _drop_segments(self, only_if_it_pays: bool) -> tuple[int, int]:
         """Let whole segments past retention go, after writing down what only they told."""
@@ -173,14 +179,15 @@ class Housekeeper:
         horizon = now - self._limits.retention_ms
         excess = self._excess_until()
         if excess > horizon:
-            horizon = await self._house.run(CompactHistory(None, max(0, now - excess)))
+            horizon = excess
+            await self._house.run(CompactHistory(None, max(0, now - excess)))
         names, until = self._droppable(horizon)
         size = sum(self._files.size(name) for name in names)
         histories = snapshot_names(self._files, HISTORY)
         pays = size >= max(self._limits.segment_bytes, self._files.size(histories[-1]) if histories else 0)
         if not names or (only_if_it_pays and not pays):
             return 0, 0
-        await self._aside(self._archive.bury, horizon, now - self._limits.dedup_ms)
+        await self._aside(self._archive.bury, self._house.context())
         await self._save(HISTORY, until)
         await self._save(PLAIN)
         for name in names:

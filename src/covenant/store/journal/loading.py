@@ -25,6 +25,7 @@ from covenant.store.journal.snapshot import (
     PLAIN,
     Saved,
     SnapshotHeader,
+    dropped_until,
     read_snapshot,
     snapshot_names,
 )
@@ -46,6 +47,10 @@ class Loaded(Struct):
 def load(files: Files, limits: Limits, ids: Ids) -> Loaded:
     for name in files.names("", ".making"):
         files.remove(name)
+    kept = segment_names(files, dropped_until(files))
+    for name in segment_names(files):
+        if name not in kept:
+            files.remove(name)  # a crash interrupted its going
     found = _from_snapshot(files, limits) or _from_the_beginning(files, limits, ids)
     try:
         return _replayed(files, limits, *found)

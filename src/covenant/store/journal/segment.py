@@ -47,8 +47,9 @@ def segment_name(first: int) -> str:
     return f"{PREFIX}{first:020d}{SUFFIX}"
 
 
-def segment_names(files: Files) -> list[str]:
-    return files.names(PREFIX, SUFFIX)
+def segment_names(files: Files, after: int = 0) -> list[str]:
+    """Oldest first; those that begin behind this event."""
+    return [name for name in files.names(PREFIX, SUFFIX) if name > segment_name(after)]
 
 
 def read_header(files: Files, name: str) -> Header | None:
@@ -61,13 +62,15 @@ def read_header(files: Files, name: str) -> Header | None:
 class Reader:
     """Walks the chain from a position to its end. `position` is always behind the last line that was handed out."""
 
-    def __init__(self, files: Files, position: Position | None = None) -> None:
-        self.position = position or first_position(files)
+    def __init__(self, files: Files, position: Position | None = None, after: int = 0) -> None:
+        self.position = position or _first_position(files, after)
         self.torn_bytes = 0
+        self.void_bytes = 0  # behind the end of a segment that has a successor
         self._files = files
+        self._after = after
 
     def __iter__(self) -> Iterator[Line]:
-        names = segment_names(self._files)
+        names = segment_names(self._files, self._after)
         if self.position.file is not None:
             if self.position.file not in names:
                 raise StoreDamaged(f"{self.position.file} is missing", file=self.position.file, line=0)
@@ -91,7 +94,8 @@ class Reader:
             end = following.prev_bytes
         for raw, whole in split_lines(self._files.read(name, here.offset)):
             if end is not None and here.offset >= end:
-                break
+                self.void_bytes += len(raw) + 1
+                continue
             mark = chained(raw, here.hash) if whole else None
             if mark is None:
                 self._stop(name, end, last=following is None)
@@ -135,8 +139,8 @@ class Reader:
         self.torn_bytes = self._files.size(name) - here.offset
 
 
-def first_position(files: Files) -> Position:
+def _first_position(files: Files, after: int) -> Position:
     """Where the oldest segment begins; its header says what the chain was like before."""
-    names = segment_names(files)
+    names = segment_names(files, after)
     header = read_header(files, names[0]) if names else None
     return Position() if header is None else Position(seq=header.first - 1, hash=header.prev.encode())

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator
 from hashlib import sha256
+from itertools import islice
 from typing import Final
 
 import msgspec
@@ -81,6 +82,7 @@ class SnapshotHeader(Struct, frozen=True, gc=False):
     at: int
     batch: int
     archive: str
+    dropped_until: int  # a history stands in for the segments up to this event
     gone: list[Key]
     audit: list[AuditRow]
 
@@ -106,7 +108,9 @@ def saved(key: Key, record: Record | Tombstone) -> Saved:
     return wrapped
 
 
-def header_of(position: Position, archive: str, gone: Iterable[Key], audit: Iterable[AuditRow]) -> SnapshotHeader:
+def header_of(
+    position: Position, archive: str, dropped_until: int, gone: Iterable[Key], audit: Iterable[AuditRow]
+) -> SnapshotHeader:
     assert position.file is not None
     return SnapshotHeader(
         covenant="snapshot",
@@ -119,6 +123,7 @@ def header_of(position: Position, archive: str, gone: Iterable[Key], audit: Iter
         at=position.at,
         batch=position.batch,
         archive=archive,
+        dropped_until=dropped_until,
         gone=list(gone),
         audit=list(audit),
     )
@@ -135,7 +140,7 @@ def write_snapshot(files: Files, prefix: str, header: SnapshotHeader, records: I
         digest = sha256(first)
         file.write(first)
         count = 0
-        while chunk := [record for record, _ in zip(records, range(_CHUNK), strict=False)]:
+        while chunk := list(islice(records, _CHUNK)):
             count += len(chunk)
             block = _encoder.encode_lines(chunk)
             digest.update(block)
@@ -180,6 +185,14 @@ def read_snapshot(files: Files, name: str) -> tuple[SnapshotHeader, list[Saved]]
     if footer.records != len(records) or footer.sha256 != digest.hexdigest():
         raise StoreDamaged(f"{name} was changed after it was written", file=name, line=len(records) + 2)
     return header, records
+
+
+def dropped_until(files: Files) -> int:
+    """Segments that begin at or before this event are dropped, even where a crash has left some of them."""
+    for name in reversed(snapshot_names(files, HISTORY)):
+        for raw, whole in split_lines(files.read(name)):
+            return _decode_header(raw, name).dropped_until if whole else 0
+    return 0
 
 
 def _decode_header(raw: bytes, name: str) -> SnapshotHeader:

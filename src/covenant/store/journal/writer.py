@@ -86,6 +86,9 @@ class Writer:
         """Start a new file; nothing may be waiting to be written. The header says how far the old one counts."""
         assert not self._buffer
         here = self.position
+        if here.file == segment_name(here.seq + 1):
+            self._take_up_empty(here.file)
+            return
         header = Header(
             covenant="journal",
             version=FORMAT_VERSION,
@@ -112,6 +115,18 @@ class Writer:
         self._hash = mark
         self.position = Position(name, len(data), 1, mark, here.seq, here.at, self._batch)
         self._batch += 1
+
+    def _take_up_empty(self, name: str) -> None:
+        """The last segment holds only its header, which may not be durable yet."""
+        file = self._files.append_to(name)
+        try:
+            file.sync()
+            self._files.sync_folder()
+        except BaseException:
+            file.close()
+            raise
+        self.close()
+        self._file = file
 
     def close(self) -> None:
         if self._file is not None:

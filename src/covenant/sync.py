@@ -1,0 +1,132 @@
+"""The mailbox for scripts: the same verbs, without async.
+
+    with Mailbox.open("file:./data") as box:
+        box.of("planner@lab").send_task(...)
+
+The mailbox lives on an event loop in a thread of its own. Interrupting a call that waits takes nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import threading
+from collections.abc import Callable, Coroutine
+from types import TracebackType
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from covenant import mailbox
+from covenant.model.agent import AgentId
+from covenant.model.limits import Limits
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class _LoopThread:
+    """An event loop that other threads can hand coroutines to."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="covenant-sync", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def stop(self) -> None:
+        self.run(self._loop.shutdown_default_executor())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+def _sync(
+    method: Callable[Concatenate[mailbox.Mailbox, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[Mailbox, P], T]:
+    def call(self: Mailbox, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return self._thread.run(method(self._box, *args, **kwargs))
+
+    functools.update_wrapper(call, method)
+    return call
+
+
+class Mailbox:
+    """`Mailbox.open(url)`, then `of(agent)`; see `covenant.Mailbox` for each verb."""
+
+    def __init__(self, box: mailbox.Mailbox, thread: _LoopThread) -> None:
+        self._box = box
+        self._thread = thread
+
+    @staticmethod
+    def open(url: str, *, limits: Limits | None = None) -> OpenMailbox:
+        return OpenMailbox(mailbox.Mailbox.open(url, limits=limits), _LoopThread())
+
+    def of(self, agent: AgentId | str, *, incarnation: str | None = None) -> Mailbox:
+        return Mailbox(self._box.of(agent, incarnation=incarnation), self._thread)
+
+    @property
+    def agent(self) -> AgentId:
+        return self._box.agent
+
+    @property
+    def limits(self) -> Limits:
+        return self._box.limits
+
+    send_task = _sync(mailbox.Mailbox.send_task)
+    send_tasks = _sync(mailbox.Mailbox.send_tasks)
+    recv_task = _sync(mailbox.Mailbox.recv_task)
+    recv_tasks = _sync(mailbox.Mailbox.recv_tasks)
+    try_recv_task_for = _sync(mailbox.Mailbox.try_recv_task_for)
+    heartbeat = _sync(mailbox.Mailbox.heartbeat)
+    release = _sync(mailbox.Mailbox.release)
+    cancel_task = _sync(mailbox.Mailbox.cancel_task)
+    get_task = _sync(mailbox.Mailbox.get_task)
+    wait_generation = _sync(mailbox.Mailbox.wait_generation)
+    recent_tasks = _sync(mailbox.Mailbox.recent_tasks)
+    task_queue = _sync(mailbox.Mailbox.task_queue)
+    task_tree = _sync(mailbox.Mailbox.task_tree)
+    send_result = _sync(mailbox.Mailbox.send_result)
+    recv_result = _sync(mailbox.Mailbox.recv_result)
+    recv_results = _sync(mailbox.Mailbox.recv_results)
+    try_recv_result_for = _sync(mailbox.Mailbox.try_recv_result_for)
+    get_result = _sync(mailbox.Mailbox.get_result)
+    recent_results = _sync(mailbox.Mailbox.recent_results)
+    repair_task = _sync(mailbox.Mailbox.repair_task)
+    retry_stale = _sync(mailbox.Mailbox.retry_stale)
+    cached_results = _sync(mailbox.Mailbox.cached_results)
+    forget_cached = _sync(mailbox.Mailbox.forget_cached)
+    compact = _sync(mailbox.Mailbox.compact)
+    recent_audit = _sync(mailbox.Mailbox.recent_audit)
+
+
+class OpenMailbox(Mailbox):
+    """Owns the loop; close it, or use it with `with`."""
+
+    _box: mailbox.OpenMailbox
+
+    def __enter__(self) -> OpenMailbox:
+        try:
+            self._thread.run(self._box.__aenter__())
+        except BaseException:
+            self._thread.stop()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._thread.run(self._box.close())
+        self._thread.stop()

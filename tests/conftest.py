@@ -1,0 +1,116 @@
+"""The fixtures of every test: a mailbox for each engine, on a clock and ids that the test owns.
+
+A test that asks for `box` runs once for each engine. One that asks for `reopen` runs only on the engines that keep what
+they acknowledged, and one that asks for `crash` only on those whose folder can be copied from under a living process.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from covenant import Limits, Mailbox, OpenMailbox
+from covenant.store.clock import CountingIds, ManualClock
+
+ENGINES: Final[tuple[str, ...]] = ("memory:", "file:{folder}")
+DURABLE: Final = tuple(engine for engine in ENGINES if engine != "memory:")
+IN_A_FOLDER: Final = tuple(engine for engine in ENGINES if "{folder}" in engine)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "engine" not in metafunc.fixturenames:
+        return
+    engines = ENGINES
+    if "reopen" in metafunc.fixturenames:
+        engines = DURABLE
+    if "crash" in metafunc.fixturenames:
+        engines = IN_A_FOLDER
+    metafunc.parametrize("engine", engines, ids=[engine.partition(":")[0] for engine in engines])
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def limits() -> Limits:
+    """The bounds in force; a test that needs others parametrises this name."""
+    return Limits()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "data"
+
+
+@pytest.fixture
+async def open_url(clock: ManualClock, limits: Limits) -> AsyncIterator[Callable[[str], Awaitable[OpenMailbox]]]:
+    ids = CountingIds()
+    async with AsyncExitStack() as stack:
+
+        async def open_it(url: str) -> OpenMailbox:
+            opened: OpenMailbox = await Mailbox.open(url, clock=clock, ids=ids, limits=limits)
+            stack.push_async_callback(opened.close)
+            return opened
+
+        yield open_it
+
+
+@pytest.fixture
+async def box(engine: str, folder: Path, open_url: Callable[[str], Awaitable[OpenMailbox]]) -> OpenMailbox:
+    """The operator's box."""
+    return await open_url(engine.format(folder=folder))
+
+
+@pytest.fixture
+def alice(box: OpenMailbox) -> Mailbox:
+    """The one who sends."""
+    return box.of("alice@lab")
+
+
+@pytest.fixture
+def bob(box: OpenMailbox) -> Mailbox:
+    """The one who works."""
+    return box.of("bob@lab")
+
+
+@pytest.fixture
+def carol(box: OpenMailbox) -> Mailbox:
+    """The one whom it does not concern."""
+    return box.of("carol@lab")
+
+
+@pytest.fixture
+async def reopen(
+    engine: str, folder: Path, box: OpenMailbox, open_url: Callable[[str], Awaitable[OpenMailbox]]
+) -> Callable[[], Awaitable[OpenMailbox]]:
+    """Close the box in an orderly way and open its store again."""
+    current = box
+
+    async def close_and_open() -> OpenMailbox:
+        nonlocal current
+        await current.close()
+        current = await open_url(engine.format(folder=folder))
+        return current
+
+    return close_and_open
+
+
+@pytest.fixture
+async def crash(
+    engine: str, folder: Path, box: OpenMailbox, open_url: Callable[[str], Awaitable[OpenMailbox]]
+) -> Callable[[], Awaitable[OpenMailbox]]:
+    """Open what the folder holds at this very moment, as if the process had died."""
+
+    async def open_what_is_left() -> OpenMailbox:
+        left = folder.with_name("left")
+        shutil.copytree(folder, left)
+        return await open_url(engine.format(folder=left))
+
+    return open_what_is_left

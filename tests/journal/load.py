@@ -1,0 +1,46 @@
+"""A process under load, to be killed: it works on a journal and says on stdout what was acknowledged, line by line."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+
+from covenant import Idempotency, Limits, Mailbox, OpenMailbox, Result, Task, Text
+
+CLIENTS = 6
+LIMITS = Limits(segment_bytes=60_000, snapshot_every_bytes=100_000, finished_tail_max=16, archive_batch=16)
+
+
+def say(*words: object) -> None:
+    os.write(1, (" ".join(map(str, words)) + "\n").encode())
+
+
+async def client(box: OpenMailbox, number: int) -> None:
+    sender, worker = box.of(f"sender{number}@lab"), box.of(f"worker{number}@lab")
+    turn = 0
+    while True:
+        turn += 1
+        key = Idempotency("idempotent", key=f"{os.getpid()}-{number}-{turn // 2}") if turn % 3 == 0 else None
+        sent = await sender.send_task(Task(recipient=worker.agent, intent_text="work", task_kind="w", idempotency=key))
+        say("sent", sent.task_id)
+        for delivery in await worker.recv_tasks(2, wait_ms=0):
+            say("leased", delivery.task.id, delivery.lease_id, delivery.attempt)
+            if turn % 7 == 0:
+                await worker.release(delivery)
+                say("released", delivery.task.id, delivery.lease_id)
+            elif turn % 5 != 0:  # every fifth lease is left hanging
+                await worker.send_result(Result.ok(delivery, [Text(f"done {turn}")]))
+                say("answered", delivery.task.id, delivery.lease_id)
+        for answer in await sender.recv_results(10, wait_ms=0):
+            say("drained", answer.task_id)
+
+
+async def main(folder: str) -> None:
+    async with Mailbox.open(f"file:{folder}", limits=LIMITS) as box:
+        say("open")
+        await asyncio.gather(*(client(box, number) for number in range(CLIENTS)))
+
+
+if __name__ == "__main__":
+    asyncio.run(main(sys.argv[1]))

@@ -1,0 +1,115 @@
+"""A real process, killed with a real signal."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from covenant import Mailbox, TaskState
+from covenant.store.journal.verify import verify
+from tests.journal.load import LIMITS
+
+KILLS = 200
+
+
+class Acknowledged:
+    """What the processes were told before they died."""
+
+    def __init__(self) -> None:
+        self.sent: set[str] = set()
+        self.leases: dict[str, str] = {}
+        self.answered: set[str] = set()
+        self.drained: set[str] = set()
+
+    def hear(self, line: str) -> None:
+        kind, *rest = line.split()
+        if kind == "sent":
+            self.sent.add(rest[0])
+        elif kind == "leased":
+            self.leases[rest[1]] = rest[0]
+        elif kind == "answered":
+            self.answered.add(rest[0])
+        elif kind == "drained":
+            self.drained.add(rest[0])
+
+
+def run_and_kill(folder: Path, after_lines: int) -> list[str]:
+    """Let it work until it has said this much, then kill -9. What it said in the meantime counts too."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.journal.load", str(folder)], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    lines: list[str] = []
+    for line in process.stdout:
+        lines.append(line)
+        if len(lines) == after_lines:
+            process.kill()
+    process.wait()
+    assert process.returncode == -9
+    return [line for line in lines if line.endswith("\n") and line != "open\n"]
+
+
+async def check(folder: Path, told: Acknowledged) -> None:
+    async with Mailbox.open(f"file:{folder}", limits=LIMITS) as box:
+        for task_id in told.sent:
+            entry = await box.get_task(task_id)
+            if task_id in told.answered:
+                assert entry.outcome == "answered"
+            if task_id in told.drained:
+                assert entry.state == TaskState.RESOLVED
+
+
+def leases_in(folder: Path) -> dict[str, str]:
+    """Read the log as a stranger would: each lease with its task; a second lease without a requeue between is found."""
+    holder: dict[str, str] = {}
+    leases: dict[str, str] = {}
+    for path in sorted(folder.glob("journal-*.jsonl")):
+        for line in path.read_text().splitlines():
+            for event in json.loads(line).get("events", []):
+                if event["type"] == "leased":
+                    assert event["key"] not in holder, f"{event['key']} was leased twice"
+                    holder[event["key"]] = event["lease_id"]
+                    leases[event["lease_id"]] = event["key"]
+                elif event["type"] in ("requeued", "answered", "ended"):
+                    holder.pop(event["key"], None)
+    return leases
+
+
+async def _kill_often(tmp_path: Path, kills: int) -> None:
+    rng = random.Random(kills)
+    told = Acknowledged()
+    for kill in range(kills):
+        folder = tmp_path / f"data-{kill // 20}"  # a fresh folder now and then: early crashes count too
+        if kill % 20 == 0:
+            told = Acknowledged()
+        for line in run_and_kill(folder, rng.randint(2, 400)):
+            told.hear(line)
+        if kill % 20 in (0, 1, 7, 19):
+            await check(folder, told)
+        in_log = leases_in_whole_lines(folder)
+        assert all(in_log[lease_id] == task_id for lease_id, task_id in told.leases.items())
+    assert len(told.sent) > 100
+    assert verify(tmp_path / f"data-{(kills - 1) // 20}").is_sound
+
+
+def leases_in_whole_lines(folder: Path) -> dict[str, str]:
+    """The last line may be torn: it was never acknowledged."""
+    for path in folder.glob("journal-*.jsonl"):
+        content = path.read_bytes()
+        if not content.endswith(b"\n"):
+            path.write_bytes(content[: content.rfind(b"\n") + 1])
+    return leases_in(folder)
+
+
+async def test_two_hundred_kills_lose_nothing_and_lease_nothing_twice(tmp_path: Path) -> None:
+    await _kill_often(tmp_path, KILLS)
+
+
+@pytest.mark.soak
+async def test_two_thousand_kills_lose_nothing_and_lease_nothing_twice(tmp_path: Path) -> None:
+    await _kill_often(tmp_path, 10 * KILLS)

@@ -1,0 +1,423 @@
+"""Properties of the pure parts: what an event may do to a record, what a ledger holds, when two tasks are the same, and
+that no input gets past the seals with anything but a refusal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from covenant import (
+    AgentId,
+    Audio,
+    Content,
+    CovenantError,
+    Idempotency,
+    Image,
+    Json,
+    Limits,
+    Outcome,
+    Result,
+    Task,
+    Text,
+)
+from covenant.model import event as e
+from covenant.model.agent import check_agent
+from covenant.model.record import CacheKey, Part, Record, Slot, TaskRecord, part_key
+from covenant.rules.context import Context
+from covenant.rules.envelope import check_count, check_id, check_text, check_time, digest_of, seal_result, seal_task
+from covenant.rules.evolve import evolve
+from covenant.store import ledger as ledgers
+from covenant.store.clock import CountingIds
+from covenant.store.ledger import DueTimes, LazyLedger, Ledger
+
+ADA, BOB, CYD = (AgentId.named(name) for name in ("ada", "bob", "cyd"))
+TASK_ID = "22222222-2222-4222-8222-222222222222"
+SLOT = "slot:of-a-test"
+
+# --- events and records ---------------------------------------------------------------------------------------
+
+results = st.builds(
+    Result,
+    task_id=st.just(TASK_ID),
+    status=st.sampled_from(("ok", "error")),
+    content=st.sampled_from(((), (Text("x"),))),
+    error_message=st.none() | st.just("boom"),
+    lease_id=st.none(),
+    sequence=st.none(),
+)
+moments = st.none() | st.integers(0, 200)
+first_events = st.builds(
+    e.Sent,
+    key=st.just(TASK_ID),
+    task=st.builds(
+        Task,
+        id=st.just(TASK_ID),
+        sender=st.just(ADA),
+        recipient=st.just(BOB),
+        intent_text=st.just("draft"),
+        task_kind=st.none(),
+        parent=st.none(),
+        deadline_ms=moments,
+        idempotency=st.just(Idempotency("idempotent", "k")),
+        content=st.just(()),
+        not_before_ms=moments,
+    ),
+    slot=st.just(SLOT),
+    follows=st.booleans(),
+    replayed=st.just(False),
+)
+
+
+def next_events(record: TaskRecord) -> st.SearchStrategy[e.Event]:
+    """What may happen to a task in this state."""
+    key = st.just(TASK_ID)
+    if record.outcome is not None:
+        drained = record.answer_for is None
+        return st.sampled_from((e.Undrained(TASK_ID) if drained else e.Drained(TASK_ID), e.CascadeDone(TASK_ID)))
+    ended = st.builds(e.Ended, key, st.sampled_from(Outcome), results, st.booleans())
+    if record.lease is not None:
+        lease_id = record.lease.lease_id
+        return st.one_of(
+            st.builds(e.Requeued, key, st.just(lease_id), st.just("released"), st.just("why"), moments),
+            st.builds(e.Answered, key, results, st.just(lease_id)),
+            st.sampled_from((e.Heartbeat(TASK_ID), e.Progressed(TASK_ID), e.CancelAsked(TASK_ID, "why"))),
+            ended,
+        )
+    if record.waits_on is not None:
+        return st.one_of(st.just(e.Promoted(TASK_ID)), st.builds(e.Answered, key, results, st.none()), ended)
+    if record.ready_for is None:
+        return st.one_of(st.just(e.Due(TASK_ID)), ended)
+    return st.one_of(st.builds(e.Leased, key, st.uuids().map(str), st.just(BOB), st.just("one")), ended)
+
+
+def rise(event: e.Event) -> int:
+    """What DESIGN.md's table says that an event adds to the generation."""
+    if isinstance(event, e.Answered):
+        return 2 if event.result.content else 1
+    return 1 if isinstance(event, (e.Leased, e.Progressed, e.Requeued, e.Ended)) else 0
+
+
+def folded(data: st.DataObject, check: Callable[[Record | None, e.Event, Record | None], None]) -> None:
+    """Fold a random life of a task, and look at each step of it."""
+    record: Record | None = None
+    for order in range(1, data.draw(st.integers(2, 12), label="events") + 1):
+        event: e.Event
+        if record is None:
+            event = data.draw(first_events)
+        else:
+            assert isinstance(record, TaskRecord)
+            event = data.draw(next_events(record))
+        new = evolve(record, event, order, 10 * order)
+        check(record, event, new)
+        record = new
+
+
+@given(st.data())
+def test_an_event_never_touches_the_record_it_is_given(data: st.DataObject) -> None:
+    seen: list[tuple[Record, bytes]] = []
+
+    def check(old: Record | None, event: e.Event, new: Record | None) -> None:
+        assert new is not None
+        assert new is not old
+        assert all(msgspec.json.encode(record) == before for record, before in seen)
+        seen.append((new, msgspec.json.encode(new)))
+
+    folded(data, check)
+
+
+@given(st.data())
+def test_the_generation_rises_as_the_table_says(data: st.DataObject) -> None:
+    def check(old: Record | None, event: e.Event, new: Record | None) -> None:
+        assert isinstance(new, TaskRecord)
+        if old is None:
+            assert new.generation == 1
+        else:
+            assert isinstance(old, TaskRecord)
+            assert new.generation == old.generation + rise(event)
+
+    folded(data, check)
+
+
+@given(st.data())
+def test_a_record_is_in_one_place_at_a_time(data: st.DataObject) -> None:
+    def check(old: Record | None, event: e.Event, new: Record | None) -> None:
+        assert isinstance(new, TaskRecord)
+        places = [new.ready_for, new.waits_on, new.lease, new.answer_for]
+        assert sum(place is not None for place in places) <= 1
+        if new.lease is not None or new.outcome is not None:
+            assert new.due_ms is None
+        elif new.task.deadline_ms is not None:
+            assert new.due_ms is not None
+            assert new.due_ms <= new.task.deadline_ms
+
+    folded(data, check)
+
+
+@given(st.data())
+def test_a_lease_raises_the_attempt_by_one_and_nothing_else_does(data: st.DataObject) -> None:
+    def check(old: Record | None, event: e.Event, new: Record | None) -> None:
+        assert isinstance(new, TaskRecord)
+        before = old.attempt if isinstance(old, TaskRecord) else 0
+        assert new.attempt == before + isinstance(event, e.Leased)
+
+    folded(data, check)
+
+
+@given(results, st.integers(1, 9))
+def test_parts_and_slots_are_copied_too(result: Result, number: int) -> None:
+    key = part_key(TASK_ID, number)
+    part = evolve(None, e.Parted(key, result, ADA.pubkey, 1, number, 4), 1, 10)
+    slot = evolve(None, e.SlotOpened(SLOT, CacheKey(ADA.pubkey, BOB.pubkey, "draft", "k"), "digest", TASK_ID), 2, 10)
+    assert isinstance(part, Part)
+    assert isinstance(slot, Slot)
+    before = msgspec.json.encode((part, slot))
+    drained = evolve(part, e.Drained(key), 3, 20)
+    evolve(drained, e.Undrained(key), 4, 30)
+    led = evolve(slot, e.SlotLed(SLOT, TASK_ID), 5, 30)
+    evolve(led, e.SlotCached(SLOT, TASK_ID, result, 99), 6, 40)
+    evolve(slot, e.SlotCached(SLOT, TASK_ID, result), 6, 40)
+    assert evolve(slot, e.SlotClosed(SLOT), 7, 40) is None
+    assert msgspec.json.encode((part, slot)) == before
+
+
+# --- ledgers --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def trim_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ledgers tidy up after hundreds of removals; here after three."""
+    monkeypatch.setattr(ledgers, "_TRIM_AT", 3)
+
+
+class LedgerOps:
+    """Both sorts of ledger, and a sorted list."""
+
+    def __init__(self) -> None:
+        self.ledger = Ledger()
+        self.lazy = LazyLedger(lambda key, order: self.naive.get(order) == key)
+        self.naive: dict[int, str] = {}
+        self.removed: dict[int, str] = {}
+        self.last = 0
+
+    def add(self, data: st.DataObject) -> None:
+        self.last += data.draw(st.integers(1, 3))
+        self.put(self.last, f"key-{self.last}")
+
+    def put_back(self, data: st.DataObject) -> None:
+        if self.removed:
+            order = data.draw(st.sampled_from(sorted(self.removed)))
+            self.put(order, self.removed.pop(order))
+
+    def put(self, order: int, key: str) -> None:
+        self.naive[order] = key
+        self.ledger.add(order, key)
+        self.lazy.add(order, key)
+
+    def remove(self, data: st.DataObject) -> None:
+        if self.naive:
+            self.take(data.draw(st.sampled_from(sorted(self.naive))))
+
+    def remove_oldest(self, data: st.DataObject) -> None:
+        if self.naive:
+            self.take(min(self.naive))
+
+    def take(self, order: int) -> None:
+        self.removed[order] = self.naive.pop(order)
+        self.ledger.remove(order)
+        self.lazy.lose()
+
+    def check(self, looks: bool) -> None:
+        ledger, lazy, orders = self.ledger, self.lazy, sorted(self.naive)
+        keys = [self.naive[order] for order in orders]
+        assert len(ledger) == len(lazy) == len(keys)
+        assert ledger.first() == (keys[0] if keys else None)
+        for limit in (0, 1, 2, 100):
+            assert ledger.oldest(limit) == keys[:limit]
+            assert not looks or lazy.oldest(limit) == keys[:limit]
+        assert list(lazy.newest()) == keys[::-1]
+        for number in range(self.last + 2):
+            behind = [self.naive[order] for order in orders if order > number]
+            assert list(ledger.after(number)) == list(lazy.after(number)) == behind
+            before = [self.naive[order] for order in reversed(orders) if order < number]
+            assert list(lazy.newest(number)) == before
+
+
+@given(st.data())
+def test_a_ledger_is_a_sorted_list(data: st.DataObject) -> None:
+    ops = LedgerOps()
+    steps = (ops.add, ops.add, ops.add, ops.remove, ops.remove_oldest, ops.put_back)
+    drawn = st.tuples(st.sampled_from(range(len(steps))), st.booleans())
+    for step, looks in data.draw(st.lists(drawn, max_size=40)):
+        steps[step](data)
+        ops.check(looks)
+
+
+changes = st.tuples(st.sampled_from("abcdef"), st.none() | st.integers(0, 9))
+
+
+@given(st.lists(changes, max_size=40))
+def test_due_times_are_a_sorted_list(changed: list[tuple[str, int | None]]) -> None:
+    times = DueTimes()
+    naive: dict[str, int] = {}
+    for key, due in changed:
+        times.set(key, due)
+        if due is None:
+            naive.pop(key, None)
+        else:
+            naive[key] = due
+        assert times.next_ms() == min(naive.values(), default=None)
+        for now in (0, 4, 9):
+            expected = [key for due, key in sorted((due, key) for key, due in naive.items()) if due <= now]
+            for limit in (1, 2, 100):
+                assert times.until(now, limit) == expected[:limit]
+
+
+# --- when two tasks are the same ------------------------------------------------------------------------------
+
+blocks: st.SearchStrategy[Content] = st.one_of(
+    st.builds(Text, st.text(max_size=3), st.none()),
+    st.builds(Json, st.none() | st.booleans() | st.integers(-5, 5) | st.text(max_size=3)),
+    st.builds(Image, st.text(max_size=3), st.just("image/png"), st.none()),
+    st.builds(Audio, st.text(max_size=3), st.just("audio/ogg"), st.none()),
+)
+tasks = st.builds(
+    Task,
+    id=st.uuids().map(str),
+    sender=st.sampled_from((ADA, BOB, CYD)),
+    recipient=st.sampled_from((ADA, BOB, CYD)),
+    intent_text=st.text(min_size=1, max_size=4),
+    task_kind=st.none() | st.text(min_size=1, max_size=4),
+    parent=st.none() | st.uuids().map(str),
+    deadline_ms=st.none() | st.integers(0, 2**53 - 1),
+    idempotency=st.none(),
+    content=st.lists(blocks, max_size=3).map(tuple),
+    not_before_ms=st.none() | st.integers(0, 2**53 - 1),
+)
+
+
+def substance(task: Task) -> tuple[Any, ...]:
+    assert task.sender is not None
+    content = msgspec.json.encode(task.content)
+    return task.intent_text, task.task_kind, content, task.sender.pubkey, task.recipient.pubkey
+
+
+@given(tasks, tasks)
+def test_a_digest_ignores_id_parent_and_times(task: Task, other: Task) -> None:
+    same = Task(
+        id=other.id,
+        sender=task.sender,
+        recipient=task.recipient,
+        intent_text=task.intent_text,
+        task_kind=task.task_kind,
+        parent=other.parent,
+        deadline_ms=other.deadline_ms,
+        idempotency=Idempotency("unsafe", "key"),
+        content=task.content,
+        not_before_ms=other.not_before_ms,
+    )
+    assert digest_of(same) == digest_of(task)
+
+
+@given(tasks, tasks, st.sampled_from(("intent_text", "task_kind", "content", "sender", "recipient")))
+def test_a_digest_tells_everything_else_apart(task: Task, other: Task, field: str) -> None:
+    mixed = msgspec.structs.replace(task, **{field: getattr(other, field)})
+    for one, two in ((task, other), (task, mixed)):
+        assert (digest_of(one) == digest_of(two)) == (substance(one) == substance(two))
+
+
+# --- no input but a refusal -----------------------------------------------------------------------------------
+
+scalars = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    st.text(max_size=40),
+    st.text(st.characters(categories=["Cs"]), min_size=1, max_size=2),
+    st.binary(max_size=8),
+    st.sampled_from(("ok", "error", "partial", "idempotent", "unsafe", TASK_ID, TASK_ID.upper(), " ", "a" * 2000)),
+    st.just(object()),
+    st.complex_numbers(),
+)
+odd_agents = st.builds(AgentId, scalars, scalars)
+odd_values: st.SearchStrategy[Any] = st.recursive(
+    st.one_of(
+        scalars,
+        st.sampled_from((ADA, BOB)),
+        odd_agents,
+        st.builds(Idempotency, scalars, scalars),
+        st.builds(Text, scalars, scalars),
+    ),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.lists(inner, max_size=3).map(tuple),
+        st.dictionaries(st.integers() | st.text(max_size=3), inner, max_size=2),
+        st.builds(Json, inner),
+        st.builds(Text, st.text(max_size=3), inner),
+    ),
+    max_leaves=4,
+)
+CONTEXT = Context(0, CountingIds(), Limits(key_bytes_max=64, content_bytes_max=256, content_blocks_max=2))
+
+
+def only_refuses(call: Callable[[], object]) -> None:
+    try:
+        call()
+    except CovenantError as refusal:
+        assert refusal.code
+        assert msgspec.json.encode(refusal.to_wire())
+
+
+fields_of_a_task = dict.fromkeys(Task.__struct_fields__, odd_values)
+good_task = {"recipient": BOB, "intent_text": "draft", "sender": ADA}
+
+
+@given(st.fixed_dictionaries({}, optional=fields_of_a_task), st.none() | st.just(ADA))
+def test_a_task_is_sealed_or_refused(odd: dict[str, Any], by: AgentId | None) -> None:
+    def seal() -> None:
+        sealed = seal_task(Task(**{**good_task, **odd}), by, CONTEXT)
+        digest_of(sealed)
+        stored = msgspec.json.decode(msgspec.json.encode(sealed), type=Task)
+        assert msgspec.json.encode(stored) == msgspec.json.encode(sealed)
+
+    only_refuses(seal)
+
+
+fields_of_a_result = dict.fromkeys(Result.__struct_fields__, odd_values)
+good_result = {"task_id": TASK_ID, "status": "ok"}
+
+
+@given(st.fixed_dictionaries({}, optional=fields_of_a_result))
+def test_a_result_is_sealed_or_refused(odd: dict[str, Any]) -> None:
+    def seal() -> None:
+        sealed = seal_result(Result(**{**good_result, **odd}), CONTEXT.limits)
+        stored = msgspec.json.decode(msgspec.json.encode(sealed), type=Result)
+        assert msgspec.json.encode(stored) == msgspec.json.encode(sealed)
+
+    only_refuses(seal)
+
+
+@given(odd_values)
+def test_a_check_passes_or_refuses(value: Any) -> None:
+    only_refuses(lambda: seal_task(value, ADA, CONTEXT))
+    only_refuses(lambda: seal_result(value, CONTEXT.limits))
+    only_refuses(lambda: check_id(value, "id"))
+    only_refuses(lambda: check_time(value, "time"))
+    only_refuses(lambda: check_text(value, "text", 16))
+    only_refuses(lambda: check_count(value, "count", 16))
+    only_refuses(lambda: check_agent(value))
+
+
+@given(odd_values)
+def test_an_agent_is_named_or_refused(value: Any) -> None:
+    only_refuses(lambda: AgentId.named(value))
+
+
+@given(st.uuids())
+def test_an_id_is_taken_in_capital_letters_and_folded(value: Any) -> None:
+    assert check_id(str(value).upper(), "id") == str(value)
