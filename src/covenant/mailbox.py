@@ -106,6 +106,8 @@ class Mailbox:
 
     async def send_tasks(self, tasks: Sequence[Task]) -> list[Sent | CovenantError]:
         """Many at once. Each stands for itself: a refusal is returned in its place."""
+        if not isinstance(tasks, (list, tuple)):
+            raise Malformed("a list of tasks is needed", field="tasks")
         check_count(len(tasks), "tasks", self.limits.batch_max)
         commands: list[Command] = [SendTask(self._agent, task) for task in tasks]
         return await self._engine.run_all(commands)

@@ -40,16 +40,14 @@ class Acknowledged:
 
 def run_and_kill(folder: Path, after_lines: int) -> list[str]:
     """Let it work until it has said this much, then kill -9. What it said in the meantime counts too."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.journal.load", str(folder)], stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
+    command = [sys.executable, "-m", "tests.journal.load", str(folder)]
     lines: list[str] = []
-    for line in process.stdout:
-        lines.append(line)
-        if len(lines) == after_lines:
-            process.kill()
-    process.wait()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            lines.append(line)
+            if len(lines) == after_lines:
+                process.kill()
     assert process.returncode == -9
     return [line for line in lines if line.endswith("\n") and line != "open\n"]
 

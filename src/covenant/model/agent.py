@@ -31,6 +31,8 @@ class AgentId(Struct, frozen=True, gc=False, eq=False):
     @classmethod
     def named(cls, label: str) -> AgentId:
         """The agent of a label, with the key that the label stands for where nobody is enrolled."""
+        if type(label) is not str:
+            raise BadAgent("an agent is named by text", label=repr(label))
         return _named(label)
 
     def __eq__(self, other: object) -> bool:
@@ -45,9 +47,9 @@ class AgentId(Struct, frozen=True, gc=False, eq=False):
 
 @lru_cache(maxsize=4096)
 def _named(label: str) -> AgentId:
-    if not isinstance(label, str):
-        raise BadAgent("an agent is named by text", label=repr(label))
     display = label if "@" in label else f"{label}@{_DEFAULT_HOST}"
+    if not _DISPLAY.fullmatch(display):
+        raise BadAgent("an agent is named like name@host: letters, digits, `_`, `.` and `-`", label=repr(label))
     agent = AgentId(display, base58(hashlib.sha256(_LABEL_KEY_DOMAIN + display.encode()).digest()))
     check_agent(agent)
     return agent

@@ -10,7 +10,7 @@ from covenant.model.error import NotPermitted, UnknownTask
 from covenant.model.record import Key, Slot
 from covenant.model.view import CachedResult
 from covenant.rules.context import Commit, Context, View, actor
-from covenant.rules.envelope import check_text
+from covenant.rules.envelope import check_size, check_text
 from covenant.rules.send import answer_from
 from covenant.rules.sight import lent
 
@@ -28,6 +28,7 @@ def settle(command: SettleSlot, view: View, ctx: Context) -> Commit:
 
 def forget(command: ForgetCached, view: View, ctx: Context) -> Commit:
     check_text(command.reason, "reason", ctx.limits.text_bytes_max)
+    check_size(command.slot, "entry_id", ctx.limits.text_bytes_max)
     slot = view.get(command.slot)
     if not isinstance(slot, Slot) or slot.result is None or not may_see_slot(command.by, slot):
         raise UnknownTask(f"no cached result {command.slot}", id=command.slot)

@@ -26,7 +26,7 @@ _AGE_MAX = 2**53
 
 def get_task(task_id: str, by: AgentId | None, view: View, ctx: Context) -> QueueEntry:
     record = visible_task(check_id(task_id, "task_id"), by, view, ctx)
-    late = [late.result for late in view.late(record.task.id)] if by is None else []
+    late = [kept.result for kept in view.late(record.task.id) if kept.order > record.sent_order] if by is None else []
     return entry_of(record, view, ctx, late)
 
 

@@ -10,7 +10,7 @@ from covenant.model.task import Result, Task
 from covenant.model.view import Sent
 from covenant.rules.context import Commit, Context, View
 from covenant.rules.envelope import cache_key_of, digest_of, seal_task, slot_key
-from covenant.rules.retention import is_forgotten
+from covenant.rules.retention import is_forgotten, is_retained
 from covenant.rules.sight import leader_of
 
 
@@ -19,18 +19,18 @@ def send(command: SendTask, view: View, ctx: Context) -> Commit:
     known = view.get(task.id)
     if known is not None and not is_forgotten(known, ctx):
         assert isinstance(known, (TaskRecord, Tombstone))
-        return _again(task, known, view)
+        return _again(task, known, view, ctx)
     if not task.is_idempotent:
         return Commit((e.Sent(task.id, task),), Sent(task.id, 1))
     return _send_keyed(task, view, ctx)
 
 
-def _again(task: Task, known: TaskRecord | Tombstone, view: View) -> Commit:
+def _again(task: Task, known: TaskRecord | Tombstone, view: View, ctx: Context) -> Commit:
     """The same id: the same send when the content is the same, a conflict when it is not."""
     digest = known.digest if isinstance(known, Tombstone) else digest_of(known.task)
     if digest != digest_of(task):
         raise TaskConflict(f"task {task.id} exists with other content", task_id=task.id)
-    if isinstance(known, Tombstone):
+    if isinstance(known, Tombstone) or not is_retained(known, ctx):
         return Commit((), Sent(task.id, 0, duplicate=True))
     return Commit(
         (), Sent(task.id, known.generation, duplicate=True, replayed=known.replayed, follows=leader_of(known, view))

@@ -78,7 +78,7 @@ def chained(raw: bytes, previous: bytes) -> bytes | None:
 def decode_line(raw: bytes, file: str, number: int) -> Line:
     try:
         return _line_decoder.decode(raw)
-    except msgspec.MsgspecError as wrong:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as wrong:
         raise StoreDamaged(f"{file}:{number} is not a commit: {wrong}", file=file, line=number) from None
 
 
@@ -91,7 +91,7 @@ def decode_header(raw: bytes, file: str) -> Header:
                 f"{file} has format {version}; this is {FORMAT_VERSION}", file=file, version=version
             )
         return _header_decoder.decode(raw)
-    except msgspec.MsgspecError as wrong:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as wrong:
         raise StoreDamaged(f"{file}:1 is not a header: {wrong}", file=file, line=1) from None
 
 
@@ -99,7 +99,7 @@ def batch_of(raw: bytes) -> int | None:
     """The batch of a line that may be damaged or stand after damage; None when it cannot be told."""
     try:
         batch = _version_decoder.decode(raw).get("batch")
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, UnicodeDecodeError):
         return None
     return batch if isinstance(batch, int) else None
 

@@ -180,7 +180,7 @@ def read_snapshot(files: Files, name: str) -> tuple[SnapshotHeader, list[Saved]]
         if header is None or last is None:
             raise StoreDamaged(f"{name} is cut off", file=name, line=1)
         footer = _footer_decoder.decode(last)
-    except msgspec.MsgspecError as wrong:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as wrong:
         raise StoreDamaged(f"{name} does not read: {wrong}", file=name, line=len(records) + 2) from None
     if footer.records != len(records) or footer.sha256 != digest.hexdigest():
         raise StoreDamaged(f"{name} was changed after it was written", file=name, line=len(records) + 2)
