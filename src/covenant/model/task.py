@@ -29,12 +29,6 @@ class Idempotency(Struct, frozen=True, gc=False):
     key: str
 
 
-def _settle_content(envelope: Task | Result) -> None:
-    """A list of blocks is taken, a tuple is kept: an envelope does not change."""
-    if type(envelope.content) is list:
-        force_setattr(envelope, "content", tuple(envelope.content))
-
-
 class Task(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """A request from one agent to another."""
 
@@ -50,7 +44,8 @@ class Task(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     not_before_ms: int | None = None
 
     def __post_init__(self) -> None:
-        _settle_content(self)
+        if type(self.content) is list:  # a list is taken, a tuple is kept: an envelope does not change
+            force_setattr(self, "content", tuple(self.content))
 
     @property
     def is_idempotent(self) -> bool:
@@ -73,7 +68,8 @@ class Result(Struct, frozen=True, omit_defaults=True, gc=False):
     sequence: int | None = None
 
     def __post_init__(self) -> None:
-        _settle_content(self)
+        if type(self.content) is list:  # a list is taken, a tuple is kept: an envelope does not change
+            force_setattr(self, "content", tuple(self.content))
 
     @classmethod
     def ok(cls, delivery: Delivery, content: Sequence[Content] = ()) -> Result:

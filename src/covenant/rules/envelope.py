@@ -81,14 +81,12 @@ def seal_result(result: Result, limits: Limits) -> Result:
         check_size(result.error_message, "error_message", limits.text_bytes_max)
     if result.sequence is not None and (type(result.sequence) is not int or result.sequence < 1):
         raise Malformed("sequence is a number from 1", field="sequence")
-    return Result(
-        check_id(result.task_id, "task_id"),
-        result.status,
-        seal_content(result.content, limits) if result.content else (),
-        result.error_message,
-        None if result.lease_id is None else check_id(result.lease_id, "lease_id"),
-        result.sequence,
-    )
+    task_id = check_id(result.task_id, "task_id")
+    lease_id = None if result.lease_id is None else check_id(result.lease_id, "lease_id")
+    content = seal_content(result.content, limits) if result.content else ()
+    if content is result.content and task_id is result.task_id and lease_id is result.lease_id:
+        return result
+    return Result(task_id, result.status, content, result.error_message, lease_id, result.sequence)
 
 
 def seal_content(content: Sequence[Content], limits: Limits) -> tuple[Content, ...]:
@@ -100,7 +98,7 @@ def seal_content(content: Sequence[Content], limits: Limits) -> tuple[Content, .
         )
     if len(content) == 1 and type(content[0]) is Text and content[0].annotations is None:
         check_size(content[0].text, "content", limits.content_bytes_max)
-        return tuple(content)
+        return content if type(content) is tuple else tuple(content)
     try:
         for block in content:
             _check_finite(getattr(block, "value", None))

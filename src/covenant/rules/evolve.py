@@ -28,7 +28,7 @@ from covenant.model.task import Result
 
 
 def evolve(record: Record | Tombstone | None, event: e.Event, order: int, at: int) -> Record | None:
-    return _EVOLVE[type(event)](record, event, order, at)
+    return EVOLVE[type(event)](record, event, order, at)
 
 
 R = TypeVar("R", bound="TaskRecord | Part | Slot")
@@ -256,7 +256,7 @@ def _compacted(_: Horizon | None, event: e.Compacted, order: int, at: int) -> Ho
     return Horizon(event.resolved_before_ms, order)
 
 
-_EVOLVE: dict[type, Callable[[Any, Any, int, int], Record | None]] = {
+EVOLVE: dict[type, Callable[[Any, Any, int, int], Record | None]] = {
     e.Sent: _sent,
     e.Leased: _leased,
     e.Unleased: _unleased,

@@ -79,6 +79,8 @@ class RandomIds:
     def __init__(self) -> None:
         self._pool = ""
         self._at = 0
+        self._ms = 0
+        self._time = ""
         os.register_at_fork(after_in_child=self._spill)
 
     def _spill(self) -> None:
@@ -96,8 +98,11 @@ class RandomIds:
 
     def task(self) -> str:
         h = self._hex()
-        t = f"{time.time_ns() // 1_000_000:012x}"
-        return f"{t[:8]}-{t[8:]}-7{h[:3]}-{_VARIANT[h[3]]}{h[4:7]}-{h[7:19]}"
+        ms = time.time_ns() // 1_000_000
+        if ms != self._ms:
+            self._ms = ms
+            self._time = f"{ms >> 16:08x}-{ms & 0xFFFF:04x}-7"
+        return f"{self._time}{h[:3]}-{_VARIANT[h[3]]}{h[4:7]}-{h[7:19]}"
 
     def lease(self) -> str:
         h = self._hex()

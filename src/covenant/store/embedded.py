@@ -37,9 +37,9 @@ class Embedded:
         self._clock = clock
         self._ctx = Context(0, ids, limits)
         self._refusal: CovenantError | None = StoreClosed("the mailbox is not open")
-        self._ready_waiters = Waiters(limits.waiters_max)
-        self._answer_waiters = Waiters(limits.waiters_max)
-        self._change_waiters = Waiters(limits.waiters_max)
+        self._ready_waiters = Waiters(limits.waiters_max, self._watch)
+        self._answer_waiters = Waiters(limits.waiters_max, self._watch)
+        self._change_waiters = Waiters(limits.waiters_max, self._watch)
         self._steps: deque[Command] = deque()
         self._timer: Timer | None = None
         self._timer_ms: int | None = None
@@ -68,6 +68,7 @@ class Embedded:
     def _start(self) -> None:
         """Take up work: first what a crash may have left half done."""
         self._refusal = None
+        self._watch()
         self._ctx.compaction = self.state.compaction
         self._steps.clear()
         self._steps.extend(SettleSlot(None, slot) for slot in self.state.unsettled())
@@ -201,13 +202,18 @@ class Embedded:
         if commit.audit:
             state.audit.extend(commit.audit)
         self._ctx.compaction = state.compaction
-        self._wake()
+        if state.watched:
+            self._wake()
         if state.due_times.moved and state.due_times.next_ms() != self._timer_ms:
             self._set_timer()
+
+    def _watch(self) -> None:
+        self.state.watched = True
 
     def _wake(self) -> None:
         """Wake those concerned: one waiter for each piece of work."""
         state = self.state
+        state.watched = bool(self._ready_waiters.count or self._answer_waiters.count or self._change_waiters.count)
         if state.readied:
             if self._ready_waiters.count:
                 for recipient in state.readied:

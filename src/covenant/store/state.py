@@ -16,7 +16,7 @@ from covenant.model.audit import AuditRow
 from covenant.model.event import Event, Sent
 from covenant.model.record import LATE_PREFIX, Cascade, Horizon, Key, Late, Part, Record, Slot, TaskRecord, Tombstone
 from covenant.rules.context import Context
-from covenant.rules.evolve import CREATING, evolve
+from covenant.rules.evolve import CREATING, EVOLVE
 from covenant.rules.retention import at_rest, is_forgotten, is_retained, tombstone_of
 from covenant.store.ledger import DueTimes, LazyLedger, Ledger, Shelf
 
@@ -46,10 +46,10 @@ class State:
         self.cascades: set[Key] = set()
         self.compaction: Horizon | None = None
         self._ready = Shelf(Ledger)
-        self._ready_all = LazyLedger(self._is_ready)
+        self._ready_all: LazyLedger | None = None  # made when somebody first receives for all
         self._waits = Shelf(Ledger)
         self._answers = Shelf(Ledger)
-        self._answers_all = LazyLedger(self._is_pending)
+        self._answers_all: LazyLedger | None = None  # made when somebody first drains for all
         self._leases = Ledger()
         self._lease_tasks: dict[str, Key] = {}
         self._sent = Shelf(lambda: LazyLedger(self._is_sent))
@@ -58,7 +58,8 @@ class State:
         self._slots = Ledger()
         self._late: dict[str, list[Key]] = {}
         self.due_times = DueTimes()
-        self.readied: list[str] = []  # recipients with new work, for whoever wakes the waiters
+        self.watched = False  # whether anybody waits for one of these:
+        self.readied: list[str] = []  # recipients with new work
         self.answered: list[str] = []
         self.changed: list[Key] = []
 
@@ -71,16 +72,21 @@ class State:
         for event in events:
             order += 1
             key = event.key
-            placed = records.get(key)
-            if placed is not None and type(event) is Sent:
+            old = placed = records.get(key)
+            if placed is None:
+                old = self.get(key) if type(event) is not Sent else None
+            elif type(event) is Sent:
                 self.forget(key)  # an id that was forgotten is used anew
                 placed = None
-            new = evolve(placed if placed is not None else self.get(key), event, order, at)
+            new = EVOLVE[type(event)](old, event, order, at)
             if new is None:
                 self._remove(key)
                 continue
             records[key] = new
-            self._place(key, placed, new)
+            if type(placed) is TaskRecord:
+                self._move_task(key, placed, new)  # type: ignore[arg-type]  # a task stays a task
+            else:
+                self._place(key, placed, new)
         self.order = order
         self.at = at
 
@@ -134,15 +140,18 @@ class State:
             self._children.add(new.task.parent, order, key)
         if new.ready_for is not None:
             self._ready.add(new.ready_for, new.ready_order, key)
-            self._ready_all.add(new.ready_order, key)
-            self.readied.append(new.ready_for)
+            if self._ready_all is not None:
+                self._ready_all.add(new.ready_order, key)
+            if self.watched:
+                self.readied.append(new.ready_for)
         if new.due_ms is not None:
             self.due_times.set(key, new.due_ms)
         if new.waits_on is not None:
             self._waits.add(new.waits_on, new.ready_order, key)
         if new.outcome is not None or new.lease is not None or new.lease_history:
             self._restore_task(key, new)
-        self.changed.append(key)
+        if self.watched:
+            self.changed.append(key)
 
     def _restore_task(self, key: Key, new: TaskRecord) -> None:
         """What a task that comes back from disk has beyond a fresh one."""
@@ -180,11 +189,14 @@ class State:
         if old.ready_for is not None:
             if new.ready_for is None:
                 self._ready.take(old.ready_for).remove(old.ready_order)
-                self._ready_all.lose()
+                if self._ready_all is not None:
+                    self._ready_all.lose()
         elif new.ready_for is not None:
             self._ready.add(new.ready_for, new.ready_order, key)
-            self._ready_all.add(new.ready_order, key)
-            self.readied.append(new.ready_for)
+            if self._ready_all is not None:
+                self._ready_all.add(new.ready_order, key)
+            if self.watched:
+                self.readied.append(new.ready_for)
         if old.waits_on is not None and new.waits_on is None:
             self._waits.take(old.waits_on).remove(old.ready_order)
         if old.lease is not new.lease:
@@ -194,7 +206,7 @@ class State:
         if new.outcome is not None:
             self._move_answer(key, old, new)
             self._rest_task(key, new)
-        if old.generation != new.generation:
+        if self.watched and old.generation != new.generation:
             self.changed.append(key)
 
     def _move_lease(self, key: Key, old: TaskRecord, new: TaskRecord) -> None:
@@ -211,11 +223,14 @@ class State:
         if was is None:
             if new.answer_for is not None:
                 self._answers.add(new.answer_for, new.answer_order, key)
-                self._answers_all.add(new.answer_order, key)
-                self.answered.append(new.answer_for)
+                if self._answers_all is not None:
+                    self._answers_all.add(new.answer_order, key)
+                if self.watched:
+                    self.answered.append(new.answer_for)
         elif new.answer_for is None:
             self._answers.take(was).remove(new.answer_order)
-            self._answers_all.lose()
+            if self._answers_all is not None:
+                self._answers_all.lose()
 
     def _move_slot(self, key: Key, old: Slot | None, new: Slot) -> None:
         if old is not None and old.result is not None:
@@ -308,11 +323,28 @@ class State:
         return key
 
     def ready(self, recipient: str | None, limit: int) -> Sequence[TaskRecord]:
-        ledger = self._ready_all if recipient is None else self._ready.get(recipient)
+        ledger = self._all_ready() if recipient is None else self._ready.get(recipient)
         return [self.records[key] for key in ledger.oldest(limit)]  # type: ignore[misc]
 
+    def _all_ready(self) -> LazyLedger:
+        if self._ready_all is None:
+            self._ready_all = LazyLedger(self._is_ready)
+            tasks = (record for record in self.records.values() if type(record) is TaskRecord)
+            for record in sorted((r for r in tasks if r.ready_for is not None), key=lambda r: r.ready_order):
+                self._ready_all.add(record.ready_order, record.task.id)
+        return self._ready_all
+
+    def _all_answers(self) -> LazyLedger:
+        if self._answers_all is None:
+            self._answers_all = LazyLedger(self._is_pending)
+            items = ((key, record) for key, record in self.records.items() if type(record) in (TaskRecord, Part))
+            waiting = [(r.answer_order, key) for key, r in items if r.answer_for is not None]  # type: ignore[union-attr]
+            for order, key in sorted(waiting):
+                self._answers_all.add(order, key)
+        return self._answers_all
+
     def answers(self, peer: str | None, limit: int) -> Sequence[Key]:
-        return (self._answers_all if peer is None else self._answers.get(peer)).oldest(limit)
+        return (self._all_answers() if peer is None else self._answers.get(peer)).oldest(limit)
 
     def followers(self, slot: Key, limit: int) -> Sequence[TaskRecord]:
         return self._tasks(self._waits.get(slot).after(0), limit)
@@ -343,7 +375,7 @@ class State:
         return sorted([*found, *islice(resting, limit)], key=_sent_order, reverse=True)[:limit]
 
     def pending(self, agent: str | None, after: int, limit: int) -> Sequence[Key]:
-        ledger = self._answers_all if agent is None else self._answers.get(agent)
+        ledger = self._all_answers() if agent is None else self._answers.get(agent)
         return list(islice(ledger.after(after), limit))
 
     def slots(self, after: int, limit: int) -> Sequence[tuple[Key, Slot]]:

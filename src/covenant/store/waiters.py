@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 
 from covenant.model.error import TooManyWaiters
 
@@ -11,10 +12,11 @@ ALL = "*"
 
 
 class Waiters:
-    def __init__(self, waiters_max: int) -> None:
+    def __init__(self, waiters_max: int, on_wait: Callable[[], None] = lambda: None) -> None:
         self._queues: dict[str, deque[asyncio.Future[None]]] = {}
         self.count = 0
         self._max = waiters_max
+        self._on_wait = on_wait
 
     async def wait(self, name: str) -> None:
         """Until woken. A waiter that goes away after it was woken wakes the next one in its place."""
@@ -24,6 +26,7 @@ class Waiters:
         queue = self._queues.setdefault(name, deque())
         queue.append(future)
         self.count += 1
+        self._on_wait()
         try:
             await future
         except asyncio.CancelledError:

@@ -57,6 +57,14 @@ class Head(Struct, frozen=True):
     hash: str
 
 
+class Synced(asyncio.Future[None]):
+    """One batch on its way to the disk. Many wait for it, so none of them can cancel it: who is cancelled while it is
+    under way hears of it when the batch is done."""
+
+    def cancel(self, msg: object = None) -> bool:
+        return False
+
+
 class Journal(Embedded):
     def __init__(self, folder: str | Path, limits: Limits, clock: Clock, ids: Ids, files: Files | None = None) -> None:
         super().__init__(limits, clock, ids)
@@ -68,9 +76,8 @@ class Journal(Embedded):
         self._archive: Archive | None = None
         self._writer = Writer(self._files, Position())
         self._keeper: Housekeeper | None = None
-        self._waiting: list[asyncio.Future[None]] = []  # for what is in the buffer
-        self._syncing: list[asyncio.Future[None]] | None = None  # for the batch that a thread is writing
-        self._flush_is_due = False
+        self._next: Synced | None = None  # what is in the buffer
+        self._syncing: Synced | None = None  # the batch that a thread is writing
         self._reopening: asyncio.Task[None] | None = None
 
     @property
@@ -124,9 +131,7 @@ class Journal(Embedded):
             await self.write_out()
         except CovenantError as failed:
             log.warning("the last writes before closing failed: %s", failed)
-        closed = StoreClosed("the mailbox was closed")
-        self._stop(closed)
-        self._fail_waiters(closed)
+        self._stop(StoreClosed("the mailbox was closed"))
         if self._reopening is not None:
             await asyncio.wait([self._reopening])
         if self._keeper is not None:
@@ -151,69 +156,54 @@ class Journal(Embedded):
         self._writer.add(commit, self.state.order + 1, at)
         self._stats.commits += 1
         self._stats.events += len(commit.events)
-        if not self._flush_is_due:
-            self._flush_is_due = True
+        if self._next is None:
+            self._next = Synced(loop=self._loop)
             self._loop.call_soon(self._flush)
 
     def _durable(self) -> Awaitable[None] | None:
-        if self._flush_is_due or not self._writer.is_empty:
-            waiting = self._waiting
-        elif self._syncing is not None:
-            waiting = self._syncing
-        else:
-            return None
-        future: asyncio.Future[None] = self._loop.create_future()
-        waiting.append(future)
-        return future
+        return self._next or self._syncing
 
     def _behind(self) -> bool:
         return self._writer.buffered_bytes > self.limits.unsynced_bytes_max
 
     def _flush(self) -> None:
         """Write what has gathered; or leave it, while a thread is still busy with the batch before."""
-        self._flush_is_due = False
-        writer = self._writer
-        if self._syncing is not None:
+        writer, synced = self._writer, self._next
+        if synced is None or self._syncing is not None:
             return
-        waiting, self._waiting = self._waiting, []
-        if writer.is_empty:
-            _release(waiting)
-            return
+        self._next = None
         batch = writer.take()
         if writer.sync_us > self.limits.inline_sync_us_max:
-            self._syncing = waiting
+            self._syncing = synced
             written = self._loop.run_in_executor(None, writer.write, batch)
             written.add_done_callback(lambda done: self._flushed(writer, batch, done.exception()))
             return
         try:
             writer.write(batch)
         except OSError as failed:
-            self._fail(failed, waiting)
+            self._fail(failed, synced)
         else:
-            self._written(batch, waiting)
+            self._written(batch, synced)
 
     def _flushed(self, writer: Writer, batch: Batch, failed: BaseException | None) -> None:
         """The thread is done."""
-        waiting, self._syncing = self._syncing or [], None
-        if writer is not self._writer or self._refusal is not None:
-            self._waiting = waiting + self._waiting
-            self._fail_waiters(self._refused())
-        elif isinstance(failed, OSError):
-            self._fail(failed, waiting)
+        synced, self._syncing = self._syncing, None
+        assert synced is not None
+        if isinstance(failed, OSError):
+            self._fail(failed, synced)
         elif failed is not None:
             raise failed
         else:
-            self._written(batch, waiting)
-            if not writer.is_empty and not self._flush_is_due:
-                self._flush()
+            self._written(batch, synced)
+            self._flush()
 
-    def _written(self, batch: Batch, waiting: list[asyncio.Future[None]]) -> None:
+    def _written(self, batch: Batch, synced: Synced) -> None:
         writer = self._writer
         writer.written(batch)
         stats = self._stats
         stats.syncs += 1
         stats.bytes += len(batch.data)
-        _release(waiting)
+        synced.set_result(None)
         keeper = self._keeper
         assert keeper is not None
         keeper.unsaved_bytes += len(batch.data)
@@ -226,7 +216,7 @@ class Journal(Embedded):
         try:
             self._writer.begin_segment(self._clock.now_ms())
         except OSError as failed:
-            self._fail(failed, [])
+            self._fail(failed)
 
     async def write_out(self) -> None:
         while (durable := self._durable()) is not None:
@@ -234,21 +224,18 @@ class Journal(Embedded):
 
     # --- failure ------------------------------------------------------------------------------------------
 
-    def _fail(self, failed: OSError, waiting: list[asyncio.Future[None]]) -> None:
+    def _fail(self, failed: OSError, *batches: Synced) -> None:
         """The disk said no. Tell everybody, forget what was not durable, and come back when it says yes."""
         log.error("the journal cannot write and will reopen: %s", failed)
         why = _refusal_of(failed)
-        self._waiting = waiting + self._waiting
         self._stop(why)
-        self._fail_waiters(why)
+        for synced in (*batches, self._next):
+            if synced is not None:
+                synced.set_exception(self._refused())
+                synced.exception()  # it may be that nobody waits for it
+        self._next = None
         self._writer.close()
         self._reopen_later()
-
-    def _fail_waiters(self, why: CovenantError) -> None:
-        waiting, self._waiting = self._waiting, []
-        for future in waiting:
-            if not future.done():
-                future.set_exception(type(why)(why.message, **why.details))
 
     def _reopen_later(self) -> None:
         self._timer = self._clock.call_at(self._clock.now_ms() + self.limits.reopen_delay_ms, self._on_reopen)
@@ -297,12 +284,6 @@ class Journal(Embedded):
         await self.write_out()
         here = self._writer.position
         return Head(here.seq, here.hash.decode())
-
-
-def _release(waiting: list[asyncio.Future[None]]) -> None:
-    for future in waiting:
-        if not future.done():
-            future.set_result(None)
 
 
 def _refusal_of(failed: OSError) -> StoreUnavailable:
