@@ -10,7 +10,6 @@ from typing import TypeAlias
 
 from msgspec import Struct
 
-from covenant.model.agent import AgentId
 from covenant.model.record import CacheKey, Key, Outcome
 from covenant.model.task import Result, Task
 
@@ -29,8 +28,9 @@ class Sent(_Event, frozen=True, tag="sent"):
 
 
 class Leased(_Event, frozen=True, tag="leased"):
+    """The holder is the task's recipient, or acts for it."""
+
     lease_id: str
-    holder: AgentId
     incarnation: str
 
 
@@ -56,10 +56,9 @@ class Progressed(_Event, frozen=True, tag="progressed"):
 
 
 class Answered(_Event, frozen=True, tag="answered"):
-    """The final result, of the holder or from the cache."""
+    """The final result: of the holder, under its lease, or from the cache, without one."""
 
     result: Result
-    lease_id: str | None = None
 
 
 class Ended(_Event, frozen=True, tag="ended"):

@@ -39,7 +39,7 @@ FINISHED_TAIL_MAX: Final = 4096
 ARCHIVE_BATCH: Final = 2048
 UNSYNCED_BYTES_MAX: Final = 64 * 1024 * 1024
 REOPEN_DELAY_MS: Final = 1000
-INLINE_SYNC_US_MAX: Final = 1000
+INLINE_SYNC_US_MAX: Final = 5000
 CLOCK_CHECK_MS: Final = 30_000  # how late a jump of the clock may be noticed
 
 

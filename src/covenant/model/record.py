@@ -76,6 +76,7 @@ class TaskRecord(Struct, gc=False, omit_defaults=True):
     replayed: bool = False
     lease: Lease | None = None
     lease_history: tuple[str, ...] = ()
+    incarnation: str = ""  # of the last holder
     partials: int = 0  # of the current lease
     partials_total: int = 0
     cancel_reason: str | None = None  # a graceful cancel was asked for

@@ -32,7 +32,7 @@ class RepairRequest(Struct, frozen=True, gc=False):
 
 class RepairOutcome(Struct, frozen=True, omit_defaults=True, gc=False):
     task_id: str
-    action: Literal["requeued", "forced_error"]
+    action: Literal["requeued", "forced_error", "canceled"]  # canceled: its sender had asked for that
     state: TaskState
     attempt: int
     generation: int

@@ -12,7 +12,7 @@ from covenant.rules.context import Commit, Context, View
 
 
 def decide(command: c.Command, view: View, ctx: Context) -> Commit:
-    return _DECIDE[type(command)](command, view, ctx)
+    return DECIDE[type(command)](command, view, ctx)
 
 
 def undo(commit: Commit) -> list[c.Command]:
@@ -26,7 +26,7 @@ def give_back(command: c.GiveBack, view: View, ctx: Context) -> Commit:
     return Commit((*lease.unlease(command.leases, view), *result.undrain(command.results, view)))
 
 
-_DECIDE: dict[type, Callable[[Any, View, Context], Commit]] = {
+DECIDE: dict[type, Callable[[Any, View, Context], Commit]] = {
     c.SendTask: send.send,
     c.LeaseTasks: lease.lease,
     c.PostResult: result.post,

@@ -60,6 +60,12 @@ def _ask(command: CancelTask, record: TaskRecord) -> Commit:
     return Commit((e.CancelAsked(task_id, record.cancel_reason or command.reason, command.cascade),), reply)
 
 
+def end_asked(record: TaskRecord, view: View) -> tuple[tuple[e.Event, ...], tuple[CancelChildren, ...]]:
+    """A task whose cancel was asked for has lost its holder: it is canceled."""
+    events = end(record, Outcome.CANCELED, f"canceled: {record.cancel_reason}", view, record.cancel_cascade)
+    return tuple(events), (CancelChildren(None, record.task.id),) if record.cancel_cascade else ()
+
+
 def cancel_children(command: CancelChildren, view: View, ctx: Context) -> Commit:
     """One step of a cascade. It may be repeated from the start at any time: what it has passed is passed over."""
     children = view.children(command.task_id, command.after, ctx.limits.step_records_max)

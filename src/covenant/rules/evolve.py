@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from msgspec import Struct
+
 from covenant.model import event as e
 from covenant.model.limits import LEASES_REMEMBERED_MAX
 from covenant.model.record import (
@@ -34,8 +36,7 @@ def evolve(record: Record | Tombstone | None, event: e.Event, order: int, at: in
 R = TypeVar("R", bound="TaskRecord | Part | Slot")
 
 
-def _copied(record: R) -> R:
-    return record.__copy__()  # type: ignore[no-any-return, union-attr]  # what copy.copy calls, without its detour
+_copied: Callable[[R], R] = Struct.__copy__  # type: ignore[attr-defined]  # what copy.copy calls, without its detour
 
 
 def _sent(_: Any, event: e.Sent, order: int, at: int) -> TaskRecord:
@@ -76,7 +77,8 @@ def _leased(old: TaskRecord, event: e.Leased, order: int, at: int) -> TaskRecord
     record.state = TaskState.IN_FLIGHT
     record.attempt = old.attempt + 1
     record.generation = old.generation + 1
-    record.lease = Lease(event.lease_id, event.holder, event.incarnation, at, at, order)
+    record.lease = Lease(event.lease_id, old.task.recipient, event.incarnation, at, at, order)
+    record.incarnation = event.incarnation
     record.partials = 0
     record.order = order
     record.ready_for = None
@@ -95,7 +97,7 @@ def _unleased(old: TaskRecord, event: e.Unleased, order: int, at: int) -> TaskRe
     return record
 
 
-def _heartbeat(old: TaskRecord, event: e.Heartbeat, order: int, at: int) -> TaskRecord:
+def _heartbeat(old: TaskRecord, event: e.Heartbeat | None, order: int, at: int) -> TaskRecord:
     record = _copied(old)
     lease = old.lease
     assert lease is not None
@@ -121,7 +123,7 @@ def _requeued(old: TaskRecord, event: e.Requeued, order: int, at: int) -> TaskRe
 
 
 def _progressed(old: TaskRecord, event: e.Progressed, order: int, at: int) -> TaskRecord:
-    record = _copied(old)
+    record = _heartbeat(old, None, order, at)  # progress is a sign of life
     record.generation = old.generation + 1
     record.partials = old.partials + 1
     record.partials_total = old.partials_total + 1
@@ -149,7 +151,7 @@ def _finish(old: TaskRecord, outcome: Outcome, result: Result, order: int, at: i
 def _answered(old: TaskRecord, event: e.Answered, order: int, at: int) -> TaskRecord:
     record = _finish(old, Outcome.ANSWERED, event.result, order, at)
     record.generation = old.generation + (2 if event.result.content else 1)
-    record.replayed = event.lease_id is None
+    record.replayed = event.result.lease_id is None
     return record
 
 

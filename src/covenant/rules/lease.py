@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from covenant.model import event as e
-from covenant.model.command import BeatLease, CancelChildren, LeaseTasks, ReleaseLease
+from covenant.model.command import BeatLease, LeaseTasks, ReleaseLease
 from covenant.model.error import LeaseSuperseded, TaskTerminal
-from covenant.model.record import Outcome, TaskRecord
+from covenant.model.record import TaskRecord
 from covenant.model.view import Delivery, LeaseStatus, Released
 from covenant.rules.context import Commit, Context, View
-from covenant.rules.end import end
+from covenant.rules.end import end_asked
 from covenant.rules.envelope import check_count, check_id, check_text, check_time
 from covenant.rules.sight import lent, task_of_lease
 
@@ -29,7 +29,7 @@ def lease(command: LeaseTasks, view: View, ctx: Context) -> Commit:
     for record in records:
         task = record.task
         lease_id = ctx.ids.lease()
-        events.append(e.Leased(task.id, lease_id, recipient or task.recipient, command.incarnation))
+        events.append(e.Leased(task.id, lease_id, command.incarnation))
         deliveries.append(Delivery(lent(task), lease_id, record.attempt + 1, record.generation + 1))
     return Commit(tuple(events), deliveries)
 
@@ -74,8 +74,7 @@ def release(command: ReleaseLease, view: View, ctx: Context) -> Commit:
     record = task_of_lease(lease_id, command.by, view, ctx)
     held(lease_id, record)
     if record.cancel_reason is not None:
-        events = end(record, Outcome.CANCELED, f"canceled: {record.cancel_reason}", view, record.cancel_cascade)
-        then = (CancelChildren(None, record.task.id),) if record.cancel_cascade else ()
-        return Commit(tuple(events), Released(record.task.id, record.attempt, record.generation + 1), then=then)
+        events, then = end_asked(record, view)
+        return Commit(events, Released(record.task.id, record.attempt, record.generation + 1), then=then)
     released = e.Requeued(record.task.id, lease_id, "released", command.reason, command.not_before_ms)
     return Commit((released,), Released(record.task.id, record.attempt, record.generation + 1))

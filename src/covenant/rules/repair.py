@@ -22,7 +22,7 @@ from covenant.model.repair import (
 )
 from covenant.model.task import Result
 from covenant.rules.context import Commit, Context, View, actor
-from covenant.rules.end import end
+from covenant.rules.end import end, end_asked
 from covenant.rules.envelope import check_count, check_id, check_text
 from covenant.rules.sight import lease_age_ms, visible_task
 
@@ -48,18 +48,27 @@ def repair(command: RepairTask, view: View, ctx: Context) -> Commit:
             actual=record.lease.lease_id,
         )
     if isinstance(order, Requeue):
-        return _requeue(order, request.reason, record, command, ctx)
+        return _requeue(order, request.reason, record, command, view, ctx)
     return _force_error(order, request.reason, record, command, view, ctx)
 
 
-def _requeue(order: Requeue, reason: str, record: TaskRecord, command: RepairTask, ctx: Context) -> Commit:
+def _requeue(order: Requeue, reason: str, record: TaskRecord, command: RepairTask, view: View, ctx: Context) -> Commit:
     if order.duplicate_risk not in ("idempotent", "operator_accepted"):
         raise Malformed("duplicate_risk is `idempotent` or `operator_accepted`", field="duplicate_risk")
     assert record.lease is not None
-    event = e.Requeued(record.task.id, record.lease.lease_id, "repaired", reason)
     row = _row("requeue", record, reason, order.duplicate_risk, actor(command.by), ctx)
+    if record.cancel_reason is not None:
+        return _cancel_instead(record, row, view)
+    event = e.Requeued(record.task.id, record.lease.lease_id, "repaired", reason)
     outcome = RepairOutcome(record.task.id, "requeued", TaskState.QUEUED, record.attempt, record.generation + 1)
     return Commit((event,), outcome, (row,))
+
+
+def _cancel_instead(record: TaskRecord, row: AuditRow, view: View) -> Commit:
+    """The sender has asked for a cancel, and now nobody holds the task: there is nothing left to requeue."""
+    events, then = end_asked(record, view)
+    outcome = RepairOutcome(record.task.id, "canceled", TaskState.RESULT_PENDING, record.attempt, record.generation + 1)
+    return Commit(events, outcome, (row,), then)
 
 
 def _force_error(

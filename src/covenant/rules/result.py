@@ -52,7 +52,7 @@ def post(command: PostResult, view: View, ctx: Context) -> Commit:
 def _accept_final(result: Result, lease_id: str, record: TaskRecord, view: View, ctx: Context) -> Commit:
     task_id = result.task_id
     final = Result(task_id, result.status, result.content, result.error_message, lease_id)
-    answered = e.Answered(task_id, final, lease_id)
+    answered = e.Answered(task_id, final)
     reply = Posted(task_id, record.generation + (2 if final.content else 1))
     slot = record.slot
     if slot is None:
@@ -88,7 +88,7 @@ def _post_after_the_end(command: PostResult, result: Result, record: TaskRecord,
     assert answer is not None
     lease_id = result.lease_id
     if record.outcome == Outcome.ANSWERED and not record.replayed:
-        if lease_id is None and record.attempt != 1:
+        if lease_id is None and (record.attempt != 1 or record.incarnation != command.incarnation):
             raise _lease_required(record)
         if lease_id is None or lease_id == answer.lease_id:
             if result.status == "partial":

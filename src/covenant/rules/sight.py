@@ -72,10 +72,9 @@ E = TypeVar("E", Task, Result)
 
 def lent(envelope: E) -> E:
     """The envelope for a caller to keep. Values that a caller could change are copied: the record must not change."""
-    if envelope.content and any(
-        type(block) is Json or getattr(block, "annotations", None) for block in envelope.content
-    ):
-        return deepcopy(envelope)
+    for block in envelope.content:
+        if type(block) is Json or block.annotations:  # type: ignore[union-attr]
+            return deepcopy(envelope)
     return envelope
 
 

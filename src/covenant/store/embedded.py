@@ -18,7 +18,7 @@ from covenant.model.limits import Limits
 from covenant.model.record import TaskRecord
 from covenant.model.view import Compaction
 from covenant.rules.context import Commit, Context, Ids, View
-from covenant.rules.decide import decide, undo
+from covenant.rules.decide import DECIDE, decide, undo
 from covenant.store.clock import Clock, Timer
 from covenant.store.state import State
 from covenant.store.waiters import ALL, Waiters
@@ -184,7 +184,7 @@ class Embedded:
         if due is not None and due <= now:
             self._expire()
         ctx.now = now
-        commit = decide(command, self.state, ctx)
+        commit = DECIDE[type(command)](command, self.state, ctx)
         if commit.events or commit.audit:
             self._apply(commit, now)
         if commit.then:

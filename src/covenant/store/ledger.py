@@ -79,13 +79,10 @@ class Ledger:
         self._keys = [key for _, key in alive]
         self._head = self._dead = 0
 
-    def first(self) -> str | None:
-        return self._keys[self._head] if self._head < len(self._keys) else None
-
     def oldest(self, limit: int) -> list[str]:
         if limit == 1:
-            first = self.first()
-            return [] if first is None else [first]
+            head = self._head
+            return [self._keys[head]] if head < len(self._keys) else []  # type: ignore[list-item]  # alive
         return list(islice(self.after(0), limit))
 
     def after(self, order: int) -> Iterator[str]:
@@ -168,35 +165,32 @@ L = TypeVar("L", bound="Ledger | LazyLedger")
 
 
 class Shelf(Generic[L]):
-    """Ledgers by name. One that is empty is dropped when there are many."""
+    """Ledgers by name. Empty ones are swept out when there are many."""
 
-    __slots__ = ("_empty", "_ledgers", "_make")
-    _KEPT_MAX = 4096
+    __slots__ = ("_empty", "_make", "_sweep_at", "ledgers")
+    _SWEEP_AT = 4096
 
     def __init__(self, make: Callable[[], L]) -> None:
-        self._ledgers: dict[str, L] = {}
+        self.ledgers: dict[str, L] = {}
         self._make = make
         self._empty = make()
+        self._sweep_at = self._SWEEP_AT
 
     def add(self, name: str, order: int, key: str) -> None:
-        ledger = self._ledgers.get(name)
+        ledger = self.ledgers.get(name)
         if ledger is None:
-            ledger = self._ledgers[name] = self._make()
+            if len(self.ledgers) >= self._sweep_at:
+                self.ledgers = {known: ledger for known, ledger in self.ledgers.items() if len(ledger)}
+                self._sweep_at = max(self._SWEEP_AT, 2 * len(self.ledgers))
+            ledger = self.ledgers[name] = self._make()
         ledger.add(order, key)
 
-    def take(self, name: str) -> L:
-        """The ledger from which a key is about to leave."""
-        ledger = self._ledgers[name]
-        if len(ledger) == 1 and len(self._ledgers) > self._KEPT_MAX:
-            del self._ledgers[name]
-        return ledger
-
     def get(self, name: str) -> L:
-        return self._ledgers.get(name, self._empty)
+        return self.ledgers.get(name, self._empty)
 
     def names(self) -> list[str]:
         """Those that hold something."""
-        return [name for name, ledger in self._ledgers.items() if len(ledger)]
+        return [name for name, ledger in self.ledgers.items() if len(ledger)]
 
 
 class DueTimes:

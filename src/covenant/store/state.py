@@ -188,7 +188,7 @@ class State:
     def _move_task(self, key: Key, old: TaskRecord, new: TaskRecord) -> None:
         if old.ready_for is not None:
             if new.ready_for is None:
-                self._ready.take(old.ready_for).remove(old.ready_order)
+                self._ready.ledgers[old.ready_for].remove(old.ready_order)
                 if self._ready_all is not None:
                     self._ready_all.lose()
         elif new.ready_for is not None:
@@ -198,7 +198,7 @@ class State:
             if self.watched:
                 self.readied.append(new.ready_for)
         if old.waits_on is not None and new.waits_on is None:
-            self._waits.take(old.waits_on).remove(old.ready_order)
+            self._waits.ledgers[old.waits_on].remove(old.ready_order)
         if old.lease is not new.lease:
             self._move_lease(key, old, new)
         if old.due_ms != new.due_ms:
@@ -228,7 +228,7 @@ class State:
                 if self.watched:
                     self.answered.append(new.answer_for)
         elif new.answer_for is None:
-            self._answers.take(was).remove(new.answer_order)
+            self._answers.ledgers[was].remove(new.answer_order)
             if self._answers_all is not None:
                 self._answers_all.lose()
 
@@ -262,11 +262,11 @@ class State:
         record = self.records.pop(key, None)
         if type(record) is TaskRecord:
             self._sent_all.lose()
-            self._sent.take(record.sender).lose()
+            self._sent.ledgers[record.sender].lose()
             if record.recipient != record.sender:
-                self._sent.take(record.recipient).lose()
+                self._sent.ledgers[record.recipient].lose()
             if record.task.parent is not None:
-                self._children.take(record.task.parent).remove(record.sent_order)
+                self._children.ledgers[record.task.parent].remove(record.sent_order)
             for lease_id in record.lease_history:
                 self._lease_tasks.pop(lease_id, None)
         elif type(record) is Slot and record.result is not None:

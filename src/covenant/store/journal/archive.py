@@ -26,6 +26,7 @@ VERSION: Final = 1
 _FILTER_BITS_PER_KEY: Final = 16
 _FILTER_KEYS_MIN: Final = 1 << 16
 _PRUNE_ROWS: Final = 2048
+_BREATH: Final = 16
 _N_MAX: Final = 2**62
 
 _SCHEMA: Final = f"""
@@ -55,7 +56,7 @@ insert or replace into rest
 select json_extract(value, '$[0]'), json_extract(value, '$[1]'), json_extract(value, '$[2]'),
        json_extract(value, '$[3]'), json_extract(value, '$[4]'), json_extract(value, '$[5]'),
        substr(?2, json_extract(value, '$[6]'), json_extract(value, '$[7]'))
-from json_each(?1)
+from json_each(cast(?1 as text))
 """
 
 _encoder: Final = msgspec.json.Encoder()
@@ -138,9 +139,11 @@ class Archive:
         """Take these records in, and drop the keys that are gone; durable when it returns."""
         rows, bodies, leases = [], [], []
         at = 1
-        for key, record in records:
+        for number, (key, record) in enumerate(records):
+            if number % _BREATH == 0:
+                time.sleep(0)  # let the event loop have the interpreter
             row, body = self._row(key, record)
-            rows.append((*row, at, len(body)))
+            rows.append(_encoder.encode((*row, at, len(body))))
             bodies.append(body)
             at += len(body)
             if type(record) is TaskRecord:
@@ -148,7 +151,7 @@ class Archive:
                 leases += [(lease_id, key) for lease_id in record.lease_history if lease_id != answered_by]
         with self._writer:
             self._writer.executemany("delete from rest where key = ?", [(key,) for key in gone])
-            self._writer.execute(_INSERT, (_encoder.encode(rows).decode(), b"".join(bodies)))
+            self._writer.execute(_INSERT, (b"[%b]" % b",".join(rows), b"".join(bodies)))
             self._writer.executemany("insert or replace into lease values (?, ?)", leases)
 
     def _row(self, key: Key, record: Record | Tombstone) -> tuple[tuple[Any, ...], bytes]:

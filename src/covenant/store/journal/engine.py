@@ -154,8 +154,6 @@ class Journal(Embedded):
 
     def _record(self, commit: Commit, at: int) -> None:
         self._writer.add(commit, self.state.order + 1, at)
-        self._stats.commits += 1
-        self._stats.events += len(commit.events)
         if self._next is None:
             self._next = Synced(loop=self._loop)
             self._loop.call_soon(self._flush)
@@ -199,10 +197,12 @@ class Journal(Embedded):
 
     def _written(self, batch: Batch, synced: Synced) -> None:
         writer = self._writer
-        writer.written(batch)
         stats = self._stats
+        stats.commits += batch.lines
+        stats.events += batch.seq - writer.position.seq
         stats.syncs += 1
         stats.bytes += len(batch.data)
+        writer.written(batch)
         synced.set_result(None)
         keeper = self._keeper
         assert keeper is not None
@@ -234,6 +234,7 @@ class Journal(Embedded):
                 synced.set_exception(self._refused())
                 synced.exception()  # it may be that nobody waits for it
         self._next = None
+        why.details["outcome"] = "not_stored"  # for whoever calls from now on
         self._writer.close()
         self._reopen_later()
 
