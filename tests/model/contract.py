@@ -175,6 +175,7 @@ class Task:
     parts: list[tuple[Body, int]] = field(default_factory=list)  # of the current lease, with their generations
     late: dict[str, Body] = field(default_factory=dict)
     cancel_reason: str | None = None
+    incarnation: int = 0  # of the last holder
     cancel_cascades: bool = False
     outcome: str | None = None
     body: Body | None = None
@@ -339,6 +340,7 @@ class Contract:
         task.attempt += 1
         task.generation += 1
         task.lease = Lease(lease_id, self.incarnation, self.now_ms, self._next())
+        task.incarnation = self.incarnation
         task.parts = []
         self.leases[lease_id] = task_id
         return Delivered(task_id, lease_id, task.attempt, task.generation)
@@ -402,7 +404,7 @@ class Contract:
     def _post_after_the_end(self, task: Task, body: Body, lease_id: str | None) -> Posted:
         if task.outcome != "answered" or task.replayed:
             raise Refused("task_terminal")
-        if lease_id is None and task.attempt != 1:
+        if lease_id is None and (task.attempt != 1 or task.incarnation != self.incarnation):
             raise Refused("lease_required")
         if lease_id not in (None, task.answered_by):
             if lease_id in task.old_leases:
@@ -416,7 +418,7 @@ class Contract:
 
     def _keep_late(self, task: Task, body: Body, lease_id: str | None) -> None:
         assert lease_id is not None
-        task.late.setdefault(lease_id, body)
+        task.late.setdefault(f"{lease_id} {body.status == 'partial'}", body)
         raise Refused("lease_superseded")
 
     def _post_partial(self, task: Task, body: Body, sequence: int | None) -> Posted:
@@ -429,6 +431,9 @@ class Contract:
                 raise Refused("result_conflict")
             return Posted(task.id, generation, duplicate=True, sequence=sequence)
         task.generation += 1
+        assert task.lease is not None
+        task.lease.seen_ms = self.now_ms
+        task.lease.seen = self._next()
         task.parts.append((body, task.generation))
         answer = Answer(task.id, body, task.generation, task.attempt, sequence=number)
         self.pending.append((self._next(), answer))
@@ -553,7 +558,9 @@ class Contract:
             raise Refused("not_leased")
         if lease_id not in (None, task.lease.id):
             raise Refused("lease_mismatch")
-        if action == "requeue":
+        if action == "requeue" and task.cancel_reason is not None:
+            self._cancel(task, task.cancel_reason, task.cancel_cascades)
+        elif action == "requeue":
             self._requeue(task)
         else:
             self._end(task, "forced", message, self._next())

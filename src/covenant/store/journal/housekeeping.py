@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 log = logging.getLogger("covenant.journal")
 
-_ARCHIVE_BATCHES = 4
+_FORGET_AT_ONCE = 32
 
 
 class House(Protocol):
@@ -113,8 +113,7 @@ class Housekeeper:
     async def _move_to_archive(self, tail: int) -> bool:
         """Move the oldest records at rest, all but this many. False when there was none."""
         state = self._state
-        limit = _ARCHIVE_BATCHES * self._limits.archive_batch
-        batch = resting_batch(state, limit, tail, self._writer.position.seq)
+        batch = resting_batch(state, self._limits.archive_batch, tail, self._writer.position.seq)
         if not batch:
             return False
         gone = list(state.gone)
@@ -123,7 +122,10 @@ class Housekeeper:
         except sqlite3.Error:
             state.rested.extendleft(key for key, _ in reversed(batch))
             raise
-        forget(state, self._archive, batch, gone)
+        for start in range(0, len(batch), _FORGET_AT_ONCE):
+            forget(state, self._archive, batch[start : start + _FORGET_AT_ONCE])
+            await asyncio.sleep(0)  # let others have their turn
+        state.gone.difference_update(gone)
         self.archived += len(batch)
         return True
 
@@ -146,6 +148,7 @@ class Housekeeper:
                 hidden = {key for key, _ in records}.union(header.gone)
                 yield from (item for item in archive.beyond_segments(dropped_until) if item.key not in hidden)
 
+        await self._aside(archive.settle)
         size = await self._aside(write_snapshot, self._files, prefix, header, items())
         if prefix == PLAIN:
             self.snapshot_bytes = size

@@ -148,7 +148,8 @@ def _archive_what_rests(state: State, archive: Archive, limits: Limits) -> None:
     batch = resting_batch(state, len(state.rested), limits.finished_tail_max, state.order)
     gone = list(state.gone)
     archive.store(batch, gone)
-    forget(state, archive, batch, gone)
+    forget(state, archive, batch)
+    state.gone.difference_update(gone)
     if archive.wants_filter:
         archive.fill_filter()
         archive.use_filled()
@@ -169,13 +170,12 @@ def resting_batch(state: State, limit: int, tail: int, durable_order: int) -> li
     return batch
 
 
-def forget(state: State, archive: Archive, batch: list[tuple[Key, Record]], gone: list[Key]) -> None:
+def forget(state: State, archive: Archive, batch: list[tuple[Key, Record]]) -> None:
     """The archive has these now: memory lets go of those that have not changed meanwhile."""
     archive.note(key for key, _ in batch)
     for key, record in batch:
         if state.records.get(key) is record:
             state.forget(key)
-    state.gone.difference_update(gone)
 
 
 def _tidy_end(files: Files, reader: Reader) -> None:
