@@ -8,7 +8,7 @@ received.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -99,10 +99,9 @@ class Mailbox:
 
     # --- tasks --------------------------------------------------------------------------------------------
 
-    async def send_task(self, task: Task) -> Sent:
+    def send_task(self, task: Task) -> Coroutine[Any, Any, Sent]:
         """Durable when it returns. The same id with the same content is the same send."""
-        sent: Sent = await self._engine.run(SendTask(self._agent, task))
-        return sent
+        return self._engine.run(SendTask(self._agent, task))
 
     async def send_tasks(self, tasks: Sequence[Task]) -> list[Sent | CovenantError]:
         """Many at once. Each stands for itself: a refusal is returned in its place."""
@@ -193,10 +192,9 @@ class Mailbox:
 
     # --- results ------------------------------------------------------------------------------------------
 
-    async def send_result(self, result: Result) -> Posted:
+    def send_result(self, result: Result) -> Coroutine[Any, Any, Posted]:
         """Answer a leased task. The same result again gets the same answer."""
-        posted: Posted = await self._engine.run(PostResult(self._agent, result, self._incarnation))
-        return posted
+        return self._engine.run(PostResult(self._agent, result, self._incarnation))
 
     async def recv_result(self) -> Answer:
         """Wait for the oldest result for this agent, or for anyone."""

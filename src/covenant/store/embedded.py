@@ -40,14 +40,12 @@ class Embedded:
         self._ready_waiters = Waiters(limits.waiters_max, self._watch)
         self._answer_waiters = Waiters(limits.waiters_max, self._watch)
         self._change_waiters = Waiters(limits.waiters_max, self._watch)
+        self._record: Callable[[Commit, int], None] = lambda commit, at: None  # notes a commit before it is applied
         self._steps: deque[Command] = deque()
         self._timer: Timer | None = None
         self._timer_ms: int | None = None
 
     # --- what engines differ in ---------------------------------------------------------------------------
-
-    def _record(self, commit: Commit, at: int) -> None:
-        """Note the commit for the disk, before it is applied."""
 
     def _durable(self) -> Awaitable[None] | None:
         """What to wait for until everything applied so far is durable; None when it is."""

@@ -5,7 +5,7 @@ An engine loads, calls the rules, makes the commit durable, indexes and wakes. I
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any, Protocol, TypeVar
 
 from covenant.model.audit import AuditRow
@@ -22,7 +22,7 @@ class Engine(Protocol):
 
     async def open(self) -> None: ...
     async def close(self) -> None: ...
-    async def run(self, command: Command) -> Any:
+    def run(self, command: Command) -> Coroutine[Any, Any, Any]:
         """Decide, commit, make durable; then the reply, or the refusal."""
 
     async def run_all(self, commands: list[Command]) -> list[Any]:

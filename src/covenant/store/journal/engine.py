@@ -22,7 +22,7 @@ from covenant.model.command import CompactHistory
 from covenant.model.error import CovenantError, StoreClosed, StoreFull, StoreUnavailable
 from covenant.model.limits import Limits
 from covenant.model.view import Compaction
-from covenant.rules.context import Commit, Context, Ids
+from covenant.rules.context import Context, Ids
 from covenant.store.clock import Clock
 from covenant.store.embedded import Embedded
 from covenant.store.journal.archive import Archive
@@ -74,7 +74,7 @@ class Journal(Embedded):
         self._lock: Lock | None = None
         self._thread: ThreadPoolExecutor | None = None
         self._archive: Archive | None = None
-        self._writer = Writer(self._files, Position())
+        self._writer = Writer(self._files, Position(), self._on_first)
         self._keeper: Housekeeper | None = None
         self._next: Synced | None = None  # what is in the buffer
         self._syncing: Synced | None = None  # the batch that a thread is writing
@@ -117,7 +117,8 @@ class Journal(Embedded):
         loaded = await self._loop.run_in_executor(self._thread, load, self._files, self.limits, self._ids)
         self._archive = loaded.archive
         self._writer.close()
-        self._writer = Writer(self._files, loaded.position)
+        self._writer = Writer(self._files, loaded.position, self._on_first)
+        self._record = self._writer.add
         self.state = loaded.state
         self._keeper = Housekeeper(self, self._files, self._archive, self._writer, self._clock, self._thread)
         self._keeper.snapshot_bytes = loaded.snapshot_bytes
@@ -152,11 +153,10 @@ class Journal(Embedded):
 
     # --- writing ------------------------------------------------------------------------------------------
 
-    def _record(self, commit: Commit, at: int) -> None:
-        self._writer.add(commit, self.state.order + 1, at)
-        if self._next is None:
-            self._next = Synced(loop=self._loop)
-            self._loop.call_soon(self._flush)
+    def _on_first(self) -> None:
+        """Something waits to be written: with it goes whatever else this turn of the loop brings."""
+        self._next = Synced(loop=self._loop)
+        self._loop.call_soon(self._flush)
 
     def _durable(self) -> Awaitable[None] | None:
         return self._next or self._syncing

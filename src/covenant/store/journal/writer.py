@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Final
 
 from msgspec import Struct
@@ -29,8 +30,9 @@ class Batch(Struct, gc=False):
 class Writer:
     """`position` is the durable end of the chain; what was added since is in the buffer or in a batch on its way."""
 
-    def __init__(self, files: Files, position: Position) -> None:
+    def __init__(self, files: Files, position: Position, on_first: Callable[[], None]) -> None:
         self.position = position
+        self._on_first = on_first  # called when something comes into an empty buffer
         self.buffered_bytes = 0
         self.sync_us = 0.0  # how long a sync takes of late
         self._files = files
@@ -50,13 +52,17 @@ class Writer:
         if self.position.file is not None:
             self._file = self._files.append_to(self.position.file)
 
-    def add(self, commit: Commit, seq: int, at: int) -> None:
+    def add(self, commit: Commit, at: int) -> None:
         events = commit.events
-        data, self._hash = encode(Line(seq, at, self._batch, events, commit.audit), self._hash)
-        self._buffer.append(data)
-        self.buffered_bytes += len(data)
-        self._seq = seq + (len(events) or 1) - 1
+        seq = self._seq
+        data, self._hash = encode(Line(seq + 1, at, self._batch, events, commit.audit), self._hash)
+        self._seq = seq + (len(events) or 1)
         self._at = at
+        buffer = self._buffer
+        if not buffer:
+            self._on_first()
+        buffer.append(data)
+        self.buffered_bytes += len(data)
 
     def take(self) -> Batch:
         batch = Batch(b"".join(self._buffer), len(self._buffer), self._hash, self._seq, self._at, self._batch)
