@@ -81,7 +81,7 @@ class ForgetCached(_Command, frozen=True):
 
 
 class CompactHistory(_Command, frozen=True):
-    """Let go of tasks that finished longer ago than this; None takes the retention in force."""
+    """Let go of tasks that were resolved longer ago than this; None takes the retention in force."""
 
     older_than_ms: int | None = None
 

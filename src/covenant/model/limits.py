@@ -65,7 +65,7 @@ class Limits(Struct, frozen=True, kw_only=True):
     step_records_max: int = STEP_RECORDS_MAX
     audit_tail_max: int = AUDIT_TAIL_MAX
 
-    # How long finished things are kept.
+    # How long resolved tasks are kept, from the moment their result was drained; and cached errors.
     retention_ms: int = RETENTION_MS
     retention_bytes: int = RETENTION_BYTES
     dedup_ms: int = DEDUP_MS

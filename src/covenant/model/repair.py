@@ -50,14 +50,14 @@ class RetryPolicy(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class SkipReason(StrEnum):
-    """Why the gate left a lease alone."""
+    """Why the gate left a lease alone, in the order in which it looks."""
 
     LEASE_TOO_YOUNG = "lease_too_young"
     MISSING_IDEMPOTENCY = "missing_idempotency"
     UNSAFE_DUPLICATE_SAFETY = "unsafe_duplicate_safety"
+    CANCEL_REQUESTED = "cancel_requested"
     MAX_ATTEMPTS_REACHED = "max_attempts_reached"
     LIMIT_REACHED = "limit_reached"
-    CANCEL_REQUESTED = "cancel_requested"
 
 
 class RetryCandidate(Struct, frozen=True, gc=False):

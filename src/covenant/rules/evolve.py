@@ -1,7 +1,7 @@
 """How an event changes its record. Replaying a journal is a fold of `evolve`.
 
-The record that is passed in is never touched: an engine may hold on to it. `order` is the number of the event in the
-store, `at` the time of its commit.
+What the generation does is decided here, and nowhere else. The record that is passed in is never touched: an engine may
+hold on to it. `order` is the number of the event in the store, `at` the time of its commit.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def _leased(old: TaskRecord, event: e.Leased, order: int, at: int) -> TaskRecord
     record.partials = 0
     record.order = order
     record.ready_for = None
-    record.due_ms = None
+    record.due_ms = None  # in flight, a deadline is only shown
     return record
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from covenant.model import event as e
 from covenant.model.command import BeatLease, LeaseTasks, ReleaseLease
 from covenant.model.error import LeaseSuperseded, TaskTerminal
@@ -32,16 +30,6 @@ def lease(command: LeaseTasks, view: View, ctx: Context) -> Commit:
         events.append(e.Leased(task.id, lease_id, command.incarnation))
         deliveries.append(Delivery(lent(task), lease_id, record.attempt + 1, record.generation + 1))
     return Commit(tuple(events), deliveries)
-
-
-def unlease(lease_ids: Iterable[str], view: View) -> list[e.Event]:
-    """Take leases back that nobody ever heard of."""
-    events: list[e.Event] = []
-    for lease_id in lease_ids:
-        record = view.get(view.task_of_lease(lease_id) or "")
-        if isinstance(record, TaskRecord) and record.lease is not None and record.lease.lease_id == lease_id:
-            events.append(e.Unleased(record.task.id))
-    return events
 
 
 def held(lease_id: str, record: TaskRecord) -> None:

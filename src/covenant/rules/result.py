@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from covenant.model import event as e
-from covenant.model.command import Command, DrainResults, PostResult, SettleSlot
+from covenant.model.command import DrainResults, PostResult
 from covenant.model.error import (
     CovenantError,
     LeaseMismatch,
@@ -17,9 +15,10 @@ from covenant.model.error import (
     ResultConflict,
     TaskTerminal,
 )
-from covenant.model.record import Key, Outcome, Part, TaskRecord, late_key, part_key
+from covenant.model.record import Outcome, Part, TaskRecord, late_key, part_key
 from covenant.model.task import Result
 from covenant.model.view import Posted
+from covenant.rules.cache import keep_answer
 from covenant.rules.context import Commit, Context, View
 from covenant.rules.envelope import check_count, same_answer, seal_result
 from covenant.rules.sight import answer_of, visible_task
@@ -54,14 +53,8 @@ def _accept_final(result: Result, lease_id: str, record: TaskRecord, view: View,
     final = Result(task_id, result.status, result.content, result.error_message, lease_id)
     answered = e.Answered(task_id, final)
     reply = Posted(task_id, record.generation + (2 if final.content else 1))
-    slot = record.slot
-    if slot is None:
-        return Commit((answered,), reply)
-    expires_ms = None if result.status == "ok" else ctx.now + ctx.limits.error_ttl_ms
-    view.get(slot)  # a key that a commit names is read first: on a shared store, that is what locks it
-    cached = e.SlotCached(slot, task_id, Result(task_id, final.status, final.content, final.error_message), expires_ms)
-    then: tuple[Command, ...] = (SettleSlot(None, slot),) if view.followers(slot, 1) else ()
-    return Commit((answered, cached), reply, then=then)
+    cached, then = keep_answer(record, final, view, ctx)
+    return Commit((answered, *cached), reply, then=tuple(then))
 
 
 def _accept_partial(result: Result, lease_id: str, record: TaskRecord, view: View) -> Commit:
@@ -144,9 +137,3 @@ def drain(command: DrainResults, view: View, ctx: Context) -> Commit:
         return Commit((), [])
     answers = [answer_of(view.get(key)) for key in keys]
     return Commit(tuple([e.Drained(key) for key in keys]), answers)
-
-
-def undrain(keys: Iterable[Key], view: View) -> list[e.Event]:
-    """Put results back where they stood."""
-    records = [(key, view.get(key)) for key in keys]
-    return [e.Undrained(key) for key, r in records if isinstance(r, (TaskRecord, Part)) and r.answer_for is None]

@@ -5,9 +5,10 @@ from __future__ import annotations
 from covenant.model import event as e
 from covenant.model.command import SendTask
 from covenant.model.error import IdempotencyConflict, TaskConflict
-from covenant.model.record import Key, Slot, TaskRecord, Tombstone
-from covenant.model.task import Result, Task
+from covenant.model.record import Slot, TaskRecord, Tombstone
+from covenant.model.task import Task
 from covenant.model.view import Sent
+from covenant.rules.cache import answer_from, is_stale
 from covenant.rules.context import Commit, Context, View
 from covenant.rules.envelope import cache_key_of, digest_of, seal_task, slot_key
 from covenant.rules.retention import is_forgotten, is_retained
@@ -42,7 +43,7 @@ def _send_keyed(task: Task, view: View, ctx: Context) -> Commit:
     key = slot_key(cache_key)
     digest = digest_of(task)
     slot = view.get(key)
-    if slot is None or (isinstance(slot, Slot) and _is_stale(key, slot, view, ctx)):
+    if slot is None or (isinstance(slot, Slot) and is_stale(key, slot, view, ctx)):
         opened = e.SlotOpened(key, cache_key, digest, task.id)
         return Commit((e.Sent(task.id, task, key), opened), Sent(task.id, 1))
     assert isinstance(slot, Slot)
@@ -58,15 +59,3 @@ def _send_keyed(task: Task, view: View, ctx: Context) -> Commit:
     replay = answer_from(slot, task.id)
     generation = 3 if replay.result.content else 2
     return Commit((e.Sent(task.id, task, key, replayed=True), replay), Sent(task.id, generation, replayed=True))
-
-
-def _is_stale(key: Key, slot: Slot, view: View, ctx: Context) -> bool:
-    """A cached error whose time is over, and that nobody waits for any more."""
-    return slot.due_ms is not None and slot.due_ms <= ctx.now and not view.followers(key, 1)
-
-
-def answer_from(slot: Slot, task_id: str) -> e.Answered:
-    """The cached result, as the answer to another task."""
-    assert slot.result is not None
-    cached = slot.result
-    return e.Answered(task_id, Result(task_id, cached.status, cached.content, cached.error_message))

@@ -18,7 +18,8 @@ from covenant.model.limits import Limits
 from covenant.model.record import TaskRecord
 from covenant.model.view import Compaction
 from covenant.rules.context import Commit, Context, Ids, View
-from covenant.rules.decide import DECIDE, decide, undo
+from covenant.rules.decide import decide
+from covenant.rules.undo import undo
 from covenant.store.clock import Clock, Timer
 from covenant.store.state import State
 from covenant.store.waiters import ALL, Waiters
@@ -180,9 +181,9 @@ class Embedded:
         now = self._clock.now_ms()
         due = self._timer_ms
         if due is not None and due <= now:
-            self._expire()
+            self._expire()  # what should have ended by now has ended before anything else is decided
         ctx.now = now
-        commit = DECIDE[type(command)](command, self.state, ctx)
+        commit = decide(command, self.state, ctx)
         if commit.events or commit.audit:
             self._apply(commit, now)
         if commit.then:

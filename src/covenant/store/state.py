@@ -14,6 +14,7 @@ from typing import Protocol
 
 from covenant.model.audit import AuditRow
 from covenant.model.event import Event, Sent
+from covenant.model.limits import LEASES_REMEMBERED_MAX
 from covenant.model.record import LATE_PREFIX, Cascade, Horizon, Key, Late, Part, Record, Slot, TaskRecord, Tombstone
 from covenant.rules.context import Context
 from covenant.rules.evolve import CREATING, EVOLVE
@@ -214,6 +215,8 @@ class State:
             self._leases.remove(old.lease.seen_order)
             if old.lease_history and old.lease_history[0] != new.lease_history[0]:
                 self._lease_tasks.pop(old.lease_history[0], None)
+            if new.lease is None and len(old.lease_history) == len(new.lease_history) < LEASES_REMEMBERED_MAX:
+                self._lease_tasks.pop(old.lease.lease_id, None)  # given back: nobody ever heard of it
         if new.lease is not None:
             self._leases.add(new.lease.seen_order, key)
             self._lease_tasks[new.lease.lease_id] = key

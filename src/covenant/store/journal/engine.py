@@ -259,7 +259,7 @@ class Journal(Embedded):
         except OSError as failed:
             log.error("the journal cannot reopen yet: %s", failed)
             if not isinstance(self._refusal, StoreClosed):
-                self._refusal = _refusal_of(failed)
+                self._refusal = _refusal_of(failed, outcome="not_stored")
                 self._reopen_later()
         except CovenantError as damaged:
             log.error("the journal cannot reopen: %s", damaged)
@@ -287,7 +287,7 @@ class Journal(Embedded):
         return Head(here.seq, here.hash.decode())
 
 
-def _refusal_of(failed: OSError) -> StoreUnavailable:
+def _refusal_of(failed: OSError, outcome: str = "unknown") -> StoreUnavailable:
     if failed.errno in _NO_ROOM:
-        return StoreFull("the disk is full; the store reopens by itself when there is room", outcome="unknown")
-    return StoreUnavailable(f"the store cannot write ({failed.strerror}); it is reopening", outcome="unknown")
+        return StoreFull("the disk is full; the store reopens by itself when there is room", outcome=outcome)
+    return StoreUnavailable(f"the store cannot write ({failed.strerror}); it is reopening", outcome=outcome)

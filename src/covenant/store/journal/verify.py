@@ -7,6 +7,7 @@ repeated or moved is found; without one, the end of the chain can only vouch for
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Final
 
 from msgspec import Struct
 
@@ -15,6 +16,8 @@ from covenant.store.journal.engine import Head
 from covenant.store.journal.files import Files
 from covenant.store.journal.segment import Reader, segment_names
 from covenant.store.journal.snapshot import HISTORY, PLAIN, dropped_until, read_snapshot, snapshot_names
+
+_TRIES: Final = 10
 
 
 class Report(Struct):
@@ -35,6 +38,17 @@ class Report(Struct):
 def verify(folder: str | Path, head: Head | None = None) -> Report:
     """Read everything; nothing is changed, and nobody need stop for it."""
     files = Files(folder)
+    if not files.folder.is_dir():
+        return Report(0, damage=[f"there is no folder {folder}"])
+    for _ in range(_TRIES):
+        try:
+            return _verified(files, head)
+        except FileNotFoundError:
+            continue  # housekeeping has replaced a file meanwhile: look again
+    return Report(0, damage=["files go away while they are read"])
+
+
+def _verified(files: Files, head: Head | None) -> Report:
     report = Report(len(segment_names(files)))
     _walk(files, report, head)
     for prefix in (PLAIN, HISTORY):

@@ -1,0 +1,190 @@
+"""One owner, a clean end, a slow disk, a full one, and history that goes."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from covenant import CovenantError, Limits, Mailbox, OpenMailbox, Result, Task, TaskState, Text
+from covenant.store.clock import ManualClock
+from covenant.store.journal.verify import verify
+from tests.journal.support import SMALL, FailingFiles, busy_run, dump, journal_of, open_journal, tidy
+
+
+def task_for(box: OpenMailbox, text: str = "work") -> Task:
+    return Task(recipient=box.of("bob@lab").agent, intent_text=text)
+
+
+async def cycle(box: OpenMailbox, text: str = "work") -> str:
+    """Send, lease, answer, drain."""
+    eve, dan = box.of("eve@lab"), box.of("dan@lab")
+    sent = await eve.send_task(Task(recipient=dan.agent, intent_text=text))
+    delivery = await dan.recv_task()
+    await dan.send_result(Result.ok(delivery, [Text("done")]))
+    await eve.recv_result()
+    return sent.task_id
+
+
+async def test_a_second_opener_in_this_process_is_told_at_once(tmp_path: Path) -> None:
+    async with Mailbox.open(f"file:{tmp_path}/data"):
+        with pytest.raises(CovenantError) as refused:
+            await Mailbox.open(f"file:{tmp_path}/data")
+        assert refused.value.code == "store_locked"
+    async with Mailbox.open(f"file:{tmp_path}/data"):
+        pass
+
+
+async def test_a_second_process_is_told_at_once_and_who_owns_the_folder(tmp_path: Path) -> None:
+    script = f"import asyncio, covenant; asyncio.run(covenant.Mailbox.open('file:{tmp_path}/data').__aenter__())"
+    async with Mailbox.open(f"file:{tmp_path}/data"):
+        other = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert other.returncode == 1
+    assert "StoreLocked" in other.stderr
+    assert "process" in other.stderr
+
+
+async def test_closing_answers_those_who_wait(tmp_path: Path) -> None:
+    box = await Mailbox.open(f"file:{tmp_path}/data")
+    waiting = asyncio.create_task(box.of("bob@lab").recv_task())
+    await asyncio.sleep(0)
+    await box.close()
+    with pytest.raises(CovenantError) as refused:
+        await waiting
+    assert refused.value.code == "store_closed"
+    with pytest.raises(CovenantError) as refused:
+        await box.of("ann@lab").send_task(task_for(box))
+    assert refused.value.code == "store_closed"
+    await box.close()
+
+
+async def test_a_slow_disk_is_synced_from_a_thread_while_the_next_batch_fills(tmp_path: Path) -> None:
+    async with Mailbox.open(f"file:{tmp_path}/data", limits=Limits(inline_sync_us_max=0)) as box:
+        await box.of("ann@lab").send_task(task_for(box))  # from now on the disk counts as slow
+        await asyncio.gather(*(box.of("ann@lab").send_task(task_for(box)) for _ in range(200)))
+        for _ in range(50):
+            await cycle(box)
+        stats = journal_of(box).stats
+        assert stats.syncs < stats.commits
+    assert verify(tmp_path / "data").is_sound
+    async with Mailbox.open(f"file:{tmp_path}/data") as box:
+        assert len((await box.task_queue(500)).tasks) == 201
+
+
+async def test_commits_of_one_turn_share_one_sync(tmp_path: Path) -> None:
+    async with Mailbox.open(f"file:{tmp_path}/data") as box:
+        before = journal_of(box).stats.syncs
+        await asyncio.gather(*(box.of("ann@lab").send_task(task_for(box)) for _ in range(64)))
+        assert journal_of(box).stats.syncs == before + 1
+
+
+class FullFiles(FailingFiles):
+    """A disk without room, until there is."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, 0, errno.ENOSPC)
+        self.is_full = False
+
+    def tick(self, what: str) -> None:
+        if self.is_full and what in ("write", "create"):
+            raise OSError(errno.ENOSPC, "no room")
+
+
+async def test_a_full_disk_fails_the_callers_and_the_store_comes_back_when_there_is_room(tmp_path: Path) -> None:
+    clock = ManualClock()
+    files = FullFiles(tmp_path / "data")
+    async with open_journal(tmp_path / "data", clock=clock, files=files) as box:
+        engine = journal_of(box)
+        kept = await cycle(box)
+        files.is_full = True
+        with pytest.raises(CovenantError) as refused:
+            await box.of("ann@lab").send_task(task_for(box))
+        assert (refused.value.code, refused.value.details["outcome"]) == ("store_full", "unknown")
+        for _ in range(3):  # still full: it tries, fails, and says so
+            with pytest.raises(CovenantError) as refused:
+                await box.get_task(kept)
+            assert (refused.value.code, refused.value.details["outcome"]) == ("store_full", "not_stored")
+            clock.advance(engine.limits.reopen_delay_ms)
+            assert engine._reopening is not None
+            await engine._reopening
+        files.is_full = False
+        clock.advance(engine.limits.reopen_delay_ms)
+        assert engine._reopening is not None
+        await engine._reopening
+        assert engine.stats.reopened == 1
+        assert (await box.get_task(kept)).state == TaskState.RESOLVED
+        await cycle(box)
+    assert verify(tmp_path / "data").is_sound
+
+
+async def test_segments_past_retention_go_and_everything_else_stays(tmp_path: Path) -> None:
+    """Open work, cached results and remembered ids survive, also when the archive is lost afterwards."""
+    clock = ManualClock()
+    folder = tmp_path / "data"
+    async with open_journal(folder, clock=clock) as box:
+        await busy_run(box, clock, rounds=10)
+        forgotten = await cycle(box, "old")
+        open_task = (await box.of("ann@lab").send_task(task_for(box, "still open"))).task_id
+        cached = (await box.cached_results(100)).entries
+        assert cached
+        clock.advance(8 * 24 * 3600 * 1000)
+        for _ in range(30):
+            young = await cycle(box, "young " + "x" * 200)
+        await box.compact()
+        assert not (folder / "journal-00000000000000000001.jsonl").exists()
+        assert list(folder.glob("history-*"))
+        await tidy(box)
+        live = dump(box)
+    for lost in (False, True):
+        if lost:
+            for derived in [*folder.glob("archive*"), *folder.glob("snapshot-*")]:
+                derived.unlink()
+        async with open_journal(folder, clock=ManualClock(clock.now_ms())) as box:
+            assert dump(box) == live or lost
+            assert (await box.get_task(open_task)).state == TaskState.QUEUED
+            assert (await box.get_task(young)).state == TaskState.RESOLVED
+            assert [entry.id for entry in (await box.cached_results(100)).entries] == [entry.id for entry in cached]
+            with pytest.raises(CovenantError) as refused:
+                await box.get_task(forgotten)
+            assert refused.value.code == "unknown_task"
+            again = Task(id=forgotten, recipient=box.of("dan@lab").agent, intent_text="other")
+            with pytest.raises(CovenantError) as refused:
+                await box.of("eve@lab").send_task(again)
+            assert refused.value.code == "task_conflict"
+        assert verify(folder).is_sound
+
+
+async def test_memory_is_bounded_by_open_work(tmp_path: Path) -> None:
+    async with open_journal(tmp_path / "data", limits=SMALL) as box:
+        for number in range(200):
+            await cycle(box, f"number {number}")
+        await tidy(box)
+        state = journal_of(box).state
+        assert len(state.records) < SMALL.finished_tail_max + 2 * SMALL.archive_batch + 2
+        recent = await box.of("eve@lab").recent_tasks(200)
+        assert [task.intent_text for task in recent] == [f"number {number}" for number in reversed(range(200))]
+        assert len(await box.recent_results(200)) == 200
+
+
+async def test_history_that_outgrows_its_room_goes_first(tmp_path: Path) -> None:
+    limits = Limits(
+        segment_bytes=4_000, snapshot_every_bytes=4_000, finished_tail_max=2, archive_batch=2, retention_bytes=20_000
+    )
+    clock = ManualClock()
+    async with open_journal(tmp_path / "data", limits=limits, clock=clock) as box:
+        first = await cycle(box)
+        for _ in range(150):
+            clock.advance(1000)
+            last = await cycle(box)
+        await tidy(box)
+        await box.compact()
+        size = sum(path.stat().st_size for path in (tmp_path / "data").glob("journal-*"))
+        assert size < limits.retention_bytes + 2 * limits.segment_bytes
+        assert (await box.get_task(last)).state == TaskState.RESOLVED
+        with pytest.raises(CovenantError) as refused:
+            await box.get_task(first)
+        assert refused.value.code == "unknown_task"

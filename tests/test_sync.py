@@ -1,0 +1,54 @@
+"""The mailbox for scripts."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from pathlib import Path
+
+import pytest
+
+import covenant
+from covenant import CovenantError, Result, Task, Text
+from covenant.sync import Mailbox
+
+
+def test_a_script_sends_receives_and_answers(tmp_path: Path) -> None:
+    with Mailbox.open(f"file:{tmp_path}/data") as box:
+        ann, bob = box.of("ann@lab"), box.of("bob@lab")
+        ann.send_task(Task(recipient=bob.agent, intent_text="draft"))
+        delivery = bob.recv_task()
+        bob.send_result(Result.ok(delivery, [Text("done")]))
+        assert ann.recv_result().status == "ok"
+    with Mailbox.open(f"file:{tmp_path}/data") as box:
+        assert box.recent_tasks(1)[0].intent_text == "draft"
+
+
+def test_a_waiting_call_is_answered_from_another_thread() -> None:
+    with Mailbox.open("memory:") as box:
+        ann, bob = box.of("ann@lab"), box.of("bob@lab")
+        received: list[str] = []
+        worker = threading.Thread(target=lambda: received.append(bob.recv_task().task.intent_text))
+        worker.start()
+        ann.send_task(Task(recipient=bob.agent, intent_text="from afar"))
+        worker.join(timeout=30)
+        assert received == ["from afar"]
+
+
+def test_a_refusal_is_raised_as_it_is() -> None:
+    with Mailbox.open("memory:") as box, pytest.raises(CovenantError) as refused:
+        box.get_task("00000000-0000-4000-8000-000000000000")
+    assert refused.value.code == "unknown_task"
+
+
+def test_a_box_that_does_not_open_leaves_no_thread_behind(tmp_path: Path) -> None:
+    with Mailbox.open(f"file:{tmp_path}/data"):
+        before = threading.active_count()
+        with pytest.raises(CovenantError), Mailbox.open(f"file:{tmp_path}/data"):
+            pass
+        assert threading.active_count() == before
+
+
+def test_every_verb_of_the_mailbox_is_there() -> None:
+    verbs = {name for name, _ in inspect.getmembers(covenant.Mailbox, callable) if not name.startswith("_")}
+    assert verbs <= set(dir(Mailbox))
