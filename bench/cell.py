@@ -24,6 +24,7 @@ from bench.work import Figures
 _ROOT: Final = Path(__file__).resolve().parents[1]
 _CELLS: Final = {
     "bare": "floor.bare",
+    "paced": "floor.paced",
     "group": "floor.group",
     "covenant": "covenant_cycle.cycles",
     "sizes": "covenant_cycle.line_sizes",

@@ -39,6 +39,26 @@ def bare(folder: Path, warm_s: float, seconds: float) -> Figures:
     return tally.figures()
 
 
+def paced(folder: Path, size: int, gap_s: float, warm_s: float, seconds: float) -> Figures:
+    """The same as a busy store meets it: a batch of this size, after so much work that is not for the disk. The disk
+    and the file system rest in between, and take longer."""
+    fd = _create(folder / "paced")
+    record = _record(size)
+    window = Window(warm_s, seconds)
+    tally = Tally(window)
+    stop = time.perf_counter()
+    while stop < window.end:
+        while time.perf_counter() < stop + gap_s:
+            pass
+        start = time.perf_counter()
+        os.write(fd, record)
+        os.fdatasync(fd)
+        stop = time.perf_counter()
+        tally.note(start, stop)
+    os.close(fd)
+    return tally.figures()
+
+
 async def group(folder: Path, writers: int, sizes: list[int], form: str, warm_s: float, seconds: float) -> Figures:
     """Many writers: `rate` counts cycles of four records, the times are those of one record."""
     fd = _create(folder / "group")

@@ -23,6 +23,7 @@ from bench.work import Figures
 
 CLIENTS: Final = (1, 8, 64, 256)
 PEER_CLIENTS: Final = 64
+PACED_GAP_S: Final = 0.0013  # what 64 commits take between two syncs, roughly
 DBOS_FORMS: Final = ("queue", "direct")
 PASTS: Final = ("queued", "resolved")
 STARTS: Final = ("as left", "snapshot", "replay")
@@ -79,8 +80,11 @@ class Run:
             self._window("covenant", f"covenant {clients}", scheme=self.plan.scheme, clients=clients)
             for form in FLOOR_FORMS:
                 self._window("group", f"group {form} {clients}", writers=clients, sizes=self.sizes, form=form)
-            if clients == PEER_CLIENTS and with_peers:
-                self._peers_round()
+            if clients == PEER_CLIENTS:
+                batch = round(sum(self.sizes) / len(self.sizes) * clients)
+                self._window("paced", "paced", size=batch, gap_s=PACED_GAP_S)
+                if with_peers:
+                    self._peers_round()
 
     def _peers_round(self) -> None:
         seconds = self.plan.peer_seconds

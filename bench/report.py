@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from bench.floor import FORMS as FLOOR_FORMS
-from bench.plan import CLIENTS, DBOS_FORMS, PASTS, PEER_CLIENTS, Plan
+from bench.plan import CLIENTS, PASTS, PEER_CLIENTS, Plan
 from bench.rounds import Rounds
 from bench.table import Bar, Row
 
@@ -78,6 +78,9 @@ def _replies(rounds: Rounds) -> list[Row]:
             name = f"reply {figure}, {clients} client{'s' if clients > 1 else ''}"
             ours, bare = (f"covenant {clients}", f"{figure}_ms"), (f"bare beside {clients}", f"{figure}_ms")
             rows.append(_beside(rounds, name, _MS, ours, bare, bar, "fdatasync"))
+            if clients == PEER_CLIENTS:
+                paced = ("paced", f"{figure}_ms")
+                rows.append(_beside(rounds, "... beside one with our bytes and gaps", _MS, ours, paced, None, "paced"))
     return rows
 
 
@@ -103,15 +106,13 @@ def _bare(rounds: Rounds) -> list[Row]:
 
 def _peers(rounds: Rounds) -> list[Row]:
     ours = (f"covenant {PEER_CLIENTS}", "rate")
-    dbos = rounds.best([f"dbos {form}" for form in DBOS_FORMS], "rate")
+    queue, direct = ("dbos queue", "rate"), ("dbos direct", "rate")
     rows = [
         _beside(rounds, "cycles beside Huey (SQLite)", _PER_S, ours, ("huey", "rate"), HUEY_BAR, "huey"),
-        _beside(rounds, "cycles beside DBOS (SQLite)", _PER_S, ours, (dbos, "rate"), DBOS_BAR, dbos),
+        # The same work is a task handed to a worker: its queue. A direct call hands nothing over.
+        _beside(rounds, "cycles beside DBOS (SQLite)", _PER_S, ours, queue, DBOS_BAR, "dbos queue"),
+        _beside(rounds, "... called directly, nobody in between", _PER_S, ours, direct, None, "dbos direct"),
     ]
-    for form in DBOS_FORMS:
-        if f"dbos {form}" != dbos:
-            name = f"dbos {form}"
-            rows.append(_beside(rounds, "... its other way", _PER_S, ours, (name, "rate"), None, name))
     measure = "cycles beside a hand-written SQLite queue"
     rows.append(_beside(rounds, measure, _PER_S, ours, ("queue", "rate"), QUEUE_BAR, "queue"))
     return rows
