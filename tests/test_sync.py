@@ -52,3 +52,33 @@ def test_a_box_that_does_not_open_leaves_no_thread_behind(tmp_path: Path) -> Non
 def test_every_verb_of_the_mailbox_is_there() -> None:
     verbs = {name for name, _ in inspect.getmembers(covenant.Mailbox, callable) if not name.startswith("_")}
     assert verbs <= set(dir(Mailbox))
+
+
+def test_closing_while_other_threads_call_answers_them_all() -> None:
+    for _ in range(5):
+        box = Mailbox.open("memory:").__enter__()
+        codes: list[str] = []
+
+        def ask(box: Mailbox = box, codes: list[str] = codes) -> None:
+            try:
+                while True:
+                    box.recent_tasks()
+            except CovenantError as refusal:
+                codes.append(refusal.code)
+
+        threads = [threading.Thread(target=ask) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        box.close()
+        for thread in threads:
+            thread.join(timeout=30)
+            assert not thread.is_alive()
+        assert codes == ["store_closed"] * 4
+
+
+def test_closing_twice_does_no_harm_and_a_call_afterwards_has_a_code() -> None:
+    with Mailbox.open("memory:") as box:
+        box.close()
+        with pytest.raises(CovenantError) as refused:
+            box.recent_tasks()
+        assert refused.value.code == "store_closed"

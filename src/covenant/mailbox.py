@@ -48,7 +48,7 @@ from covenant.model.view import (
 )
 from covenant.rules import query
 from covenant.rules.context import Context, Ids, View
-from covenant.rules.envelope import check_count
+from covenant.rules.envelope import check_count, check_text
 from covenant.store.clock import Clock, RandomIds, SystemClock
 from covenant.store.engine import Engine
 from covenant.store.registry import engine_for
@@ -82,6 +82,8 @@ class Mailbox:
         if isinstance(agent, str):
             agent = AgentId.named(agent)
         check_agent(agent)
+        if incarnation is not None:
+            check_text(incarnation, "incarnation", self.limits.key_bytes_max)
         if self._agent is not None and agent != self._agent:
             raise NotPermitted(f"this box is bound to {self._agent}")
         return Mailbox(self._engine, agent, incarnation or self._incarnation)
@@ -151,15 +153,16 @@ class Mailbox:
         return await self._read(lambda view, ctx: query.get_task(task_id, self._agent, view, ctx))
 
     async def wait_generation(self, task_id: str, after: int, wait_ms: int | None = None) -> QueueEntry:
-        """The task once its generation is higher than `after`; as it is when the wait ends or it has ended."""
+        """The task once its generation is higher than `after`, or a cancel is asked for meanwhile; as it is when the
+        wait ends or the task has ended."""
         if type(after) is not int:
             raise Malformed("after is a generation", field="after")
         entry = await self.get_task(task_id)
-        task_id = entry.task.id
+        task_id, asked = entry.task.id, entry.cancel_requested
         try:
             async with asyncio.timeout(_seconds(wait_ms)):
-                while entry.generation <= after and entry.outcome is None:
-                    await self._engine.wait_change(task_id, entry.generation)
+                while entry.generation <= after and entry.outcome is None and entry.cancel_requested == asked:
+                    await self._engine.wait_change(task_id, entry.generation, asked)
                     entry = await self.get_task(task_id)
         except TimeoutError:
             entry = await self.get_task(task_id)

@@ -17,17 +17,22 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from covenant import mailbox
 from covenant.model.agent import AgentId
+from covenant.model.error import StoreClosed
 from covenant.model.limits import Limits
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
+_END_S = 10.0  # how long calls under way may take to end
+
 
 class _LoopThread:
-    """An event loop that other threads can hand coroutines to."""
+    """An event loop that other threads can hand coroutines to, until it is stopped."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
+        self._gate = threading.Lock()
+        self._is_open = True
         self._thread = threading.Thread(target=self._run, name="covenant-sync", daemon=True)
         self._thread.start()
 
@@ -36,18 +41,38 @@ class _LoopThread:
         self._loop.run_forever()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        with self._gate:
+            if not self._is_open:
+                work.close()
+                raise StoreClosed("the mailbox was closed")
+            future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
         except BaseException:
             future.cancel()
             raise
 
-    def stop(self) -> None:
-        self.run(self._loop.shutdown_default_executor())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+    def stop(self, last: Callable[[], Coroutine[Any, Any, None]] | None = None) -> None:
+        """Once: take no more calls, answer those that are under way, do the last thing, and end the thread."""
+        with self._gate:
+            if not self._is_open:
+                return
+            self._is_open = False
+            ending = asyncio.run_coroutine_threadsafe(self._end(last), self._loop)
+        try:
+            ending.result()
+        finally:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+
+    async def _end(self, last: Callable[[], Coroutine[Any, Any, None]] | None) -> None:
+        if last is not None:
+            await last()
+        others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        if others:
+            await asyncio.wait(others, timeout=_END_S)
+        await self._loop.shutdown_default_executor()
 
 
 def _sync(
@@ -110,7 +135,7 @@ class Mailbox:
 
 
 class OpenMailbox(Mailbox):
-    """Owns the loop; close it, or use it with `with`."""
+    """Owns the loop. Use it with `with`; closing it earlier, or twice, does no harm."""
 
     _box: mailbox.OpenMailbox
 
@@ -128,5 +153,4 @@ class OpenMailbox(Mailbox):
         self.close()
 
     def close(self) -> None:
-        self._thread.run(self._box.close())
-        self._thread.stop()
+        self._thread.stop(self._box.close)

@@ -187,8 +187,9 @@ async def test_any_failing_call_loses_nothing_acknowledged(tmp_path: Path, scrat
             await _run_with_failure(
                 folder, files, clock, seen, "store_full" if error == errno.ENOSPC else "store_unavailable"
             )
-        except OSError:
+        except CovenantError as refusal:
             assert files.failed is not None  # it failed while opening: the caller was told
+            assert refusal.code == CODES[error]
         async with open_journal(folder, clock=ManualClock(clock.now_ms())) as box:
             for task_id in seen:
                 await box.get_task(task_id)

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from covenant import CovenantError, Limits, Mailbox, OpenMailbox, Result, Task, TaskState, Text
+from covenant import CovenantError, Idempotency, Limits, Mailbox, OpenMailbox, Result, Task, TaskState, Text
 from covenant.store.clock import ManualClock
+from covenant.store.journal.archive import Archive, ArchiveFailed
+from covenant.store.journal.files import AppendFile
 from covenant.store.journal.verify import verify
 from tests.journal.support import SMALL, FailingFiles, busy_run, dump, journal_of, open_journal, tidy
 
@@ -188,3 +192,141 @@ async def test_history_that_outgrows_its_room_goes_first(tmp_path: Path) -> None
         with pytest.raises(CovenantError) as refused:
             await box.get_task(first)
         assert refused.value.code == "unknown_task"
+
+
+async def test_removing_the_lock_file_lets_nobody_in(tmp_path: Path) -> None:
+    async with Mailbox.open(f"file:{tmp_path}/data"):
+        (tmp_path / "data" / "lock").unlink()
+        with pytest.raises(CovenantError) as refused:
+            await Mailbox.open(f"file:{tmp_path}/data")
+        assert refused.value.code == "store_locked"
+
+
+async def test_a_forked_child_does_not_keep_the_folder(tmp_path: Path) -> None:
+    box = await Mailbox.open(f"file:{tmp_path}/data")
+    read_end, write_end = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(write_end)
+        os.read(read_end, 1)  # until the parent is done
+        os._exit(0)
+    try:
+        await box.close()
+        async with Mailbox.open(f"file:{tmp_path}/data"):
+            pass
+    finally:
+        os.close(write_end)
+        os.close(read_end)
+        os.waitpid(child, 0)
+
+
+async def test_a_folder_that_is_removed_is_noticed(tmp_path: Path) -> None:
+    box = await Mailbox.open(f"file:{tmp_path}/data")
+    await cycle(box)
+    shutil.rmtree(tmp_path / "data")
+    with pytest.raises(CovenantError) as refused:
+        await cycle(box)
+    assert refused.value.code == "store_unavailable"
+    await box.close()
+
+
+@pytest.mark.parametrize("path", ["/proc/covenant/data", "/etc/passwd", "data\0"])
+async def test_a_folder_that_cannot_be_is_refused_with_a_code(path: str) -> None:
+    with pytest.raises(CovenantError) as refused:
+        await Mailbox.open(f"file:{path}")
+    assert refused.value.code in ("store_unavailable", "unknown_store")
+
+
+async def test_a_damaged_archive_is_rebuilt_when_it_is_found_out(tmp_path: Path) -> None:
+    clock = ManualClock()
+    limits = Limits(finished_tail_max=2, archive_batch=2, snapshot_every_bytes=4_000)
+    async with open_journal(tmp_path / "data", limits=limits, clock=clock) as box:
+        ids = [await cycle(box, f"number {number}") for number in range(200)]
+        await box.compact()
+    path = tmp_path / "data" / "archive.sqlite3"
+    content = bytearray(path.read_bytes())
+    third = len(content) // 3
+    content[third : 2 * third] = os.urandom(third)
+    path.write_bytes(bytes(content))
+    async with open_journal(tmp_path / "data", limits=limits, clock=clock) as box:
+        engine = journal_of(box)
+        refusals = 0
+        for task_id in ids:
+            try:
+                await box.get_task(task_id)
+            except CovenantError as refusal:
+                assert refusal.code == "store_unavailable"
+                refusals += 1
+                await asyncio.sleep(0)
+                clock.advance(limits.reopen_delay_ms)
+                assert engine._reopening is not None
+                await engine._reopening
+        assert refusals == 1
+        for task_id in ids:
+            assert (await box.get_task(task_id)).state == TaskState.RESOLVED
+
+
+async def test_a_full_archive_does_not_keep_the_store_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk fills up while the store is coming back: it tries again."""
+    clock = ManualClock()
+    files = FullFiles(tmp_path / "data")
+    limits = Limits(finished_tail_max=1, archive_batch=1, snapshot_every_bytes=10**9)
+    async with open_journal(tmp_path / "data", limits=limits, clock=clock, files=files) as box:
+        engine = journal_of(box)
+        kept = [await cycle(box) for _ in range(40)]
+        await tidy(box)
+        files.is_full = True
+        with pytest.raises(CovenantError):
+            await cycle(box)
+        files.is_full = False
+        full = ArchiveFailed(errno.ENOSPC, "no room")
+
+        def no_room(*_: object) -> None:
+            raise full
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Archive, "store", no_room)
+            clock.advance(limits.reopen_delay_ms)
+            assert engine._reopening is not None
+            await engine._reopening
+            assert not engine.is_up
+        clock.advance(limits.reopen_delay_ms)
+        await engine._reopening
+        assert engine.is_up
+        for task_id in kept:
+            await box.get_task(task_id)
+
+
+async def test_an_interrupted_sync_leaves_nobody_hanging(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with Mailbox.open(f"file:{tmp_path}/data") as box:
+
+        def interrupted(_: AppendFile) -> None:
+            raise MemoryError
+
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda *_: None)
+        with monkeypatch.context() as patched:
+            patched.setattr(AppendFile, "sync", interrupted)
+            with pytest.raises(CovenantError) as refused:
+                async with asyncio.timeout(10):
+                    await box.of("ann@lab").send_task(task_for(box))
+        assert refused.value.code == "store_unavailable"
+
+
+async def test_an_entry_forgotten_while_it_is_archived_stays_forgotten(tmp_path: Path) -> None:
+    """Forget, do it again, and forget it again while the archive is still being told of the first."""
+    limits = Limits(finished_tail_max=1, archive_batch=1, snapshot_every_bytes=10**9)
+    async with open_journal(tmp_path / "data", limits=limits) as box:
+        ann, bob = box.of("ann@lab"), box.of("bob@lab")
+        keyed = Task(recipient=bob.agent, intent_text="k", idempotency=Idempotency("idempotent", "k"))
+        for _ in range(6):
+            sent = await ann.send_task(keyed)
+            assert not sent.replayed
+            await bob.send_result(Result.ok(await bob.recv_task(), [Text("done")]))
+            await ann.recv_result()
+            (entry,) = (await box.cached_results()).entries
+            await box.forget_cached(entry.id, reason="again")
+            assert (await box.cached_results()).entries == []
+        await tidy(box)
+        assert (await box.cached_results()).entries == []
+        assert not (await ann.send_task(keyed)).replayed

@@ -176,6 +176,7 @@ class Task:
     late: dict[str, Body] = field(default_factory=dict)
     cancel_reason: str | None = None
     incarnation: int = 0  # of the last holder
+    cascaded: bool = False  # a cancel went down through it
     cancel_cascades: bool = False
     outcome: str | None = None
     body: Body | None = None
@@ -526,12 +527,20 @@ class Contract:
 
     def _cancel_below(self, task: Task, cascade: bool) -> None:
         rank = self._next()
-        parents = [task.id] if cascade else []
+        parents = [task] if cascade else []
         for parent in parents:
-            for child in list(self.tasks.values()):
-                if child.envelope.parent == parent and child.outcome is None:
+            parent.cascaded = True
+            for child in self._children(parent):
+                if child.envelope.sender not in (parent.envelope.sender, parent.envelope.recipient):
+                    continue
+                if child.outcome is None:
                     self._end(child, "canceled", "canceled: its parent was canceled", rank)
-                    parents.append(child.id)
+                    parents.append(child)
+                elif not child.cascaded and self._children(child):
+                    parents.append(child)
+
+    def _children(self, parent: Task) -> list[Task]:
+        return [t for t in self.tasks.values() if t.envelope.parent == parent.id and t.id not in self.dropped]
 
     def pass_time(self) -> None:
         """All that has come due: cached errors, deadlines of what is not in flight, delayed tasks."""

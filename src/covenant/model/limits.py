@@ -10,6 +10,8 @@ from typing import Final
 
 from msgspec import Struct
 
+from covenant.model.error import Malformed
+
 DAY_MS: Final = 24 * 60 * 60 * 1000
 
 INTENT_TEXT_BYTES_MAX: Final = 256 * 1024
@@ -18,6 +20,7 @@ KEY_BYTES_MAX: Final = 1024
 TEXT_BYTES_MAX: Final = 16 * 1024
 CONTENT_BLOCKS_MAX: Final = 1024
 CONTENT_BYTES_MAX: Final = 4 * 1024 * 1024
+CONTENT_DEPTH_MAX: Final = 64
 
 BATCH_MAX: Final = 1000
 PAGE_MAX: Final = 1000
@@ -53,6 +56,7 @@ class Limits(Struct, frozen=True, kw_only=True):
     text_bytes_max: int = TEXT_BYTES_MAX  # reasons, error messages
     content_blocks_max: int = CONTENT_BLOCKS_MAX
     content_bytes_max: int = CONTENT_BYTES_MAX  # of all blocks of one task or result, as JSON
+    content_depth_max: int = CONTENT_DEPTH_MAX  # of the JSON in a block
     batch_max: int = BATCH_MAX
 
     # What one answer may carry, and how far a filtered page looks before it hands back a cursor.
@@ -79,3 +83,19 @@ class Limits(Struct, frozen=True, kw_only=True):
     unsynced_bytes_max: int = UNSYNCED_BYTES_MAX
     reopen_delay_ms: int = REOPEN_DELAY_MS
     inline_sync_us_max: int = INLINE_SYNC_US_MAX  # a disk that syncs faster is waited for on the spot
+
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            least = 0 if name in _MAY_BE_NOTHING else 1
+            if type(value) is not int or value < least:
+                raise Malformed(f"{name} is a number from {least}", field=name)
+        if self.dedup_ms < self.retention_ms:
+            raise Malformed(
+                "an id is remembered at least as long as its task: dedup_ms >= retention_ms", field="dedup_ms"
+            )
+
+
+_MAY_BE_NOTHING: Final = frozenset(
+    ("retention_ms", "dedup_ms", "error_ttl_ms", "audit_tail_max", "finished_tail_max", "inline_sync_us_max")
+)

@@ -9,12 +9,14 @@ from covenant.model.record import Cascade, Key, Outcome, TaskRecord, TaskState
 from covenant.model.view import Canceled
 from covenant.rules.context import Commit, Context, View
 from covenant.rules.end import end
-from covenant.rules.envelope import check_id, check_text
+from covenant.rules.envelope import check_flag, check_id, check_text
 from covenant.rules.sight import visible_task
 
 
 def cancel(command: CancelTask, view: View, ctx: Context) -> Commit:
     check_text(command.reason, "reason", ctx.limits.text_bytes_max)
+    check_flag(command.graceful, "graceful")
+    check_flag(command.cascade, "cascade")
     task_id = check_id(command.task_id, "task_id")
     record = visible_task(task_id, command.by, view, ctx)
     if command.by is not None and command.by.pubkey != record.sender:
@@ -47,6 +49,8 @@ def cancel_children(command: CancelChildren, view: View, ctx: Context) -> Commit
         parent = view.get(command.task_id)
         pending = isinstance(parent, TaskRecord) and parent.cascade is Cascade.PENDING
         return Commit((e.CascadeDone(command.task_id),) if pending else ())
+    parent = view.get(command.task_id)
+    kin = {parent.sender, parent.recipient} if isinstance(parent, TaskRecord) else set()
     events: list[e.Event] = []
     below: list[CancelChildren] = []
     touched: set[Key] = set()
@@ -55,6 +59,8 @@ def cancel_children(command: CancelChildren, view: View, ctx: Context) -> Commit
         if child.slot is not None and child.slot in touched:
             break  # its leader ended in this commit: the next step sees who leads now
         after = child.sent_order
+        if child.sender not in kin:
+            continue  # anybody may hang a task on any id: a cancel reaches only what its own parties sent
         ended = _cancel_child(child, view)
         if ended:
             events += ended

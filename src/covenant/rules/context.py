@@ -67,7 +67,7 @@ class View(Protocol):
         """The same, newest first, finished ones too; `before` is where an earlier listing stopped."""
 
     def pending(self, agent: str | None, after: int, limit: int) -> Sequence[Key]:
-        """Results that an agent sent or is to receive and that are not drained, oldest first."""
+        """Results that wait to be drained by this agent, or by anyone, oldest first."""
 
     def slots(self, after: int, limit: int) -> Sequence[tuple[Key, Slot]]:
         """Cached results, by the event that cached them."""

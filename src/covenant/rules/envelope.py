@@ -39,7 +39,7 @@ def seal_task(task: Task, by: AgentId | None, ctx: Context) -> Task:
     if task.idempotency is not None:
         _check_idempotency(task.idempotency, limits)
     return Task(
-        id=check_id(task.id, "id") if task.id else ctx.ids.task(),
+        id=ctx.ids.task() if type(task.id) is str and not task.id else check_id(task.id, "id"),
         sender=sender,
         recipient=task.recipient,
         intent_text=task.intent_text,
@@ -47,7 +47,7 @@ def seal_task(task: Task, by: AgentId | None, ctx: Context) -> Task:
         parent=None if task.parent is None else check_id(task.parent, "parent"),
         deadline_ms=None if task.deadline_ms is None else check_time(task.deadline_ms, "deadline_ms"),
         idempotency=task.idempotency,
-        content=seal_content(task.content, limits) if task.content else (),
+        content=() if task.content == () else seal_content(task.content, limits),
         not_before_ms=None if task.not_before_ms is None else check_time(task.not_before_ms, "not_before_ms"),
     )
 
@@ -83,7 +83,7 @@ def seal_result(result: Result, limits: Limits) -> Result:
         raise Malformed("sequence is a number from 1", field="sequence")
     task_id = check_id(result.task_id, "task_id")
     lease_id = None if result.lease_id is None else check_id(result.lease_id, "lease_id")
-    content = seal_content(result.content, limits) if result.content else ()
+    content = () if result.content == () else seal_content(result.content, limits)
     if content is result.content and task_id is result.task_id and lease_id is result.lease_id:
         return result
     return Result(task_id, result.status, content, result.error_message, lease_id, result.sequence)
@@ -101,8 +101,8 @@ def seal_content(content: Sequence[Content], limits: Limits) -> tuple[Content, .
         return content if type(content) is tuple else tuple(content)
     try:
         for block in content:
-            _check_finite(getattr(block, "value", None))
-            _check_finite(getattr(block, "annotations", None))
+            _check_value(getattr(block, "value", None), limits.content_depth_max)
+            _check_value(getattr(block, "annotations", None), limits.content_depth_max)
         body = msgspec.json.encode(content)
         sealed = msgspec.json.decode(body, type=tuple[Content, ...])
     except (msgspec.MsgspecError, TypeError, ValueError, RecursionError) as wrong:
@@ -114,16 +114,22 @@ def seal_content(content: Sequence[Content], limits: Limits) -> tuple[Content, .
     return sealed
 
 
-def _check_finite(value: Any) -> None:
-    """JSON has no infinity and no not-a-number; an encoder would quietly make them null."""
-    if isinstance(value, float) and not isfinite(value):
-        raise Malformed("content holds a number that JSON does not have", field="content")
-    if isinstance(value, dict):
-        for item in value.values():
-            _check_finite(item)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            _check_finite(item)
+def _check_value(value: Any, depth_max: int) -> None:
+    """JSON has no infinity and no not-a-number, which an encoder would quietly make null; and what is nested too deep
+    could not be read back."""
+    level, depth = [value], 0
+    while level:
+        if depth > depth_max:
+            raise Malformed(f"content is nested deeper than {depth_max}", field="content")
+        below: list[Any] = []
+        for item in level:
+            if isinstance(item, float) and not isfinite(item):
+                raise Malformed("content holds a number that JSON does not have", field="content")
+            if isinstance(item, dict):
+                below += item.values()
+            elif isinstance(item, (list, tuple, set, frozenset)):
+                below += item
+        level, depth = below, depth + 1
 
 
 def check_id(value: str, field: str) -> str:
@@ -163,6 +169,11 @@ def check_size(value: str, field: str, limit: int) -> None:
             raise Malformed(f"{field} is not valid Unicode", field=field) from None
     if size > limit:
         raise TooLarge(f"{field} has {size} bytes, at most {limit} are allowed", field=field, size=size, limit=limit)
+
+
+def check_flag(value: Any, field: str) -> None:
+    if type(value) is not bool:
+        raise Malformed(f"{field} is true or false", field=field)
 
 
 def check_count(value: Any, field: str, limit: int) -> int:

@@ -20,8 +20,8 @@ def lease(command: LeaseTasks, view: View, ctx: Context) -> Commit:
         check_count(limit, "limit", ctx.limits.batch_max)
     recipient = command.recipient
     records = view.ready(None if recipient is None else recipient.pubkey, limit)
-    if not records:
-        return Commit((), [])
+    if not records or any(record.due_ms is not None and record.due_ms <= ctx.now for record in records):
+        return Commit((), [])  # nothing; or first the clock has to end what is past its deadline
     events = []
     deliveries = []
     for record in records:

@@ -11,7 +11,7 @@ from itertools import islice
 
 from covenant.model.agent import AgentId
 from covenant.model.error import BadCursor, UnknownTask
-from covenant.model.record import TaskRecord, TaskState
+from covenant.model.record import Part, TaskRecord, TaskState
 from covenant.model.task import Task
 from covenant.model.view import Answer, CachedResult, CachePage, QueueEntry, QueuePage, Tree, TreeNode
 from covenant.rules.cache import cached, may_see_slot
@@ -77,11 +77,13 @@ def task_queue(
         check_count(min_lease_age_ms, "min_lease_age_ms", _AGE_MAX)
     if deadline_within_ms is not None:
         check_count(deadline_within_ms, "deadline_within_ms", _AGE_MAX)
+    if state == TaskState.RESULT_PENDING:
+        return _pending_page(limit, cursor, by, view)
     leases_only = state == TaskState.IN_FLIGHT
     after = _position(cursor, "lease" if leases_only else "task")
     found: list[TaskRecord] = []
     scanned = 0
-    more = state != TaskState.RESULT_PENDING and limit > 0
+    more = limit > 0
     while more and len(found) < limit and scanned < ctx.limits.scan_max:
         chunk = view.leases(after, _CHUNK) if leases_only else view.tasks(_scope(by), after, _CHUNK)
         more = len(chunk) == _CHUNK
@@ -93,12 +95,21 @@ def task_queue(
             after = record.lease.seen_order if leases_only and record.lease else record.sent_order
             if may_see(by, record) and passes(record, ctx.now, state, min_lease_age_ms, deadline_within_ms):
                 found.append(record)
-    keys = view.pending(_scope(by), 0, limit) if cursor is None and state in (None, TaskState.RESULT_PENDING) else ()
+    keys = view.pending(_scope(by), 0, limit) if cursor is None and state is None else ()
     return QueuePage(
         tasks=[entry_of(record, view, ctx) for record in found],
         results=[answer_of(view.get(key)) for key in keys],
         cursor=f"{'lease' if leases_only else 'task'}:{after}" if more else None,
     )
+
+
+def _pending_page(limit: int, cursor: str | None, by: AgentId | None, view: View) -> QueuePage:
+    """Only the results that wait to be drained."""
+    keys = view.pending(_scope(by), _position(cursor, "result"), limit)
+    records = [view.get(key) for key in keys]
+    last = records[-1] if records and len(records) == limit else None
+    more = f"result:{last.answer_order}" if isinstance(last, (TaskRecord, Part)) else None
+    return QueuePage([], [answer_of(record) for record in records], more)
 
 
 def task_tree(root: str, by: AgentId | None, view: View, ctx: Context) -> Tree:
@@ -165,6 +176,6 @@ def _position(cursor: str | None, kind: str) -> int:
     if cursor is None:
         return 0
     prefix, _, number = cursor.partition(":") if isinstance(cursor, str) else ("", "", "")
-    if prefix != kind or not number.isascii() or not number.isdigit() or len(number) > 19:
+    if prefix != kind or not number.isascii() or not number.isdigit() or len(number) > 18:
         raise BadCursor("this cursor does not belong to this listing", cursor=cursor)
     return int(number)

@@ -170,7 +170,7 @@ def _checked(policy: RetryPolicy, ctx: Context) -> RetryPolicy:
 def _after(cursor: str | None) -> int:
     if cursor is None:
         return 0
-    if not isinstance(cursor, str) or not cursor.isascii() or not cursor.isdigit() or len(cursor) > 19:
+    if not isinstance(cursor, str) or not cursor.isascii() or not cursor.isdigit() or len(cursor) > 18:
         raise BadCursor("not a cursor of retry_stale")
     return int(cursor)
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from copy import deepcopy
 from typing import TypeVar
+
+from msgspec.json import decode, encode
 
 from covenant.model.agent import AgentId
 from covenant.model.content import Json
@@ -74,7 +75,7 @@ def lent(envelope: E) -> E:
     """The envelope for a caller to keep. Values that a caller could change are copied: the record must not change."""
     for block in envelope.content:
         if type(block) is Json or block.annotations:  # type: ignore[union-attr]
-            return deepcopy(envelope)
+            return decode(encode(envelope), type=type(envelope))
     return envelope
 
 

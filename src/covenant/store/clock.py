@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from heapq import heappop, heappush
 from typing import Protocol
+from weakref import WeakSet
 
 from covenant.model.limits import CLOCK_CHECK_MS
 
@@ -81,7 +82,7 @@ class RandomIds:
         self._at = 0
         self._ms = 0
         self._time = ""
-        os.register_at_fork(after_in_child=self._spill)
+        _ALL_IDS.add(self)
 
     def _spill(self) -> None:
         """A forked child must not repeat its parent's ids."""
@@ -107,6 +108,17 @@ class RandomIds:
     def lease(self) -> str:
         h = self._hex()
         return f"{h[:8]}-{h[8:12]}-4{h[12:15]}-{_VARIANT[h[15]]}{h[16:19]}-{h[19:31]}"
+
+
+_ALL_IDS: WeakSet[RandomIds] = WeakSet()
+
+
+def _spill_all() -> None:
+    for ids in list(_ALL_IDS):
+        ids._spill()
+
+
+os.register_at_fork(after_in_child=_spill_all)
 
 
 class CountingIds:

@@ -160,9 +160,13 @@ class Embedded:
         if durable is not None:
             await durable
 
-    async def wait_change(self, task_id: str, generation: int) -> None:
+    async def wait_change(self, task_id: str, generation: int, cancel_requested: bool) -> None:
         record = self.state.get(task_id)
-        if isinstance(record, TaskRecord) and record.generation == generation:
+        if (
+            isinstance(record, TaskRecord)
+            and record.generation == generation
+            and (record.cancel_reason is not None) == cancel_requested
+        ):
             await self._change_waiters.wait(task_id)
 
     async def audit(self, limit: int) -> list[AuditRow]:
@@ -246,6 +250,8 @@ class Embedded:
     def _go_on(self) -> None:
         if self._refusal is None:
             self._run_steps()
+            if not self._steps:
+                self._ready_waiters.wake_everyone()  # what stood before their work has ended
 
     # --- time ---------------------------------------------------------------------------------------------
 

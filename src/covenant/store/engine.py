@@ -34,8 +34,8 @@ class Engine(Protocol):
     async def read(self, query: Callable[[View, Context], T]) -> T:
         """Ask the state; the answer shows only what is durable."""
 
-    async def wait_change(self, task_id: str, generation: int) -> None:
-        """Until this task has another generation, or might have."""
+    async def wait_change(self, task_id: str, generation: int, cancel_requested: bool) -> None:
+        """Until this task has another generation, or a cancel was asked for, or either might be."""
 
     async def audit(self, limit: int) -> list[AuditRow]:
         """The newest rows, oldest first."""

@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from covenant.store.embedded import Embedded
+from covenant.store.state import State
 
 
 class Memory(Embedded):
     """Everything is gone when it is closed."""
+
+    async def close(self) -> None:
+        await super().close()
+        self.state = State(self.limits.audit_tail_max)

@@ -41,6 +41,6 @@ def engine_for(url: str, limits: Limits, clock: Clock, ids: Ids) -> Engine:
 def _folder(url: str, rest: str) -> str:
     """`file:./data`, `file:/var/lib/x` and `file:///var/lib/x`."""
     path = rest.removeprefix("//") if rest.startswith("///") else rest
-    if not path or path.startswith("//"):
+    if not path or path.startswith("//") or "\0" in path:
         raise UnknownStore("a file store needs a folder: file:./data", url=url)
     return path

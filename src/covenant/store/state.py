@@ -39,6 +39,7 @@ class State:
     def __init__(self, audit_tail_max: int, base: Base | None = None) -> None:
         self.records: dict[Key, Record | Tombstone] = {}
         self.gone: set[Key] = set()  # closed since the base last heard of them
+        self.going: set[Key] = set()  # the base is being told of these
         self.base = base
         self.order = 0  # the number of the last event
         self.at = 0  # the time of the last commit
@@ -207,7 +208,7 @@ class State:
         if new.outcome is not None:
             self._move_answer(key, old, new)
             self._rest_task(key, new)
-        if self.watched and old.generation != new.generation:
+        if self.watched and (old.generation != new.generation or old.cancel_reason != new.cancel_reason):
             self.changed.append(key)
 
     def _move_lease(self, key: Key, old: TaskRecord, new: TaskRecord) -> None:
@@ -305,7 +306,7 @@ class State:
 
     def get(self, key: Key) -> Record | Tombstone | None:
         record = self.records.get(key)
-        if record is None and self.base is not None and key not in self.gone:
+        if record is None and self.base is not None and key not in self.gone and key not in self.going:
             return self.base.get(key)
         return record
 
@@ -391,7 +392,9 @@ class State:
             found.append((key, slot))
         if self.base is None:
             return found
-        resting = ((k, s) for k, s in self.base.slots(after) if k not in self.records and k not in self.gone)
+        resting = (
+            (k, s) for k, s in self.base.slots(after) if k not in self.records and k not in self.gone | self.going
+        )
         return sorted([*found, *islice(resting, limit)], key=lambda pair: pair[1].order)[:limit]
 
     def late(self, task_id: str) -> Sequence[Late]:

@@ -7,15 +7,18 @@ the common question "is this id known?" costs nothing when the answer is no.
 
 from __future__ import annotations
 
+import errno
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import wraps
 from heapq import merge
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, ParamSpec, TypeVar, cast
 
 import msgspec
 
+from covenant.model.error import StoreUnavailable
 from covenant.model.record import LATE_PREFIX, Key, Late, Part, Record, Slot, TaskRecord, Tombstone
 from covenant.rules.context import Context
 from covenant.rules.retention import is_forgotten, is_retained, tombstone_of
@@ -69,6 +72,32 @@ _DECODERS: Final[dict[str, msgspec.json.Decoder[Any]]] = {
 }
 
 
+class ArchiveFailed(OSError):
+    """SQLite could not write or read the file."""
+
+    @classmethod
+    def of(cls, failed: sqlite3.Error) -> ArchiveFailed:
+        full = getattr(failed, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
+        return cls(errno.ENOSPC if full else errno.EIO, f"archive: {failed}")
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def _speaks_os(method: Callable[P, T]) -> Callable[P, T]:
+    """What goes wrong in the file is told as any file's trouble is."""
+
+    @wraps(method)
+    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return method(*args, **kwargs)
+        except sqlite3.Error as failed:
+            raise ArchiveFailed.of(failed) from failed
+
+    return call
+
+
 class KeyFilter:
     """Says "certainly not" or "perhaps". Four probes of one hash."""
 
@@ -107,8 +136,10 @@ class KeyFilter:
 class Archive:
     """Reads are the event loop's, writes one background thread's."""
 
+    @_speaks_os
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.on_damage: Callable[[OSError], None] = lambda failed: None
         self._writer = _connect(path)
         if self._writer.execute("pragma user_version").fetchone()[0] == 0:
             self._writer.executescript(_SCHEMA)
@@ -125,6 +156,7 @@ class Archive:
         row = self._writer.execute("select value from meta where name = 'id'").fetchone()
         return None if row is None else str(row[0])
 
+    @_speaks_os
     def set_id(self, value: str) -> None:
         with self._writer:
             self._writer.execute("insert or replace into meta values ('id', ?)", (value,))
@@ -135,6 +167,7 @@ class Archive:
 
     # --- the writing thread -------------------------------------------------------------------------------
 
+    @_speaks_os
     def store(self, records: Sequence[tuple[Key, Record]], gone: Iterable[Key] = ()) -> None:
         """Take these records in, and drop the keys that are gone."""
         rows, bodies, leases = [], [], []
@@ -154,6 +187,7 @@ class Archive:
             self._writer.execute(_INSERT, (b"[%b]" % b",".join(rows), b"".join(bodies)))
             self._writer.executemany("insert or replace into lease values (?, ?)", leases)
 
+    @_speaks_os
     def settle(self) -> None:
         """Make everything stored so far durable: a snapshot is about to lean on it. What comes after a snapshot may be
         lost in a crash, since the segments behind that snapshot still tell it."""
@@ -176,6 +210,7 @@ class Archive:
             self._agents[pubkey] = number
         return number
 
+    @_speaks_os
     def store_saved(self, items: Iterable[Saved]) -> None:
         """Take in what a history snapshot kept."""
         with self._writer:
@@ -183,6 +218,7 @@ class Archive:
                 row, body = self._row(item.key, item.record)
                 self._writer.execute("insert or replace into rest values (?, ?, ?, ?, ?, ?, ?)", (*row, body))
 
+    @_speaks_os
     def bury(self, ctx: Context) -> tuple[int, int]:
         """Turn tasks past retention into tombstones, and drop what is past those, in steps."""
         buried = forgotten = after = 0
@@ -231,6 +267,7 @@ class Archive:
 
     # --- the filter ---------------------------------------------------------------------------------------
 
+    @_speaks_os
     def fill_filter(self) -> None:
         """Read all keys; runs in the writing thread, so no key is stored meanwhile."""
         count = self._writer.execute("select count(*) from rest").fetchone()[0]
@@ -260,11 +297,20 @@ class Archive:
     def get(self, key: Key) -> Record | Tombstone | None:
         if self._filter is not None and key not in self._filter:
             return None
-        row = self._reader.execute("select kind, body from rest where key = ?", (key,)).fetchone()
-        return None if row is None else _DECODERS[row[0]].decode(row[1])
+        for kind, body in self._rows("select kind, body from rest where key = ?", (key,)):
+            return cast("Record | Tombstone", _DECODERS[kind].decode(body))
+        return None
+
+    def _rows(self, sql: str, values: tuple[Any, ...]) -> Iterator[Any]:
+        """A file that does not read is given up: the segments tell what it held."""
+        try:
+            yield from self._reader.execute(sql, values)
+        except sqlite3.Error as failed:
+            self.on_damage(ArchiveFailed.of(failed))
+            raise StoreUnavailable("the archive does not read; it is rebuilt", outcome="unknown") from failed
 
     def _records(self, sql: str, values: tuple[Any, ...]) -> Iterator[Any]:
-        for kind, body in self._reader.execute(sql, values):
+        for kind, body in self._rows(sql, values):
             yield _DECODERS[kind].decode(body)
 
     def recent(self, agent: str | None, before: int | None) -> Iterator[TaskRecord]:
@@ -288,21 +334,20 @@ class Archive:
         return self._records("select kind, body from rest where parent = ? and n > ? order by n", (parent, after))
 
     def slots(self, after: int) -> Iterator[tuple[Key, Slot]]:
-        rows = self._reader.execute("select key, body from rest where kind = 'slot' and n > ? order by n", (after,))
+        rows = self._rows("select key, body from rest where kind = 'slot' and n > ? order by n", (after,))
         for key, body in rows:
             yield key, _DECODERS["slot"].decode(body)
 
     def late(self, task_id: str) -> Iterator[tuple[Key, Late]]:
         first = f"{LATE_PREFIX}{task_id}:"
-        rows = self._reader.execute(
-            "select key, body from rest where key >= ? and key < ? order by n", (first, first[:-1] + ";")
-        )
+        rows = self._rows("select key, body from rest where key >= ? and key < ? order by n", (first, first[:-1] + ";"))
         for key, body in rows:
             yield key, _DECODERS["late"].decode(body)
 
     def task_of_lease(self, lease_id: str) -> Key | None:
-        row = self._reader.execute("select task from lease where lease_id = ?", (lease_id,)).fetchone()
-        return None if row is None else str(row[0])
+        for (task,) in self._rows("select task from lease where lease_id = ?", (lease_id,)):
+            return str(task)
+        return None
 
 
 def _connect(path: Path) -> sqlite3.Connection:

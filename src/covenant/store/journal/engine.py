@@ -28,7 +28,7 @@ from covenant.store.embedded import Embedded
 from covenant.store.journal.archive import Archive
 from covenant.store.journal.files import Files, Lock
 from covenant.store.journal.housekeeping import Housekeeper
-from covenant.store.journal.loading import load
+from covenant.store.journal.loading import load, remove_archive
 from covenant.store.journal.segment import Position
 from covenant.store.journal.writer import Batch, Writer
 
@@ -79,6 +79,7 @@ class Journal(Embedded):
         self._next: Synced | None = None  # what is in the buffer
         self._syncing: Synced | None = None  # the batch that a thread is writing
         self._reopening: asyncio.Task[None] | None = None
+        self._archive_is_lost = False
 
     @property
     def stats(self) -> Stats:
@@ -95,15 +96,19 @@ class Journal(Embedded):
 
     async def open(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._files.make_folder()
-        self._lock = self._files.lock(LOCK)
-        self._thread = ThreadPoolExecutor(1, "covenant-journal")
         try:
+            self._files.make_folder()
+            self._lock = self._files.lock(LOCK)
+            self._thread = ThreadPoolExecutor(1, "covenant-journal")
             await self._load()
             if self._writer.position.file is None:
                 self._writer.begin_segment(self._clock.now_ms())
             self._writer.resume()
             self._start()
+        except OSError as failed:
+            self._let_go()
+            kind = StoreFull if failed.errno in _NO_ROOM else StoreUnavailable
+            raise kind(f"{self._files.folder} does not open: {failed.strerror}", outcome="not_stored") from failed
         except BaseException:
             self._let_go()
             raise
@@ -114,8 +119,12 @@ class Journal(Embedded):
         if self._archive is not None:
             self._archive.close()
             self._archive = None
+        if self._archive_is_lost:
+            remove_archive(self._files)
+            self._archive_is_lost = False
         loaded = await self._loop.run_in_executor(self._thread, load, self._files, self.limits, self._ids)
         self._archive = loaded.archive
+        self._archive.on_damage = self._on_damage
         self._writer.close()
         self._writer = Writer(self._files, loaded.position, self._on_first)
         self._record = self._writer.add
@@ -180,6 +189,9 @@ class Journal(Embedded):
             writer.write(batch)
         except OSError as failed:
             self._fail(failed, synced)
+        except BaseException as failed:
+            self._fail(OSError(errno.EIO, f"interrupted by {type(failed).__name__}"), synced)
+            raise
         else:
             self._written(batch, synced)
 
@@ -187,10 +199,8 @@ class Journal(Embedded):
         """The thread is done."""
         synced, self._syncing = self._syncing, None
         assert synced is not None
-        if isinstance(failed, OSError):
-            self._fail(failed, synced)
-        elif failed is not None:
-            raise failed
+        if failed is not None:
+            self._fail(failed if isinstance(failed, OSError) else OSError(errno.EIO, repr(failed)), synced)
         else:
             self._written(batch, synced)
             self._flush()
@@ -237,6 +247,11 @@ class Journal(Embedded):
         why.details["outcome"] = "not_stored"  # for whoever calls from now on
         self._writer.close()
         self._reopen_later()
+
+    def _on_damage(self, failed: OSError) -> None:
+        """The archive does not read. It is never the truth: start again without it."""
+        self._archive_is_lost = True
+        self._loop.call_soon(lambda: self._fail(failed) if self._refusal is None else None)
 
     def _reopen_later(self) -> None:
         self._timer = self._clock.call_at(self._clock.now_ms() + self.limits.reopen_delay_ms, self._on_reopen)

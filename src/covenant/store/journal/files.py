@@ -6,6 +6,7 @@ What survives a crash is only what this module was told to sync.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 from collections.abc import Iterator
@@ -33,6 +34,8 @@ class AppendFile:
 
     def sync(self) -> None:
         os.fdatasync(self._fd)
+        if os.fstat(self._fd).st_nlink == 0:
+            raise FileNotFoundError(errno.ENOENT, f"{self.path.name} was removed while it was in use")
 
     def close(self) -> None:
         if self._fd >= 0:
@@ -45,9 +48,12 @@ class Lock:
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
+        self._owner = os.getpid()
 
     def release(self) -> None:
         if self._fd >= 0:
+            if os.getpid() == self._owner:
+                fcntl.flock(self._fd, fcntl.LOCK_UN)  # closing is not enough while a forked child has it open
             os.close(self._fd)
             self._fd = -1
 
@@ -66,15 +72,19 @@ class Files:
             _sync_folder(path.parent)
 
     def lock(self, name: str) -> Lock:
-        fd = os.open(self.folder / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        """The folder itself is locked: a file in it could be removed. The named file says by whom."""
+        fd = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        note = self.folder / name
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            note.write_text(f"process {os.getpid()}\n")
         except BlockingIOError:
-            owner = os.pread(fd, 64, 0).decode(errors="replace").strip() or "another process"
             os.close(fd)
+            owner = note.read_text(errors="replace").strip() if note.exists() else "another process"
             raise StoreLocked(f"{self.folder} is in use by {owner}", folder=str(self.folder)) from None
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, f"process {os.getpid()}\n".encode(), 0)
+        except BaseException:
+            os.close(fd)
+            raise
         return Lock(fd)
 
     def names(self, prefix: str, suffix: str) -> list[str]:

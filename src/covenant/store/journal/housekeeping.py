@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sqlite3
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -69,23 +68,36 @@ class Housekeeper:
         self._writer = writer
         self._clock = clock
         self._thread = thread
+        self._not_before_ms = 0
         self._job: asyncio.Task[None] | None = None
 
     def look(self) -> None:
         """Start what is due. Called after every sync, so it costs next to nothing when nothing is."""
-        if self._job is None and (self._wants_archiving() or self._wants_snapshot() or self._archive.wants_filter):
+        if (
+            self._job is None
+            and self._is_time()
+            and (self._wants_archiving() or self._wants_snapshot() or self._archive.wants_filter)
+        ):
             self._job = asyncio.get_running_loop().create_task(self._tidy())
             self._job.add_done_callback(self._done)
 
     def _done(self, job: asyncio.Task[None]) -> None:
         self._job = None
         if not job.cancelled() and job.exception() is not None:
+            self._not_before_ms = self._clock.now_ms() + self._limits.reopen_delay_ms
             log.error("housekeeping failed and will be tried again: %s", job.exception())
+
+    def _is_time(self) -> bool:
+        """Not right after it failed."""
+        return self._not_before_ms == 0 or self._clock.now_ms() >= self._not_before_ms
 
     async def finish(self) -> None:
         """Until no job is running."""
         while self._job is not None:
             await asyncio.wait([self._job])
+
+    def _wants_anything(self) -> bool:
+        return self._wants_archiving() or self._wants_snapshot() or self._archive.wants_filter
 
     def _wants_archiving(self) -> bool:
         return len(self._state.rested) >= self._limits.finished_tail_max + self._limits.archive_batch
@@ -116,16 +128,18 @@ class Housekeeper:
         batch = resting_batch(state, self._limits.archive_batch, tail, self._writer.position.seq)
         if not batch:
             return False
-        gone = list(state.gone)
+        state.going, state.gone = state.gone, set()
         try:
-            await self._aside(self._archive.store, batch, gone)
-        except sqlite3.Error:
+            await self._aside(self._archive.store, batch, list(state.going))
+        except OSError:
             state.rested.extendleft(key for key, _ in reversed(batch))
+            state.gone |= state.going
             raise
+        finally:
+            state.going = set()
         for start in range(0, len(batch), _FORGET_AT_ONCE):
             forget(state, self._archive, batch[start : start + _FORGET_AT_ONCE])
             await asyncio.sleep(0)  # let others have their turn
-        state.gone.difference_update(gone)
         self.archived += len(batch)
         return True
 
@@ -136,7 +150,9 @@ class Housekeeper:
         archive_id = archive.id
         assert archive_id is not None
         await self._house.write_out()
-        header = header_of(self._writer.position, archive_id, dropped_until, self._state.gone, self._state.audit)
+        header = header_of(
+            self._writer.position, archive_id, dropped_until, self._state.gone | self._state.going, self._state.audit
+        )
         records = list(self._state.records.items())
         if prefix == PLAIN:
             self.unsaved_bytes = 0

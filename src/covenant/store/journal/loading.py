@@ -6,8 +6,8 @@ some were dropped, from the history that stands in for them. What a crash leaves
 
 from __future__ import annotations
 
+import errno
 import logging
-import sqlite3
 
 from msgspec import Struct
 
@@ -17,7 +17,7 @@ from covenant.model.record import Key, Record, Tombstone
 from covenant.rules.context import Ids
 from covenant.rules.retention import at_rest
 from covenant.store.journal import archive as archives
-from covenant.store.journal.archive import Archive
+from covenant.store.journal.archive import Archive, ArchiveFailed
 from covenant.store.journal.files import Files
 from covenant.store.journal.segment import Position, Reader, segment_names
 from covenant.store.journal.snapshot import (
@@ -87,7 +87,9 @@ def _from_snapshot(files: Files, limits: Limits) -> tuple[State, Archive, Reader
         return None
     try:
         archive = Archive(files.folder / archives.FILE)
-    except sqlite3.Error as damaged:
+    except ArchiveFailed as damaged:
+        if damaged.errno == errno.ENOSPC:
+            raise
         log.warning("the archive does not open and is rebuilt: %s", damaged)
         return None
     for name in reversed(names):
@@ -104,8 +106,7 @@ def _from_snapshot(files: Files, limits: Limits) -> tuple[State, Archive, Reader
 
 
 def _from_the_beginning(files: Files, limits: Limits, ids: Ids) -> tuple[State, Archive, Reader, int]:
-    for suffix in ("", "-wal", "-shm"):
-        files.remove(archives.FILE + suffix)
+    remove_archive(files)
     for name in snapshot_names(files, PLAIN):
         files.remove(name)  # it leans on the archive that is gone
     reader = Reader(files)
@@ -124,6 +125,11 @@ def _from_the_beginning(files: Files, limits: Limits, ids: Ids) -> tuple[State, 
     archive.fill_filter()
     archive.use_filled()
     return state, archive, reader, 0
+
+
+def remove_archive(files: Files) -> None:
+    for suffix in ("", "-wal", "-shm"):
+        files.remove(archives.FILE + suffix)
 
 
 def _restored(header: SnapshotHeader, records: list[Saved], archive: Archive, limits: Limits) -> State:

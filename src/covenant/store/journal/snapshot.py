@@ -191,7 +191,10 @@ def dropped_until(files: Files) -> int:
     """Segments that begin at or before this event are dropped, even where a crash has left some of them."""
     for name in reversed(snapshot_names(files, HISTORY)):
         for raw, whole in split_lines(files.read(name)):
-            return _decode_header(raw, name).dropped_until if whole else 0
+            try:
+                return _decode_header(raw, name).dropped_until if whole else 0
+            except (msgspec.MsgspecError, UnicodeDecodeError):
+                return 0  # whoever needs it will say that it is damaged
     return 0
 
 
