@@ -20,11 +20,13 @@ def lease(command: LeaseTasks, view: View, ctx: Context) -> Commit:
         check_count(limit, "limit", ctx.limits.batch_max)
     recipient = command.recipient
     records = view.ready(None if recipient is None else recipient.pubkey, limit)
-    if not records or any(record.due_ms is not None and record.due_ms <= ctx.now for record in records):
-        return Commit((), [])  # nothing; or first the clock has to end what is past its deadline
+    if not records:
+        return Commit((), [])
     events = []
     deliveries = []
     for record in records:
+        if record.due_ms is not None and record.due_ms <= ctx.now:
+            return Commit((), [])  # first the clock has to end what is past its deadline
         task = record.task
         lease_id = ctx.ids.lease()
         events.append(e.Leased(task.id, lease_id, command.incarnation))
