@@ -29,7 +29,7 @@ VERSION: Final = 1
 _FILTER_BITS_PER_KEY: Final = 16
 _FILTER_KEYS_MIN: Final = 1 << 16
 _PRUNE_ROWS: Final = 2048
-_BREATH: Final = 16
+BREATH: Final = 16
 _N_MAX: Final = 2**62
 
 _SCHEMA: Final = f"""
@@ -168,12 +168,12 @@ class Archive:
     # --- the writing thread -------------------------------------------------------------------------------
 
     @_speaks_os
-    def store(self, records: Sequence[tuple[Key, Record]], gone: Iterable[Key] = ()) -> None:
-        """Take these records in, and drop the keys that are gone."""
+    def store(self, records: Sequence[tuple[Key, Record]], gone: Iterable[Key] = (), breath: int = BREATH) -> None:
+        """Take these records in, and drop the keys that are gone. After so many records the event loop gets a turn."""
         rows, bodies, leases = [], [], []
         at = 1
         for number, (key, record) in enumerate(records):
-            if number % _BREATH == 0:
+            if number % breath == 0:
                 time.sleep(0)  # let the event loop have the interpreter
             row, body = self._row(key, record)
             rows.append(_encoder.encode((*row, at, len(body))))

@@ -19,7 +19,7 @@ from covenant.model.limits import Limits
 from covenant.model.view import Compaction
 from covenant.rules.context import Context
 from covenant.store.clock import Clock
-from covenant.store.journal.archive import Archive
+from covenant.store.journal.archive import BREATH, Archive
 from covenant.store.journal.files import Files
 from covenant.store.journal.loading import forget, resting_batch
 from covenant.store.journal.segment import read_header, segment_names
@@ -32,6 +32,7 @@ T = TypeVar("T")
 log = logging.getLogger("covenant.journal")
 
 _FORGET_AT_ONCE = 32
+_BATCH_MAX = 8192
 
 
 class House(Protocol):
@@ -125,20 +126,24 @@ class Housekeeper:
     async def _move_to_archive(self, tail: int) -> bool:
         """Move the oldest records at rest, all but this many. False when there was none."""
         state = self._state
-        batch = resting_batch(state, self._limits.archive_batch, tail, self._writer.position.seq)
+        backlog = len(state.rested) - tail
+        limit = min(max(self._limits.archive_batch, backlog // 2), _BATCH_MAX)
+        batch = resting_batch(state, limit, tail, self._writer.position.seq)
         if not batch:
             return False
         state.going, state.gone = state.gone, set()
         try:
-            await self._aside(self._archive.store, batch, list(state.going))
+            breath = max(BREATH, backlog // 32)  # the further behind, the less patient
+            await self._aside(self._archive.store, batch, list(state.going), breath)
         except OSError:
             state.rested.extendleft(key for key, _ in reversed(batch))
             state.gone |= state.going
             raise
         finally:
             state.going = set()
-        for start in range(0, len(batch), _FORGET_AT_ONCE):
-            forget(state, self._archive, batch[start : start + _FORGET_AT_ONCE])
+        at_once = max(_FORGET_AT_ONCE, backlog // 8)
+        for start in range(0, len(batch), at_once):
+            forget(state, self._archive, batch[start : start + at_once])
             await asyncio.sleep(0)  # let others have their turn
         self.archived += len(batch)
         return True
