@@ -8,16 +8,18 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from covenant import CovenantError, Idempotency, Limits, Mailbox, OpenMailbox, Result, Task, TaskState, Text
 from covenant.store.clock import ManualClock
-from covenant.store.journal.archive import Archive, ArchiveFailed
+from covenant.store.journal.archive import Archive, ArchiveFailed, KeyFilter
 from covenant.store.journal.files import AppendFile
 from covenant.store.journal.verify import verify
-from tests.journal.support import SMALL, FailingFiles, busy_run, dump, journal_of, open_journal, tidy
+from tests.journal.support import SMALL, FailingFiles, busy_run, dump, journal_of, open_journal, tidy, until
 
 
 def task_for(box: OpenMailbox, text: str = "work") -> Task:
@@ -330,3 +332,78 @@ async def test_an_entry_forgotten_while_it_is_archived_stays_forgotten(tmp_path:
         await tidy(box)
         assert (await box.cached_results()).entries == []
         assert not (await ann.send_task(keyed)).replayed
+
+
+class SlowArchive:
+    """Holds every move to the archive until it is let go."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.may_go = threading.Event()
+        store = Archive.store
+
+        def held(archive: Archive, *args: Any) -> None:
+            self.may_go.wait(60)
+            store(archive, *args)
+
+        monkeypatch.setattr(Archive, "store", held)
+
+
+async def test_snapshots_do_not_wait_for_an_archive_that_is_always_busy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_journal(tmp_path / "data") as box:
+        archive = SlowArchive(monkeypatch)
+        for _ in range(30):
+            await cycle(box)
+        await until(lambda: journal_of(box).stats.snapshots > 0)
+        assert journal_of(box).stats.archived == 0
+        archive.may_go.set()
+        await tidy(box)
+        assert journal_of(box).stats.archived > 0
+        live = dump(box)
+    async with open_journal(tmp_path / "data") as box:
+        assert dump(box) == live
+
+
+async def test_senders_wait_while_the_archive_is_too_far_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = Limits(finished_tail_max=0, archive_batch=1, unarchived_max=10)
+    async with open_journal(tmp_path / "data", limits=limits) as box:
+        archive = SlowArchive(monkeypatch)
+        working = asyncio.create_task(_cycles(box, 40))
+        keeper = journal_of(box)._keeper
+        assert keeper is not None
+        await until(lambda: keeper.is_behind)
+        for _ in range(1000):
+            await asyncio.sleep(0)
+        assert not working.done()
+        assert len(journal_of(box).state.rested) <= limits.unarchived_max + 1
+        archive.may_go.set()
+        await asyncio.wait_for(working, 60)
+
+
+async def _cycles(box: OpenMailbox, count: int) -> None:
+    for _ in range(count):
+        await cycle(box)
+
+
+async def test_an_archive_that_cannot_write_holds_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = Limits(finished_tail_max=0, archive_batch=1, unarchived_max=10)
+
+    def full(archive: Archive, *args: Any) -> None:
+        raise ArchiveFailed(errno.ENOSPC, "no room")
+
+    monkeypatch.setattr(Archive, "store", full)
+    async with open_journal(tmp_path / "data", limits=limits) as box:
+        await asyncio.wait_for(_cycles(box, 40), 60)
+        assert journal_of(box).is_up
+
+
+def test_the_filter_of_keys_grows_and_forgets_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("covenant.store.journal.archive._FILTER_KEYS", 64)
+    keys = KeyFilter()
+    for number in range(2000):
+        keys.add(f"in-{number}")
+    assert all(f"in-{number}" in keys for number in range(2000))
+    assert sum(f"out-{number}" in keys for number in range(2000)) < 100

@@ -37,9 +37,10 @@ DEDUP_MS: Final = 30 * DAY_MS
 ERROR_TTL_MS: Final = 60_000
 
 SEGMENT_BYTES: Final = 64 * 1024 * 1024
-SNAPSHOT_EVERY_BYTES: Final = 32 * 1024 * 1024
+SNAPSHOT_EVERY_BYTES: Final = 64 * 1024 * 1024
 FINISHED_TAIL_MAX: Final = 4096
 ARCHIVE_BATCH: Final = 512
+UNARCHIVED_MAX: Final = 16_384
 UNSYNCED_BYTES_MAX: Final = 64 * 1024 * 1024
 REOPEN_DELAY_MS: Final = 1000
 INLINE_SYNC_US_MAX: Final = 5000
@@ -80,6 +81,7 @@ class Limits(Struct, frozen=True, kw_only=True):
     snapshot_every_bytes: int = SNAPSHOT_EVERY_BYTES
     finished_tail_max: int = FINISHED_TAIL_MAX
     archive_batch: int = ARCHIVE_BATCH
+    unarchived_max: int = UNARCHIVED_MAX  # beyond it, senders wait for the archive
     unsynced_bytes_max: int = UNSYNCED_BYTES_MAX
     reopen_delay_ms: int = REOPEN_DELAY_MS
     inline_sync_us_max: int = INLINE_SYNC_US_MAX  # a disk that syncs faster is waited for on the spot

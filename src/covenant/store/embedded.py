@@ -56,6 +56,10 @@ class Embedded:
         """Whether so much waits for the disk that a new command should wait too."""
         return False
 
+    async def _catch_up(self) -> None:
+        """What a new command waits for when the engine is behind."""
+        await self._settled()
+
     # --- life ---------------------------------------------------------------------------------------------
 
     async def open(self) -> None:
@@ -94,7 +98,7 @@ class Embedded:
 
     async def run(self, command: Command) -> Any:
         if self._behind():
-            await self._settled()
+            await self._catch_up()
         try:
             commit = self._commit(command)
         except CovenantError:
@@ -106,7 +110,7 @@ class Embedded:
         replies: list[Any] = []
         for command in commands:
             if self._behind():
-                await self._settled()
+                await self._catch_up()
             try:
                 replies.append(self._commit(command).reply)
             except CovenantError as refusal:

@@ -8,6 +8,7 @@ the common question "is this id known?" costs nothing when the answer is no.
 from __future__ import annotations
 
 import errno
+import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -27,7 +28,8 @@ from covenant.store.journal.snapshot import Saved, saved
 FILE: Final = "archive.sqlite3"
 VERSION: Final = 1
 _FILTER_BITS_PER_KEY: Final = 16
-_FILTER_KEYS_MIN: Final = 1 << 16
+_FILTER_KEYS: Final = 1 << 20  # of the first layer: 2 MiB
+_FILTER_GROWTH: Final = 4  # of each further layer
 _PRUNE_ROWS: Final = 2048
 BREATH: Final = 16
 _N_MAX: Final = 2**62
@@ -99,38 +101,44 @@ def _speaks_os(method: Callable[P, T]) -> Callable[P, T]:
 
 
 class KeyFilter:
-    """Says "certainly not" or "perhaps". Four probes of one hash."""
+    """Says "certainly not" or "perhaps". Four probes of one hash, in layers: when one is full, a larger one begins, and
+    nothing has to be read again."""
 
-    def __init__(self, keys: int) -> None:
-        size = 1 << (max(keys, _FILTER_KEYS_MIN) * _FILTER_BITS_PER_KEY - 1).bit_length()
-        self.capacity = size // _FILTER_BITS_PER_KEY
-        self.count = 0
-        self._mask = size - 1
-        self._bits = bytearray(size // 8)
+    def __init__(self) -> None:
+        self._layers: list[tuple[bytearray, int]] = []  # bits, and the mask of a place in them
+        self._room = 0  # for so many keys in the last layer
+        self._add_layer(_FILTER_KEYS)
+
+    def _add_layer(self, keys: int) -> None:
+        size = keys * _FILTER_BITS_PER_KEY
+        self._layers.append((bytearray(size // 8), size - 1))
+        self._room = keys
 
     def add(self, key: str) -> None:
-        bits, mask = self._bits, self._mask
+        if self._room == 0:
+            self._add_layer(_FILTER_KEYS * _FILTER_GROWTH ** len(self._layers))
+        self._room -= 1
+        bits, mask = self._layers[-1]
         at = hash(key)
         step = (at >> 32) | 1
         for _ in range(4):
             place = at & mask
             bits[place >> 3] |= 1 << (place & 7)
             at += step
-        self.count += 1
 
     def __contains__(self, key: str) -> bool:
-        bits, mask = self._bits, self._mask
-        at = hash(key)
-        place = at & mask
-        if not bits[place >> 3] & (1 << (place & 7)):
-            return False
-        step = (at >> 32) | 1
-        for _ in range(3):
-            at += step
-            place = at & mask
-            if not bits[place >> 3] & (1 << (place & 7)):
-                return False
-        return True
+        first = hash(key)
+        step = (first >> 32) | 1
+        for bits, mask in self._layers:
+            at = first
+            for _ in range(4):
+                place = at & mask
+                if not bits[place >> 3] & (1 << (place & 7)):
+                    break
+                at += step
+            else:
+                return True
+        return False
 
 
 class Archive:
@@ -144,6 +152,7 @@ class Archive:
         if self._writer.execute("pragma user_version").fetchone()[0] == 0:
             self._writer.executescript(_SCHEMA)
         self._reader = _connect(path)
+        self._checkpointer = _connect(path)
         self._agents: dict[str, int] = dict(self._writer.execute("select pubkey, id from agent"))
         self._filter: KeyFilter | None = None  # until it is filled, every key is looked up
         self._filling: KeyFilter | None = None
@@ -162,8 +171,8 @@ class Archive:
             self._writer.execute("insert or replace into meta values ('id', ?)", (value,))
 
     def close(self) -> None:
-        self._reader.close()
-        self._writer.close()
+        for connection in (self._reader, self._checkpointer, self._writer):
+            connection.close()
 
     # --- the writing thread -------------------------------------------------------------------------------
 
@@ -190,8 +199,19 @@ class Archive:
     @_speaks_os
     def settle(self) -> None:
         """Make everything stored so far durable: a snapshot is about to lean on it. What comes after a snapshot may be
-        lost in a crash, since the segments behind that snapshot still tell it."""
-        self._writer.execute("pragma wal_checkpoint(truncate)")
+        lost in a crash, since the segments behind that snapshot still tell it.
+
+        What is committed lies in SQLite's log or, checkpointed, in the file; syncing the log is enough. The checkpoint
+        only keeps the log short: the first pass lets writers go on, the second finds little left to do."""
+        wal = self.path.with_name(f"{self.path.name}-wal")
+        if wal.exists():
+            fd = os.open(wal, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.fdatasync(fd)
+            finally:
+                os.close(fd)
+        for mode in ("passive", "truncate"):
+            self._checkpointer.execute(f"pragma wal_checkpoint({mode})").fetchall()
 
     def _row(self, key: Key, record: Record | Tombstone) -> tuple[tuple[Any, ...], bytes]:
         body = _encoder.encode(record)
@@ -270,8 +290,7 @@ class Archive:
     @_speaks_os
     def fill_filter(self) -> None:
         """Read all keys; runs in the writing thread, so no key is stored meanwhile."""
-        count = self._writer.execute("select count(*) from rest").fetchone()[0]
-        filling = KeyFilter(2 * count)
+        filling = KeyFilter()
         for at, (key,) in enumerate(self._writer.execute("select key from rest")):
             filling.add(key)
             if at % 256 == 0:
@@ -289,8 +308,8 @@ class Archive:
 
     @property
     def wants_filter(self) -> bool:
-        """There is none yet, or it has become too small to be of use."""
-        return self._filter is None or self._filter.count > self._filter.capacity
+        """There is none yet."""
+        return self._filter is None
 
     # --- the event loop: the base of the state ------------------------------------------------------------
 

@@ -33,6 +33,7 @@ from covenant.store.journal.segment import Position
 from covenant.store.journal.writer import Batch, Writer
 
 LOCK: Final = "lock"
+_THREADS: Final = 2  # one archives, one saves
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
 
 log = logging.getLogger("covenant.journal")
@@ -72,7 +73,7 @@ class Journal(Embedded):
         self._files = files or Files(folder)
         self._stats = Stats()
         self._lock: Lock | None = None
-        self._thread: ThreadPoolExecutor | None = None
+        self._threads: ThreadPoolExecutor | None = None
         self._archive: Archive | None = None
         self._writer = Writer(self._files, Position(), self._on_first)
         self._keeper: Housekeeper | None = None
@@ -99,7 +100,7 @@ class Journal(Embedded):
         try:
             self._files.make_folder()
             self._lock = self._files.lock(LOCK)
-            self._thread = ThreadPoolExecutor(1, "covenant-journal")
+            self._threads = ThreadPoolExecutor(_THREADS, "covenant-journal")
             await self._load()
             if self._writer.position.file is None:
                 self._writer.begin_segment(self._clock.now_ms())
@@ -115,21 +116,21 @@ class Journal(Embedded):
 
     async def _load(self) -> None:
         """Memory becomes what the disk says."""
-        assert self._thread is not None
+        assert self._threads is not None
         if self._archive is not None:
             self._archive.close()
             self._archive = None
         if self._archive_is_lost:
             remove_archive(self._files)
             self._archive_is_lost = False
-        loaded = await self._loop.run_in_executor(self._thread, load, self._files, self.limits, self._ids)
+        loaded = await self._loop.run_in_executor(self._threads, load, self._files, self.limits, self._ids)
         self._archive = loaded.archive
         self._archive.on_damage = self._on_damage
         self._writer.close()
         self._writer = Writer(self._files, loaded.position, self._on_first)
         self._record = self._writer.add
         self.state = loaded.state
-        self._keeper = Housekeeper(self, self._files, self._archive, self._writer, self._clock, self._thread)
+        self._keeper = Housekeeper(self, self._files, self._archive, self._writer, self._clock, self._threads)
         self._keeper.snapshot_bytes = loaded.snapshot_bytes
         self._keeper.unsaved_bytes = loaded.tail_bytes
 
@@ -149,9 +150,9 @@ class Journal(Embedded):
         self._let_go()
 
     def _let_go(self) -> None:
-        if self._thread is not None:
-            self._thread.shutdown(wait=True)
-            self._thread = None
+        if self._threads is not None:
+            self._threads.shutdown(wait=True)
+            self._threads = None
         self._writer.close()
         if self._archive is not None:
             self._archive.close()
@@ -171,7 +172,13 @@ class Journal(Embedded):
         return self._next or self._syncing
 
     def _behind(self) -> bool:
-        return self._writer.buffered_bytes > self.limits.unsynced_bytes_max
+        keeper = self._keeper
+        return self._writer.buffered_bytes > self.limits.unsynced_bytes_max or (keeper is not None and keeper.is_behind)
+
+    async def _catch_up(self) -> None:
+        await super()._catch_up()
+        if self._keeper is not None:
+            await self._keeper.caught_up()
 
     def _flush(self) -> None:
         """Write what has gathered; or leave it, while a thread is still busy with the batch before."""

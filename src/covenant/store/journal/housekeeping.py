@@ -1,15 +1,16 @@
 """What keeps the journal small while it works: records at rest move to the archive, snapshots keep starts short, and
 segments past retention go.
 
-All of it runs beside the event loop, one job at a time, and none of it is needed for correctness: a crash in any of it
-leaves files that the next start reads or removes.
+All of it runs beside the event loop, and none of it is needed for correctness: a crash in any of it leaves files that
+the next start reads or removes. Archiving and saving are two jobs that do not wait for each other: under a steady load
+there is always something to archive, and snapshots are due all the same.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any, Protocol, TypeVar
@@ -55,7 +56,7 @@ class Housekeeper:
     """Of one opening of one folder: when the engine reopens, it gets another."""
 
     def __init__(
-        self, house: House, files: Files, archive: Archive, writer: Writer, clock: Clock, thread: ThreadPoolExecutor
+        self, house: House, files: Files, archive: Archive, writer: Writer, clock: Clock, threads: ThreadPoolExecutor
     ) -> None:
         self.archived = 0
         self.snapshots = 0
@@ -68,22 +69,31 @@ class Housekeeper:
         self._archive = archive
         self._writer = writer
         self._clock = clock
-        self._thread = thread
+        self._threads = threads
+        self._archive_turn = asyncio.Lock()  # one at a time writes to the archive
+        self._progress = asyncio.Event()
         self._not_before_ms = 0
-        self._job: asyncio.Task[None] | None = None
+        self._archiving: asyncio.Task[None] | None = None
+        self._saving: asyncio.Task[None] | None = None
 
     def look(self) -> None:
         """Start what is due. Called after every sync, so it costs next to nothing when nothing is."""
-        if (
-            self._job is None
-            and self._is_time()
-            and (self._wants_archiving() or self._wants_snapshot() or self._archive.wants_filter)
-        ):
-            self._job = asyncio.get_running_loop().create_task(self._tidy())
-            self._job.add_done_callback(self._done)
+        if self._archiving is None and self._wants_archiving() and self._is_time():
+            self._archiving = self._start(self._archive_what_is_due())
+        if self._saving is None and self._wants_snapshot() and self._is_time():
+            self._saving = self._start(self._save_what_is_due())
+
+    def _start(self, job: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(job)
+        task.add_done_callback(self._done)
+        return task
 
     def _done(self, job: asyncio.Task[None]) -> None:
-        self._job = None
+        if job is self._archiving:
+            self._archiving = None
+            self._tell_progress()
+        else:
+            self._saving = None
         if not job.cancelled() and job.exception() is not None:
             self._not_before_ms = self._clock.now_ms() + self._limits.reopen_delay_ms
             log.error("housekeeping failed and will be tried again: %s", job.exception())
@@ -94,34 +104,50 @@ class Housekeeper:
 
     async def finish(self) -> None:
         """Until no job is running."""
-        while self._job is not None:
-            await asyncio.wait([self._job])
+        while jobs := [job for job in (self._archiving, self._saving) if job is not None]:
+            await asyncio.wait(jobs)
 
-    def _wants_anything(self) -> bool:
-        return self._wants_archiving() or self._wants_snapshot() or self._archive.wants_filter
+    @property
+    def is_behind(self) -> bool:
+        """Whether more waits for the archive than memory should hold."""
+        return len(self._state.rested) - self._limits.finished_tail_max > self._limits.unarchived_max
+
+    async def caught_up(self) -> None:
+        """Until the archive has taken in some of what waits for it, or cannot."""
+        while self._archiving is not None and self.is_behind:
+            await self._progress.wait()
+
+    def _tell_progress(self) -> None:
+        """Let those who wait now look again."""
+        self._progress.set()
+        self._progress.clear()
 
     def _wants_archiving(self) -> bool:
-        return len(self._state.rested) >= self._limits.finished_tail_max + self._limits.archive_batch
+        rested = len(self._state.rested) - self._limits.finished_tail_max
+        return rested >= self._limits.archive_batch or self._archive.wants_filter
+
+    def _goes_on(self) -> bool:
+        return self._house.is_up and self._house.state is self._state
 
     def _wants_snapshot(self) -> bool:
         return self.unsaved_bytes >= max(self._limits.snapshot_every_bytes, self.snapshot_bytes)
 
     async def _aside(self, job: Callable[..., T], *values: Any) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, job, *values)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, job, *values)
 
-    async def _tidy(self) -> None:
-        while self._house.is_up and self._house.state is self._state:
-            if self._archive.wants_filter:
-                await self._aside(self._archive.fill_filter)
-                self._archive.use_filled()
-            elif self._wants_archiving():
-                if not await self._move_to_archive(self._limits.finished_tail_max):
+    async def _archive_what_is_due(self) -> None:
+        while self._goes_on() and self._wants_archiving():
+            async with self._archive_turn:
+                if self._archive.wants_filter:
+                    await self._aside(self._archive.fill_filter)
+                    self._archive.use_filled()
+                elif not await self._move_to_archive(self._limits.finished_tail_max):
                     return
-            elif self._wants_snapshot():
-                await self._save(PLAIN)
-                await self._drop_segments(only_if_it_pays=True)
-            else:
-                return
+
+    async def _save_what_is_due(self) -> None:
+        while self._goes_on() and self._wants_snapshot():
+            await self._save(PLAIN)
+            await self._drop_segments(only_if_it_pays=True)
 
     async def _move_to_archive(self, tail: int) -> bool:
         """Move the oldest records at rest, all but this many. False when there was none."""
@@ -146,6 +172,7 @@ class Housekeeper:
             forget(state, self._archive, batch[start : start + at_once])
             await asyncio.sleep(0)  # let others have their turn
         self.archived += len(batch)
+        self._tell_progress()
         return True
 
     async def _save(self, prefix: str, dropped_until: int = 0) -> int:
@@ -184,15 +211,15 @@ class Housekeeper:
         """Everything that housekeeping would do in time, now."""
         await self.finish()
         job = asyncio.get_running_loop().create_task(self._compact())
-        self._job = asyncio.get_running_loop().create_task(_quietly(job))
-        self._job.add_done_callback(self._done)
+        self._saving = self._start(_quietly(job))
         return await asyncio.shield(job)
 
     async def _compact(self) -> Compaction:
         await self._house.write_out()
-        while await self._move_to_archive(tail=0):
-            pass
-        tasks, tombstones = await self._aside(self._archive.bury, self._house.context())
+        async with self._archive_turn:
+            while await self._move_to_archive(tail=0):
+                pass
+            tasks, tombstones = await self._aside(self._archive.bury, self._house.context())
         await self._save(PLAIN)
         segments, size = await self._drop_segments(only_if_it_pays=False)
         return Compaction(tasks, tombstones, segments, size)
@@ -211,8 +238,9 @@ class Housekeeper:
         pays = size >= max(self._limits.segment_bytes, self._files.size(histories[-1]) if histories else 0)
         if not names or (only_if_it_pays and not pays):
             return 0, 0
-        await self._aside(self._archive.bury, self._house.context())
-        await self._save(HISTORY, until)
+        async with self._archive_turn:
+            await self._aside(self._archive.bury, self._house.context())
+            await self._save(HISTORY, until)
         await self._save(PLAIN)
         for name in names:
             self._files.remove(name)
