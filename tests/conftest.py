@@ -15,11 +15,15 @@ from typing import Final
 import pytest
 
 from covenant import Limits, Mailbox, OpenMailbox
+from covenant.serve.daemon import Daemon
 from covenant.store.clock import CountingIds, ManualClock
+from tests.daemons import Realmful, start_daemon
 
-ENGINES: Final[tuple[str, ...]] = ("memory:", "file:{folder}")
+ENGINES: Final[tuple[str, ...]] = ("memory:", "file:{folder}", "http:{folder}", "unix:{folder}")
+REMOTE: Final = ("http", "unix")
 DURABLE: Final = tuple(engine for engine in ENGINES if engine != "memory:")
-IN_A_FOLDER: Final = tuple(engine for engine in ENGINES if "{folder}" in engine)
+IN_PROCESS: Final = ("memory:", "file:{folder}")
+IN_A_FOLDER: Final = tuple(engine for engine in ENGINES if engine.startswith("file:"))
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -30,7 +34,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         engines = DURABLE
     if "crash" in metafunc.fixturenames:
         engines = IN_A_FOLDER
+    if "in_process" in metafunc.fixturenames:
+        engines = tuple(engine for engine in engines if engine in IN_PROCESS)
     metafunc.parametrize("engine", engines, ids=[engine.partition(":")[0] for engine in engines])
+
+
+@pytest.fixture
+def in_process() -> None:
+    """Whoever asks for this runs only where the store is opened by the program itself."""
 
 
 @pytest.fixture
@@ -52,14 +63,27 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 async def open_url(clock: ManualClock, limits: Limits) -> AsyncIterator[Callable[[str], Awaitable[OpenMailbox]]]:
     ids = CountingIds()
+    realm = Realmful()
+    running: list[Daemon] = []
     async with AsyncExitStack() as stack:
 
         async def open_it(url: str) -> OpenMailbox:
-            opened: OpenMailbox = await Mailbox.open(url, clock=clock, ids=ids, limits=limits)
+            scheme, _, folder = url.partition(":")
+            if scheme in REMOTE:
+                if running:
+                    await running.pop().stop()  # the box was closed; its daemon goes with it
+                daemon = await start_daemon(f"file:{folder}", limits, clock, ids)
+                running.append(daemon)
+                await realm.enroll(daemon)
+                opened: OpenMailbox = await realm.open(daemon, scheme, ids)
+            else:
+                opened = await Mailbox.open(url, clock=clock, ids=ids, limits=limits)
             stack.push_async_callback(opened.close)
             return opened
 
         yield open_it
+    for daemon in running:
+        await daemon.stop()
 
 
 @pytest.fixture

@@ -7,17 +7,18 @@ received.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any
 
+from covenant.client.remote import REMOTE, Tokens, remote_engine
 from covenant.model.agent import AgentId, check_agent
 from covenant.model.audit import AuditRow
 from covenant.model.command import (
     BeatLease,
     CancelTask,
     Command,
+    CompactHistory,
     DrainResults,
     ForgetCached,
     LeaseTasks,
@@ -29,6 +30,15 @@ from covenant.model.command import (
 )
 from covenant.model.error import CovenantError, Malformed, NotPermitted
 from covenant.model.limits import Limits
+from covenant.model.query import (
+    GetResult,
+    GetTask,
+    GetTree,
+    ListCached,
+    ListQueue,
+    RecentResults,
+    RecentTasks,
+)
 from covenant.model.record import TaskState
 from covenant.model.repair import RepairOutcome, RepairRequest, RetryPolicy, RetryReport
 from covenant.model.task import Result, Task
@@ -46,14 +56,11 @@ from covenant.model.view import (
     Sent,
     Tree,
 )
-from covenant.rules import query
-from covenant.rules.context import Context, Ids, View
+from covenant.rules.context import Ids
 from covenant.rules.envelope import check_count, check_text
 from covenant.store.clock import Clock, RandomIds, SystemClock
 from covenant.store.engine import Engine
 from covenant.store.registry import engine_for
-
-T = TypeVar("T")
 
 _PAGE = 10
 _WAIT_MS_MAX = 24 * 60 * 60 * 1000
@@ -69,10 +76,26 @@ class Mailbox:
 
     @staticmethod
     def open(
-        url: str, *, limits: Limits | None = None, clock: Clock | None = None, ids: Ids | None = None
+        url: str,
+        *,
+        limits: Limits | None = None,
+        clock: Clock | None = None,
+        ids: Ids | None = None,
+        token: str | None = None,
+        tokens: Tokens | None = None,
     ) -> OpenMailbox:
-        """`memory:` or `file:./data`. Use it with `async with`, or `await` it and close it yourself."""
+        """`memory:`, `file:./data`, `http://host:port` or `unix:/path/to/sock`. Use it with `async with`, or `await` it
+        and close it yourself.
+
+        A daemon wants a `token`: that of the operator opens the whole box, that of a peer the box of that peer.
+        `tokens` are those of the agents that `of` is asked for."""
         ids = ids or RandomIds()
+        if url.startswith(REMOTE):
+            if limits is not None or clock is not None:
+                raise Malformed("a daemon has its own limits and its own clock", field="limits")
+            return OpenMailbox(remote_engine(url, token, tokens), ids.lease())
+        if token is not None or tokens is not None:
+            raise Malformed("only a daemon takes tokens", field="token")
         engine = engine_for(url, limits or Limits(), clock or SystemClock(), ids)
         return OpenMailbox(engine, ids.lease())
 
@@ -150,27 +173,20 @@ class Mailbox:
         return canceled
 
     async def get_task(self, task_id: str) -> QueueEntry:
-        return await self._read(lambda view, ctx: query.get_task(task_id, self._agent, view, ctx))
+        entry: QueueEntry = await self._engine.ask(GetTask(self._agent, task_id))
+        return entry
 
     async def wait_generation(self, task_id: str, after: int, wait_ms: int | None = None) -> QueueEntry:
         """The task once its generation is higher than `after`, or a cancel is asked for meanwhile; as it is when the
         wait ends or the task has ended."""
         if type(after) is not int:
             raise Malformed("after is a generation", field="after")
-        entry = await self.get_task(task_id)
-        task_id, asked = entry.task.id, entry.cancel_requested
-        try:
-            async with asyncio.timeout(_seconds(wait_ms)):
-                while entry.generation <= after and entry.outcome is None and entry.cancel_requested == asked:
-                    await self._engine.wait_change(task_id, entry.generation, asked)
-                    entry = await self.get_task(task_id)
-        except TimeoutError:
-            entry = await self.get_task(task_id)
-        return entry
+        return await self._engine.watch(GetTask(self._agent, task_id), after, _wait(wait_ms))
 
     async def recent_tasks(self, limit: int = _PAGE) -> list[Task]:
         """Newest first, in any state."""
-        return await self._read(lambda view, ctx: query.recent_tasks(limit, self._agent, view, ctx))
+        tasks: list[Task] = await self._engine.ask(RecentTasks(self._agent, limit))
+        return tasks
 
     async def task_queue(
         self,
@@ -182,16 +198,14 @@ class Mailbox:
         cursor: str | None = None,
     ) -> QueuePage:
         """What is queued and in flight, and what waits to be drained."""
-        wanted = _state(state)
-        return await self._read(
-            lambda view, ctx: query.task_queue(
-                limit, wanted, min_lease_age_ms, deadline_within_ms, cursor, self._agent, view, ctx
-            )
-        )
+        query = ListQueue(self._agent, limit, _state(state), min_lease_age_ms, deadline_within_ms, cursor)
+        page: QueuePage = await self._engine.ask(query)
+        return page
 
     async def task_tree(self, root: str) -> Tree:
         """The tree that hangs on a task, or on an intent that is no task."""
-        return await self._read(lambda view, ctx: query.task_tree(root, self._agent, view, ctx))
+        tree: Tree = await self._engine.ask(GetTree(self._agent, root))
+        return tree
 
     # --- results ------------------------------------------------------------------------------------------
 
@@ -214,10 +228,12 @@ class Mailbox:
 
     async def get_result(self, task_id: str) -> Answer | None:
         """The final result, also after it was drained; None while there is none."""
-        return await self._read(lambda view, ctx: query.get_result(task_id, self._agent, view, ctx))
+        answer: Answer | None = await self._engine.ask(GetResult(self._agent, task_id))
+        return answer
 
     async def recent_results(self, limit: int = _PAGE) -> list[Answer]:
-        return await self._read(lambda view, ctx: query.recent_results(limit, self._agent, view, ctx))
+        results: list[Answer] = await self._engine.ask(RecentResults(self._agent, limit))
+        return results
 
     # --- the operator's -----------------------------------------------------------------------------------
 
@@ -235,7 +251,8 @@ class Mailbox:
         return report
 
     async def cached_results(self, limit: int = _PAGE, *, cursor: str | None = None) -> CachePage:
-        return await self._read(lambda view, ctx: query.cached_results(limit, cursor, self._agent, view, ctx))
+        page: CachePage = await self._engine.ask(ListCached(self._agent, limit, cursor))
+        return page
 
     async def forget_cached(self, entry_id: str, *, reason: str) -> None:
         """Drop a cached result: the next send under its key does the work again."""
@@ -244,30 +261,19 @@ class Mailbox:
     async def compact(self, *, older_than_ms: int | None = None) -> Compaction:
         """Let go of resolved tasks past retention, or older than this."""
         self._operator("compacts")
-        return await self._engine.compact(older_than_ms)
+        return await self._engine.compact(CompactHistory(self._agent, older_than_ms))
 
     async def recent_audit(self, limit: int = _PAGE) -> list[AuditRow]:
+        """The newest rows, oldest first: what was checked and decided, and what changed."""
         self._operator("reads the audit")
         return await self._engine.audit(check_count(limit, "limit", self.limits.page_max))
 
     # --- inside -------------------------------------------------------------------------------------------
 
-    async def _read(self, question: Callable[[View, Context], T]) -> T:
-        return await self._engine.read(question)
-
     async def _take(self, command: LeaseTasks | DrainResults, limit: int, wait_ms: int | None) -> list[Any]:
         if check_count(limit, "limit", self.limits.batch_max) < 1:
             raise Malformed("limit is a number from 1", field="limit")
-        if wait_ms is None:
-            return await self._engine.take(command)
-        if wait_ms == 0:
-            taken: list[Any] = await self._engine.run(command)
-            return taken
-        try:
-            async with asyncio.timeout(_seconds(wait_ms)):
-                return await self._engine.take(command)
-        except TimeoutError:
-            return []
+        return await self._engine.take(command, _wait(wait_ms))
 
     def _myself(self, agent: AgentId | None) -> AgentId | None:
         if self._agent is None:
@@ -294,6 +300,7 @@ class OpenMailbox(Mailbox):
 
     async def __aenter__(self) -> OpenMailbox:
         await self._engine.open()
+        self._agent = getattr(self._engine, "agent", None)  # a peer's token opens that peer's box
         return self
 
     async def __aexit__(
@@ -316,5 +323,5 @@ def _state(state: TaskState | str | None) -> TaskState | None:
         raise Malformed(f"no such state: {state}", field="state") from None
 
 
-def _seconds(wait_ms: int | None) -> float | None:
-    return None if wait_ms is None else check_count(wait_ms, "wait_ms", _WAIT_MS_MAX) / 1000
+def _wait(wait_ms: int | None) -> int | None:
+    return None if wait_ms is None else check_count(wait_ms, "wait_ms", _WAIT_MS_MAX)

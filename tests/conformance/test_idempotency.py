@@ -27,6 +27,7 @@ from .support import (
     YEAR_MS,
     Reopen,
     answer_next,
+    decisions,
     drain,
     drain_many,
     finish,
@@ -302,7 +303,7 @@ async def test_an_operator_lists_and_forgets_cached_results(
     with refused("blank_text"):
         await box.forget_cached(entry.id, reason=" ")
     await box.forget_cached(entry.id, reason="it was wrong")
-    row = (await box.recent_audit())[-1]
+    row = (await decisions(box))[-1]
     assert (row.kind, row.action, row.task_id, row.reason) == ("cache", "forget", uid(1), "it was wrong")
     assert (await box.cached_results()).entries == []
     with refused("unknown_task"):

@@ -161,13 +161,28 @@ async def test_an_agent_is_its_key_whatever_its_label(box: OpenMailbox, alice: M
     assert (await drain(box.of(AgentId("alicia@lab", alice.agent.pubkey)))).task_id == uid(1)
 
 
-async def test_nobody_sends_in_the_name_of_another(box: OpenMailbox, alice: Mailbox, bob: Mailbox) -> None:
-    """Contract 5: the sender is the caller; only the operator names one."""
+async def test_nobody_sends_in_the_name_of_another(alice: Mailbox, bob: Mailbox) -> None:
+    """Contract 5: the sender is the caller."""
     with refused("sender_mismatch"):
         await alice.send_task(plain(bob, sender=bob.agent))
+    with refused("not_permitted"):
+        alice.of("bob@lab")
+
+
+async def test_the_program_that_owns_the_store_names_the_sender(
+    box: OpenMailbox, alice: Mailbox, bob: Mailbox, in_process: None
+) -> None:
+    """Contract 5: it is nobody itself. (Whoever comes in through a door is somebody: contract 25.)"""
     with refused("malformed"):
         await box.send_task(plain(bob))
     await box.send_task(plain(bob, sender=alice.agent))
     assert (await take(bob)).task.sender == alice.agent
-    with refused("not_permitted"):
-        alice.of("bob@lab")
+
+
+def test_agents_are_compared_by_their_key_alone() -> None:
+    """Contract 25: equal and unequal are each other's opposite, whatever the label says."""
+    one = AgentId.named("alice@lab")
+    other = AgentId("alicia@lab", one.pubkey)
+    assert one == other
+    assert not one != other
+    assert one != AgentId.named("bob@lab")

@@ -14,6 +14,7 @@ from .support import (
     DONE,
     Reopen,
     answer_next,
+    decisions,
     drain,
     keyed,
     nothing_back_for,
@@ -75,7 +76,7 @@ async def test_the_audit_row_has_both_risks(
     delivery = await take(bob)
     clock.advance(7)
     await box.repair_task(RepairRequest(uid(1), Requeue(risk), "the worker is gone"))
-    (row,) = await box.recent_audit()
+    (row,) = await decisions(box)
     assert (row.kind, row.action, row.actor, row.at_ms) == ("repair", "requeue", "operator", clock.now_ms())
     assert (row.task_id, row.lease_id, row.attempt) == (uid(1), delivery.lease_id, 1)
     assert (row.duplicate_risk, row.declared, row.reason) == (risk, declared, "the worker is gone")
@@ -97,7 +98,7 @@ async def test_a_forced_error_answers_the_sender(box: OpenMailbox, alice: Mailbo
         await bob.heartbeat(delivery)
     assert await nothing_for(bob)
     assert await nothing_back_for(alice)
-    (row,) = await box.recent_audit()
+    (row,) = await decisions(box)
     assert (row.kind, row.action, row.reason, row.declared) == ("repair", "force_error", "nobody will do it", "unsafe")
 
 
@@ -112,7 +113,7 @@ async def test_a_repair_needs_a_reason(box: OpenMailbox, alice: Mailbox, bob: Ma
     with refused("blank_text"):
         await box.repair_task(RepairRequest(uid(1), ForceError(" "), "reason"))
     assert (await bob.heartbeat(delivery)).attempt == 1
-    assert await box.recent_audit() == []
+    assert await decisions(box) == []
 
 
 @pytest.mark.parametrize("kind", ["requeue", "force"])
@@ -133,9 +134,9 @@ async def test_a_guard_keeps_a_newer_lease_from_being_repaired(
         await box.repair_task(repair(old.lease_id))
     assert (caught.value.details["expected"], caught.value.details["actual"]) == (old.lease_id, new.lease_id)
     assert (await bob.heartbeat(new)).attempt == 2
-    assert len(await box.recent_audit()) == 1
+    assert len(await decisions(box)) == 1
     await box.repair_task(repair(new.lease_id))
-    assert len(await box.recent_audit()) == 2
+    assert len(await decisions(box)) == 2
 
 
 async def test_of_two_guarded_repairs_at_once_one_is_done(box: OpenMailbox, alice: Mailbox, bob: Mailbox) -> None:
@@ -145,7 +146,7 @@ async def test_of_two_guarded_repairs_at_once_one_is_done(box: OpenMailbox, alic
     request = RepairRequest(uid(1), Requeue("operator_accepted", delivery.lease_id), "stuck")
     replies = await asyncio.gather(*(box.repair_task(request) for _ in range(4)), return_exceptions=True)
     assert [isinstance(reply, Exception) for reply in replies].count(False) == 1
-    assert len(await box.recent_audit()) == 1
+    assert len(await decisions(box)) == 1
     assert (await take(bob)).attempt == 2
 
 
@@ -162,7 +163,7 @@ async def test_only_what_is_in_flight_can_be_repaired(box: OpenMailbox, alice: M
     with refused("unknown_task"):
         await box.repair_task(RepairRequest(uid(2), Requeue("idempotent"), "stuck"))
     assert (await drain(alice)).status == "ok"
-    assert await box.recent_audit() == []
+    assert await decisions(box) == []
 
 
 async def test_a_peer_does_not_repair(alice: Mailbox, bob: Mailbox, carol: Mailbox) -> None:
@@ -211,9 +212,9 @@ async def test_repairs_and_their_rows_survive_a_restart(
     await box.repair_task(REQUEUE)
     await take(bob)
     await box.repair_task(FORCE)
-    rows = await box.recent_audit()
+    rows = await decisions(box)
     box = await reopen()
-    assert await box.recent_audit() == rows
+    assert await decisions(box) == rows
     assert [row.action for row in rows] == ["requeue", "force_error"]
     answer = await drain(box.of("alice@lab"))
     assert (answer.error_message, answer.attempt) == ("given up", 2)
@@ -225,7 +226,10 @@ async def test_recent_audit_shows_the_newest_rows(box: OpenMailbox, alice: Mailb
     for number in range(4):
         await take(bob)
         await box.repair_task(RepairRequest(uid(1), Requeue("operator_accepted"), f"reason {number}"))
-    assert [row.reason for row in await box.recent_audit(2)] == ["reason 2", "reason 3"]
+    rows = [row for row in await box.recent_audit(8) if row.kind != "capability_check"][-4:]
+    assert [row.kind for row in rows] == ["requeued", "leased", "repair", "requeued"]
+    assert [row.reason for row in rows] == ["reason 2", None, "reason 3", "reason 3"]
+    assert [row.actor for row in rows] == ["operator", "bob@lab", "operator", "operator"]
     assert await box.recent_audit(0) == []
 
 

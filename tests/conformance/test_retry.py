@@ -9,7 +9,7 @@ import pytest
 from covenant import Idempotency, Mailbox, OpenMailbox, Result, RetryPolicy, SkipReason, TaskState
 from covenant.store.clock import ManualClock
 
-from .support import DONE, Reopen, keyed, lease_many, nothing_for, plain, refused, requeue, stale, take, uid
+from .support import DONE, Reopen, decisions, keyed, lease_many, nothing_for, plain, refused, requeue, stale, take, uid
 
 MINUTES_5_MS = 300_000
 
@@ -28,7 +28,7 @@ async def test_the_gate_is_off_unless_enabled(
     assert (would.task_id, would.lease_id, would.attempt) == (uid(1), delivery.lease_id, 1)
     assert (would.idempotency_key, would.lease_age_ms) == ("key", MINUTES_5_MS)
     assert await box.get_task(uid(1)) == before
-    assert await box.recent_audit() == []
+    assert await decisions(box) == []
     assert await nothing_for(bob)
 
 
@@ -51,7 +51,7 @@ async def test_a_stale_idempotent_task_is_requeued_under_its_id(
     assert list(report.would_requeue) == []
     entry = await box.get_task(uid(1))
     assert (entry.state, entry.attempt, entry.generation) == (TaskState.QUEUED, 1, old.generation + 1)
-    (row,) = await box.recent_audit()
+    (row,) = await decisions(box)
     assert (row.kind, row.action, row.task_id, row.lease_id) == ("repair", "auto_requeue", uid(1), old.lease_id)
     assert (row.duplicate_risk, row.declared, row.attempt) == ("idempotent", "idempotent", 1)
     assert row.reason
@@ -132,6 +132,7 @@ async def test_the_reasons_are_stable_slugs() -> None:
         "unsafe_duplicate_safety",
         "max_attempts_reached",
         "limit_reached",
+        "capability_scope_mismatch",
         "cancel_requested",
     }
 
@@ -206,7 +207,7 @@ async def test_every_scheduled_pass_leaves_a_row(box: OpenMailbox, alice: Mailbo
     await box.retry_stale(stale(enabled=enabled), scheduled=True)
     await lease_many(alice, bob, [plain(bob), keyed(bob, "2"), keyed(bob, "3")])
     await box.retry_stale(stale(enabled=enabled, max_requeues=1), scheduled=True)
-    rows = await box.recent_audit()
+    rows = await decisions(box)
     scans = [row for row in rows if row.kind == "a2a_auto_retry_scheduler_scan"]
     assert [row.counts["considered"] for row in scans] == [0, 3]
     counts = scans[1].counts

@@ -117,6 +117,7 @@ async def test_each_of_many_receivers_gets_one(alice: Mailbox, bob: Mailbox) -> 
 
 async def test_who_waited_longest_is_served_first(alice: Mailbox, bob: Mailbox) -> None:
     """Contract 2: receivers, too, stand in line."""
+    assert await nothing_for(bob)
     order: list[int] = []
 
     async def receive(number: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -297,7 +298,7 @@ class FailingFile(AppendFile):
     def write(self, data: bytes) -> None:
         try:
             self._files.tick("write")
-        except OSError:
+        except (OSError, Killed):
             super().write(data[: len(data) // 2])
             raise
         super().write(data)
@@ -305,3 +306,34 @@ class FailingFile(AppendFile):
     def sync(self) -> None:
         self._files.tick("sync")
         super().sync()
+
+
+class Killed(BaseException):
+    """The process ends here: nothing is tidied up."""
+
+
+class FailingDisk(FailingFiles):
+    """Several folders: the n-th call that changes anything in any of them fails, or is where the process ends."""
+
+    def __init__(self, folder: Path, fail_at: int, *, kills: bool = False, disk: FailingDisk | None = None) -> None:
+        super().__init__(folder, fail_at, errno.EIO)
+        self.kills = kills
+        self.disk = disk or self
+
+    def tick(self, what: str) -> None:
+        if self.disk is not self:
+            self.disk.tick(what)
+            return
+        try:
+            super().tick(what)
+        except OSError:
+            if self.kills:
+                raise Killed from None
+            raise
+
+    def make_folder(self) -> None:
+        self.tick("make_folder")
+        super().make_folder()
+
+    def reach(self, folder: Path) -> Files:
+        return self if folder == self.folder else FailingDisk(folder, 0, disk=self.disk)

@@ -38,6 +38,9 @@ class AgentId(Struct, frozen=True, gc=False, eq=False):
     def __eq__(self, other: object) -> bool:
         return isinstance(other, AgentId) and self.pubkey == other.pubkey
 
+    def __ne__(self, other: object) -> bool:
+        return not self == other  # a Struct's own would compare identities
+
     def __hash__(self) -> int:
         return hash(self.pubkey)
 
@@ -57,7 +60,7 @@ def _named(label: str) -> AgentId:
 
 @lru_cache(maxsize=65536)
 def _is_sound(display: str, pubkey: str) -> bool:
-    return bool(_DISPLAY.fullmatch(display) and _BASE58.fullmatch(pubkey) and base58_length(pubkey) == 32)
+    return bool(_DISPLAY.fullmatch(display) and _BASE58.fullmatch(pubkey) and len(from_base58(pubkey)) == 32)
 
 
 def check_agent(agent: object, field: str = "agent") -> None:
@@ -77,9 +80,9 @@ def base58(data: bytes) -> str:
     return "1" * (len(data) - len(data.lstrip(b"\0"))) + digits
 
 
-def base58_length(text: str) -> int:
-    """How many bytes the text stands for."""
+def from_base58(text: str) -> bytes:
+    """Raises ValueError for what is no base58."""
     number = 0
     for char in text:
         number = number * 58 + _ALPHABET.index(char)
-    return (number.bit_length() + 7) // 8 + len(text) - len(text.lstrip("1"))
+    return b"\0" * (len(text) - len(text.lstrip("1"))) + number.to_bytes((number.bit_length() + 7) // 8, "big")

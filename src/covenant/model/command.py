@@ -10,6 +10,7 @@ from typing import TypeAlias
 from msgspec import Struct
 
 from covenant.model.agent import AgentId
+from covenant.model.peer import Caller, Grant, Role
 from covenant.model.record import Key
 from covenant.model.repair import RepairRequest, RetryPolicy
 from covenant.model.task import Result, Task
@@ -86,6 +87,49 @@ class CompactHistory(_Command, frozen=True):
     older_than_ms: int | None = None
 
 
+class EnrollPeer(_Command, frozen=True):
+    """With its first grants, already signed."""
+
+    agent: AgentId
+    role: Role
+    token: str  # its digest
+    grants: tuple[Grant, ...] = ()
+
+
+class RotateToken(_Command, frozen=True):
+    pubkey: str
+    token: str
+
+
+class RevokePeer(_Command, frozen=True):
+    pubkey: str
+    reason: str
+
+
+class GrantCapability(_Command, frozen=True):
+    grant: Grant
+
+
+class RevokeCapability(_Command, frozen=True):
+    grant_id: str
+    reason: str
+
+
+class SignHead(_Command, frozen=True):
+    seq: int
+    hash: str
+    signature: str
+    pubkey: str
+
+
+class NoteRefusal(_Command, frozen=True):
+    """Write down what was refused before there was a caller."""
+
+    kind: str
+    reason: str
+    count: int = 0
+
+
 class SettleSlot(_Command, frozen=True):
     """Step: give the cached result to the next followers."""
 
@@ -116,7 +160,27 @@ Command: TypeAlias = (
     | RetryStale
     | ForgetCached
     | CompactHistory
+    | EnrollPeer
+    | RotateToken
+    | RevokePeer
+    | GrantCapability
+    | RevokeCapability
+    | SignHead
+    | NoteRefusal
     | SettleSlot
     | CancelChildren
     | Expire
 )
+
+
+class Call(Struct, frozen=True, gc=False):
+    """A command of somebody who came through the door. `refusals`: how many of this caller's were not written down
+    since the last that was; -1 when this one is not to be written either."""
+
+    caller: Caller
+    command: Command
+    refusals: int = 0
+
+    @property
+    def by(self) -> AgentId:
+        return self.caller.agent

@@ -136,6 +136,104 @@ class TooManyWaiters(CovenantError):
     code = "too_many_waiters"
 
 
+# --- refused at the door ------------------------------------------------------------------------------------
+
+
+class Unauthenticated(CovenantError):
+    """No token, or none that is valid (any more)."""
+
+    code = "unauthenticated"
+
+
+class MissingCapability(NotPermitted):
+    """No grant of this action; `action` names it."""
+
+    code = "missing_capability"
+
+
+class ScopeMismatch(NotPermitted):
+    """There is a grant of this action, but it does not reach this far, or is used up or over."""
+
+    code = "scope_mismatch"
+
+
+class RecipientRefused(NotPermitted):
+    """The recipient has not agreed to take tasks of this sender."""
+
+    code = "recipient_refused"
+
+
+class UnknownPeer(CovenantError):
+    code = "unknown_peer"
+
+
+class UnknownGrant(CovenantError):
+    code = "unknown_grant"
+
+
+class PeerConflict(CovenantError):
+    """The label or the key is taken."""
+
+    code = "peer_conflict"
+
+
+class BadAction(InvalidInput):
+    """Not one of the actions there are."""
+
+    code = "bad_action"
+
+
+class RateLimited(CovenantError):
+    """Too many requests, waits or connections of this peer; `retry_after_ms` says when to try again."""
+
+    code = "rate_limited"
+
+
+class QueueFull(CovenantError):
+    """The recipient has too many tasks waiting."""
+
+    code = "queue_full"
+
+
+class UnknownRoute(CovenantError):
+    code = "unknown_route"
+
+
+class WrongMethod(CovenantError):
+    code = "wrong_method"
+
+
+class UnsafeFile(CovenantError):
+    """A secret that others could read, or that is none."""
+
+    code = "unsafe_file"
+
+
+class BadSetting(InvalidInput):
+    """An option or a variable of the environment that does not say what it should; `name` says which."""
+
+    code = "bad_setting"
+
+
+class Draining(CovenantError):
+    """The daemon is about to end and hands out no new work."""
+
+    code = "draining"
+
+
+class Unreachable(CovenantError):
+    """The daemon did not answer. Whether the call took effect is unknown; sending it again under the same task id is
+    safe."""
+
+    code = "unreachable"
+
+
+class Internal(CovenantError):
+    """Something went wrong inside; the daemon's log tells what."""
+
+    code = "internal"
+
+
 # --- the store ---------------------------------------------------------------------------------------------
 
 
@@ -182,3 +280,15 @@ class UnknownStore(StoreError):
     """No engine answers to this URL."""
 
     code = "unknown_store"
+
+
+class RepairRefused(StoreError):
+    """A cut would not make this journal whole, or would take more than it saves; nothing was changed."""
+
+    code = "repair_refused"
+
+
+class BackupFailed(StoreError):
+    """A backup or a restore could not be done; the message says why. The journal is as it was."""
+
+    code = "backup_failed"

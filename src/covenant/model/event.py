@@ -10,6 +10,8 @@ from typing import TypeAlias
 
 from msgspec import Struct
 
+from covenant.model.agent import AgentId
+from covenant.model.peer import Grant, Role
 from covenant.model.record import CacheKey, Key, Outcome
 from covenant.model.task import Result, Task
 
@@ -137,6 +139,47 @@ class Compacted(_Event, frozen=True, tag="compacted"):
     resolved_before_ms: int
 
 
+class Enrolled(_Event, frozen=True, tag="enrolled"):
+    """A peer came in, or came back; of its token only the digest is known."""
+
+    agent: AgentId
+    role: Role
+    token: str
+
+
+class TokenRotated(_Event, frozen=True, tag="token_rotated"):
+    token: str
+
+
+class PeerRevoked(_Event, frozen=True, tag="peer_revoked"):
+    pass
+
+
+class Granted(_Event, frozen=True, tag="granted"):
+    grant: Grant
+
+
+class GrantUsed(_Event, frozen=True, tag="grant_used"):
+    """One use of a grant that has a bound on them."""
+
+
+class GrantRevoked(_Event, frozen=True, tag="grant_revoked"):
+    pass
+
+
+class GrantExpired(_Event, frozen=True, tag="grant_expired"):
+    pass
+
+
+class HeadSigned(_Event, frozen=True, tag="head_signed"):
+    """The realm's key vouches for the chain up to here."""
+
+    seq: int
+    hash: str
+    signature: str
+    pubkey: str
+
+
 Event: TypeAlias = (
     Sent
     | Leased
@@ -160,4 +203,12 @@ Event: TypeAlias = (
     | SlotCached
     | SlotClosed
     | Compacted
+    | Enrolled
+    | TokenRotated
+    | PeerRevoked
+    | Granted
+    | GrantUsed
+    | GrantRevoked
+    | GrantExpired
+    | HeadSigned
 )

@@ -29,7 +29,8 @@ TREE_NODES_MAX: Final = 10_000
 WAITERS_MAX: Final = 100_000
 STEP_RECORDS_MAX: Final = 100
 LEASES_REMEMBERED_MAX: Final = 64  # not settable: replaying a journal must not depend on it
-AUDIT_TAIL_MAX: Final = 1000
+LOG_TAIL_MAX: Final = 10_000
+QUEUE_DEPTH_MAX: Final = 10_000_000
 
 RETENTION_MS: Final = 7 * DAY_MS
 RETENTION_BYTES: Final = 8 * 1024 * 1024 * 1024
@@ -68,7 +69,8 @@ class Limits(Struct, frozen=True, kw_only=True):
 
     # What one commit may touch.
     step_records_max: int = STEP_RECORDS_MAX
-    audit_tail_max: int = AUDIT_TAIL_MAX
+    log_tail_max: int = LOG_TAIL_MAX  # commits that a store without a disk can tell of
+    queue_depth_max: int = QUEUE_DEPTH_MAX  # ready tasks of one recipient
 
     # How long resolved tasks are kept, from the moment their result was drained; and cached errors.
     retention_ms: int = RETENTION_MS
@@ -99,5 +101,5 @@ class Limits(Struct, frozen=True, kw_only=True):
 
 
 _MAY_BE_NOTHING: Final = frozenset(
-    ("retention_ms", "dedup_ms", "error_ttl_ms", "audit_tail_max", "finished_tail_max", "inline_sync_us_max")
+    ("retention_ms", "dedup_ms", "error_ttl_ms", "log_tail_max", "finished_tail_max", "inline_sync_us_max")
 )

@@ -15,6 +15,7 @@ from typing import Final, TypeAlias
 from msgspec import Struct
 
 from covenant.model.agent import AgentId
+from covenant.model.peer import Grant, Peer
 from covenant.model.task import Result, Task
 
 Key: TypeAlias = str
@@ -23,6 +24,7 @@ SLOT_PREFIX: Final = "slot:"
 PART_PREFIX: Final = "part:"
 LATE_PREFIX: Final = "late:"
 HORIZON_KEY: Final = "horizon"
+HEAD_KEY: Final = "head"
 
 
 class TaskState(StrEnum):
@@ -151,6 +153,16 @@ class Horizon(Struct, gc=False):
     order: int = 0
 
 
+class SignedHead(Struct, gc=False):
+    """The end of the chain as the realm's key last vouched for it."""
+
+    seq: int
+    hash: str
+    signature: str
+    pubkey: str
+    order: int = 0
+
+
 class Tombstone(Struct, gc=False):
     """What stays of a task after retention, so that its id is not taken for a new one."""
 
@@ -161,7 +173,7 @@ class Tombstone(Struct, gc=False):
     order: int = 0  # of the task when it was buried
 
 
-Record: TypeAlias = TaskRecord | Part | Late | Slot | Horizon
+Record: TypeAlias = TaskRecord | Part | Late | Slot | Horizon | Peer | Grant | SignedHead
 
 
 def part_key(task_id: str, number: int) -> Key:

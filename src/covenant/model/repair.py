@@ -58,6 +58,7 @@ class SkipReason(StrEnum):
     CANCEL_REQUESTED = "cancel_requested"
     MAX_ATTEMPTS_REACHED = "max_attempts_reached"
     LIMIT_REACHED = "limit_reached"
+    CAPABILITY_SCOPE_MISMATCH = "capability_scope_mismatch"
 
 
 class RetryCandidate(Struct, frozen=True, gc=False):

@@ -14,7 +14,7 @@ from covenant.model.error import NotPermitted, UnknownTask
 from covenant.model.record import Key, Slot, TaskRecord
 from covenant.model.task import Result
 from covenant.model.view import CachedResult
-from covenant.rules.context import Commit, Context, View, actor
+from covenant.rules.context import Commit, Context, View
 from covenant.rules.envelope import check_size, check_text
 from covenant.rules.sight import lent
 
@@ -57,15 +57,21 @@ def settle(command: SettleSlot, view: View, ctx: Context) -> Commit:
 def forget(command: ForgetCached, view: View, ctx: Context) -> Commit:
     check_text(command.reason, "reason", ctx.limits.text_bytes_max)
     check_size(command.slot, "entry_id", ctx.limits.text_bytes_max)
-    slot = view.get(command.slot)
-    if not isinstance(slot, Slot) or slot.result is None or not may_see_slot(command.by, slot):
-        raise UnknownTask(f"no cached result {command.slot}", id=command.slot)
-    if command.by is not None:
-        raise NotPermitted("only the operator forgets cached results", id=command.slot)
+    slot = visible_slot(command.slot, command.by, view)
+    if command.by is not None and ctx.granted is None:
+        raise NotPermitted("only the operator forgets cached results", entry_id=command.slot)
     if view.followers(command.slot, 1):
-        raise NotPermitted("its followers are still being answered", id=command.slot)
-    row = AuditRow("cache", ctx.now, actor(command.by), "forget", task_id=slot.source, reason=command.reason)
+        raise NotPermitted("its followers are still being answered", entry_id=command.slot)
+    row = AuditRow("cache", "forget", task_id=slot.source, reason=command.reason)
     return Commit((e.SlotClosed(command.slot),), True, (row,))
+
+
+def visible_slot(key: Key, by: AgentId | None, view: View) -> Slot:
+    """The cached result, or the one refusal that does not tell absent from hidden."""
+    slot = view.get(key)
+    if isinstance(slot, Slot) and slot.result is not None and may_see_slot(by, slot):
+        return slot
+    raise UnknownTask(f"no cached result {key}", entry_id=key)
 
 
 def may_see_slot(by: AgentId | None, slot: Slot) -> bool:

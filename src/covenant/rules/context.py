@@ -7,15 +7,16 @@ is sound because nothing has happened in between.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from msgspec import Struct
 
 from covenant.model.audit import AuditRow
-from covenant.model.command import Command
+from covenant.model.command import Call, Command
 from covenant.model.event import Event
 from covenant.model.limits import Limits
+from covenant.model.peer import Grant, Peer
 from covenant.model.record import Horizon, Key, Late, Record, Slot, TaskRecord, Tombstone
 
 
@@ -26,6 +27,10 @@ class Ids(Protocol):
     def lease(self) -> str: ...
 
 
+def _anything(grant: Grant) -> bool:
+    return True
+
+
 class Context(Struct, gc=False):
     """What a rule is given. Asked again for the same command, an engine gives the same ids."""
 
@@ -33,6 +38,10 @@ class Context(Struct, gc=False):
     ids: Ids
     limits: Limits
     compaction: Horizon | None = None  # the last explicit one
+    granted: str | None = None  # the action for which the door has let this command in
+    may_requeue: Callable[[TaskRecord], bool] | None = None  # what the grants behind the retry gate reach
+    is_genuine: Callable[[Grant], bool] = _anything  # whether the realm signed it
+    recv_gate: bool = False  # whether a recipient must have agreed to its senders
 
 
 class Need(Exception):
@@ -73,6 +82,20 @@ class View(Protocol):
         """Cached results, by the event that cached them."""
 
     def late(self, task_id: str) -> Sequence[Late]: ...
+    def depth(self, recipient: str) -> int:
+        """How many tasks are ready for it."""
+
+    def grants(self, subject: str, action: str) -> Mapping[str, Mapping[str, Grant]]:
+        """The open grants of just this action: by what they are pinned to, by their id."""
+
+    def peer_named(self, display: str) -> str | None:
+        """The key that a label belongs to."""
+
+    def peers(self, after: int, limit: int) -> Sequence[Peer]:
+        """Everybody who was ever enrolled, by the event that last touched them."""
+
+    def all_grants(self, subject: str | None, after: int, limit: int) -> Sequence[Grant]:
+        """Open grants, by the event that last touched them."""
 
 
 class Commit(Struct, gc=False):
@@ -85,5 +108,9 @@ class Commit(Struct, gc=False):
     then: tuple[Command, ...] = ()
 
 
-def actor(by: Any) -> str:
-    return "operator" if by is None else str(by.display)
+def actor(command: Command | Call) -> str:
+    """Who the log says it was."""
+    if type(command) is Call and command.caller.is_operator:
+        return "operator"
+    by = command.by
+    return "operator" if by is None else by.display

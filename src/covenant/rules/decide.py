@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from covenant.model import command as c
-from covenant.rules import cache, cancel, expiry, lease, repair, result, retention, send, undo
+from covenant.rules import audit, cache, cancel, door, expiry, grant, lease, peer, repair, result, retention, send, undo
 from covenant.rules.context import Commit, Context, View
 
 DECIDE: dict[type, Callable[[Any, View, Context], Commit]] = {
@@ -25,8 +25,17 @@ DECIDE: dict[type, Callable[[Any, View, Context], Commit]] = {
     c.SettleSlot: cache.settle,
     c.ForgetCached: cache.forget,
     c.CompactHistory: retention.compact,
+    c.EnrollPeer: peer.enroll,
+    c.RotateToken: peer.rotate,
+    c.RevokePeer: peer.revoke,
+    c.GrantCapability: grant.grant,
+    c.RevokeCapability: grant.revoke,
+    c.SignHead: audit.sign_head,
+    c.NoteRefusal: audit.note_refusal,
 }
 
 
-def decide(command: c.Command, view: View, ctx: Context) -> Commit:
+def decide(command: c.Command | c.Call, view: View, ctx: Context) -> Commit:
+    if type(command) is c.Call:
+        return door.admit(command, view, ctx, decide)
     return DECIDE[type(command)](command, view, ctx)

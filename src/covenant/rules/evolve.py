@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from covenant.model import event as e
 from covenant.model.limits import LEASES_REMEMBERED_MAX
+from covenant.model.peer import Grant, Peer
 from covenant.model.record import (
     Cascade,
     Horizon,
@@ -21,6 +22,7 @@ from covenant.model.record import (
     Outcome,
     Part,
     Record,
+    SignedHead,
     Slot,
     TaskRecord,
     TaskState,
@@ -33,7 +35,7 @@ def evolve(record: Record | Tombstone | None, event: e.Event, order: int, at: in
     return EVOLVE[type(event)](record, event, order, at)
 
 
-R = TypeVar("R", bound="TaskRecord | Part | Slot")
+R = TypeVar("R", bound="TaskRecord | Part | Slot | Peer | Grant")
 
 
 _copied: Callable[[R], R] = Struct.__copy__  # type: ignore[attr-defined]  # what copy.copy calls, without its detour
@@ -258,6 +260,50 @@ def _compacted(_: Horizon | None, event: e.Compacted, order: int, at: int) -> Ho
     return Horizon(event.resolved_before_ms, order)
 
 
+def _enrolled(old: Peer | None, event: e.Enrolled, order: int, at: int) -> Peer:
+    return Peer(event.agent, event.role, event.token, at, None, order)
+
+
+def _token_rotated(old: Peer, event: e.TokenRotated, order: int, at: int) -> Peer:
+    peer = _copied(old)
+    peer.token = event.token
+    peer.order = order
+    return peer
+
+
+def _peer_revoked(old: Peer, event: e.PeerRevoked, order: int, at: int) -> Peer:
+    peer = _copied(old)
+    peer.revoked_ms = at
+    peer.order = order
+    return peer
+
+
+def _granted(_: Any, event: e.Granted, order: int, at: int) -> Grant:
+    grant = _copied(event.grant)
+    grant.order = order
+    grant.due_ms = grant.capability.expires_ms
+    return grant
+
+
+def _grant_used(old: Grant, event: e.GrantUsed, order: int, at: int) -> Grant:
+    grant = _copied(old)
+    grant.uses = old.uses + 1
+    grant.order = order
+    return grant
+
+
+def _grant_ended(old: Grant, event: e.GrantRevoked | e.GrantExpired, order: int, at: int) -> Grant:
+    grant = _copied(old)
+    grant.revoked_ms = at
+    grant.due_ms = None
+    grant.order = order
+    return grant
+
+
+def _head_signed(_: SignedHead | None, event: e.HeadSigned, order: int, at: int) -> SignedHead:
+    return SignedHead(event.seq, event.hash, event.signature, event.pubkey, order)
+
+
 EVOLVE: dict[type, Callable[[Any, Any, int, int], Record | None]] = {
     e.Sent: _sent,
     e.Leased: _leased,
@@ -281,6 +327,14 @@ EVOLVE: dict[type, Callable[[Any, Any, int, int], Record | None]] = {
     e.SlotCached: _slot_cached,
     e.SlotClosed: _slot_closed,
     e.Compacted: _compacted,
+    e.Enrolled: _enrolled,
+    e.TokenRotated: _token_rotated,
+    e.PeerRevoked: _peer_revoked,
+    e.Granted: _granted,
+    e.GrantUsed: _grant_used,
+    e.GrantRevoked: _grant_ended,
+    e.GrantExpired: _grant_ended,
+    e.HeadSigned: _head_signed,
 }
 
-CREATING = frozenset((e.Sent, e.Parted, e.LateKept, e.SlotOpened, e.Compacted))
+CREATING = frozenset((e.Sent, e.Parted, e.LateKept, e.SlotOpened, e.Compacted, e.Enrolled, e.Granted, e.HeadSigned))

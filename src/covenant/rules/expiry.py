@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from covenant.model import event as e
 from covenant.model.command import Expire
+from covenant.model.peer import Grant
 from covenant.model.record import Key, Outcome, Slot, TaskRecord
 from covenant.rules.cache import expire_slot
 from covenant.rules.context import Commit, Context, View
@@ -31,6 +32,8 @@ def expire(command: Expire, view: View, ctx: Context) -> Commit:
             touched.add(slot_key)
         if isinstance(record, TaskRecord):
             events += _expire_task(record, view, ctx)
+        elif isinstance(record, Grant):
+            events.append(e.GrantExpired(key))
         elif isinstance(record, Slot):
             events += expire_slot(key, record, view, ctx)
     return Commit(tuple(events), then=(Expire(None),) if due else ())

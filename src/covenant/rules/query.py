@@ -6,17 +6,35 @@ with a cursor instead of holding everybody up.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
+from typing import Any
 
 from covenant.model.agent import AgentId
 from covenant.model.error import BadCursor, UnknownTask
+from covenant.model.peer import GrantPage, PeerPage
+from covenant.model.query import (
+    CheckGrant,
+    GetResult,
+    GetTask,
+    GetTree,
+    ListCached,
+    ListGrants,
+    ListPeers,
+    ListQueue,
+    Query,
+    RecentResults,
+    RecentTasks,
+)
 from covenant.model.record import Part, TaskRecord, TaskState
 from covenant.model.task import Task
 from covenant.model.view import Answer, CachedResult, CachePage, QueueEntry, QueuePage, Tree, TreeNode
 from covenant.rules.cache import cached, may_see_slot
 from covenant.rules.context import Context, View
 from covenant.rules.envelope import check_count, check_id
+from covenant.rules.grant import find
+from covenant.rules.grant import shown as shown_grant
+from covenant.rules.peer import shown as shown_peer
 from covenant.rules.retention import is_retained
 from covenant.rules.sight import answer_of, entry_of, lent, may_see, passes, visible_task
 
@@ -24,27 +42,28 @@ _CHUNK = 256
 _AGE_MAX = 2**53
 
 
-def get_task(task_id: str, by: AgentId | None, view: View, ctx: Context) -> QueueEntry:
-    record = visible_task(check_id(task_id, "task_id"), by, view, ctx)
+def get_task(query: GetTask, view: View, ctx: Context) -> QueueEntry:
+    by = query.by
+    record = visible_task(check_id(query.task_id, "task_id"), by, view, ctx)
     late = [kept.result for kept in view.late(record.task.id) if kept.order > record.sent_order] if by is None else []
     return entry_of(record, view, ctx, late)
 
 
-def get_result(task_id: str, by: AgentId | None, view: View, ctx: Context) -> Answer | None:
+def get_result(query: GetResult, view: View, ctx: Context) -> Answer | None:
     """The final result, drained or not; None while there is none."""
-    record = visible_task(check_id(task_id, "task_id"), by, view, ctx)
+    record = visible_task(check_id(query.task_id, "task_id"), query.by, view, ctx)
     return None if record.result is None else answer_of(record)
 
 
-def recent_tasks(limit: int, by: AgentId | None, view: View, ctx: Context) -> list[Task]:
-    check_count(limit, "limit", ctx.limits.page_max)
-    return [lent(record.task) for record in islice(_recent(by, view, ctx), limit)]
+def recent_tasks(query: RecentTasks, view: View, ctx: Context) -> list[Task]:
+    limit = check_count(query.limit, "limit", ctx.limits.page_max)
+    return [lent(record.task) for record in islice(_recent(query.by, view, ctx), limit)]
 
 
-def recent_results(limit: int, by: AgentId | None, view: View, ctx: Context) -> list[Answer]:
+def recent_results(query: RecentResults, view: View, ctx: Context) -> list[Answer]:
     """Final results, drained or not, those of the newest tasks first."""
-    check_count(limit, "limit", ctx.limits.page_max)
-    finished = (record for record in _recent(by, view, ctx) if record.result is not None)
+    limit = check_count(query.limit, "limit", ctx.limits.page_max)
+    finished = (record for record in _recent(query.by, view, ctx) if record.result is not None)
     return [answer_of(record) for record in islice(finished, limit)]
 
 
@@ -59,20 +78,13 @@ def _recent(by: AgentId | None, view: View, ctx: Context) -> Iterator[TaskRecord
         before = chunk[-1].sent_order
 
 
-def task_queue(
-    limit: int,
-    state: TaskState | None,
-    min_lease_age_ms: int | None,
-    deadline_within_ms: int | None,
-    cursor: str | None,
-    by: AgentId | None,
-    view: View,
-    ctx: Context,
-) -> QueuePage:
+def task_queue(query: ListQueue, view: View, ctx: Context) -> QueuePage:
     """What is queued and in flight, in the order in which it was sent, and the results that wait to be drained.
     Leases alone are listed by their last sign of life, the stalest first; one that gives a sign between two pages may
     be shown again."""
-    check_count(limit, "limit", ctx.limits.page_max)
+    by, state, cursor = query.by, query.state, query.cursor
+    min_lease_age_ms, deadline_within_ms = query.min_lease_age_ms, query.deadline_within_ms
+    limit = check_count(query.limit, "limit", ctx.limits.page_max)
     if min_lease_age_ms is not None:
         check_count(min_lease_age_ms, "min_lease_age_ms", _AGE_MAX)
     if deadline_within_ms is not None:
@@ -112,9 +124,9 @@ def _pending_page(limit: int, cursor: str | None, by: AgentId | None, view: View
     return QueuePage([], [answer_of(record) for record in records], more)
 
 
-def task_tree(root: str, by: AgentId | None, view: View, ctx: Context) -> Tree:
+def task_tree(query: GetTree, view: View, ctx: Context) -> Tree:
     """The tree below a task, or below an intent that is no task here. Breadth first, up to a bound."""
-    root = check_id(root, "root")
+    by, root = query.by, check_id(query.root, "root")
     record = view.get(root)
     visible = isinstance(record, TaskRecord) and may_see(by, record) and is_retained(record, ctx)
     entry = entry_of(record, view, ctx) if isinstance(record, TaskRecord) and visible else None
@@ -148,9 +160,9 @@ def _visible_children(parent: str, by: AgentId | None, view: View, ctx: Context)
         yield from (child for child in chunk if may_see(by, child) and is_retained(child, ctx))
 
 
-def cached_results(limit: int, cursor: str | None, by: AgentId | None, view: View, ctx: Context) -> CachePage:
-    check_count(limit, "limit", ctx.limits.page_max)
-    after = _position(cursor, "slot")
+def cached_results(query: ListCached, view: View, ctx: Context) -> CachePage:
+    by, limit = query.by, check_count(query.limit, "limit", ctx.limits.page_max)
+    after = _position(query.cursor, "slot")
     found: list[CachedResult] = []
     scanned = 0
     more = limit > 0
@@ -168,6 +180,27 @@ def cached_results(limit: int, cursor: str | None, by: AgentId | None, view: Vie
     return CachePage(found, f"slot:{after}" if more else None)
 
 
+def list_peers(query: ListPeers, view: View, ctx: Context) -> PeerPage:
+    limit = check_count(query.limit, "limit", ctx.limits.page_max)
+    found = view.peers(_position(query.cursor, "peer"), limit)
+    more = f"peer:{found[-1].order}" if found and len(found) == limit else None
+    return PeerPage([shown_peer(peer) for peer in found], more)
+
+
+def list_grants(query: ListGrants, view: View, ctx: Context) -> GrantPage:
+    """Open grants: the operator sees all, a peer those that it holds."""
+    limit = check_count(query.limit, "limit", ctx.limits.page_max)
+    subject = query.subject if query.by is None else query.by.pubkey
+    found = view.all_grants(subject, _position(query.cursor, "grant"), limit)
+    more = f"grant:{found[-1].order}" if found and len(found) == limit else None
+    return GrantPage([shown_grant(grant) for grant in found], more)
+
+
+def check_grant(query: CheckGrant, view: View, ctx: Context) -> tuple[str | None, bool]:
+    grant, held = find(query.subject, query.demand, view, ctx)
+    return (None if grant is None else grant.capability.id), held
+
+
 def _scope(by: AgentId | None) -> str | None:
     return None if by is None else by.pubkey
 
@@ -179,3 +212,21 @@ def _position(cursor: str | None, kind: str) -> int:
     if prefix != kind or not number.isascii() or not number.isdigit() or len(number) > 18:
         raise BadCursor("this cursor does not belong to this listing", cursor=cursor)
     return int(number)
+
+
+ANSWER: dict[type, Callable[[Any, View, Context], Any]] = {
+    GetTask: get_task,
+    GetResult: get_result,
+    GetTree: task_tree,
+    RecentTasks: recent_tasks,
+    RecentResults: recent_results,
+    ListQueue: task_queue,
+    ListCached: cached_results,
+    ListPeers: list_peers,
+    ListGrants: list_grants,
+    CheckGrant: check_grant,
+}
+
+
+def answer(query: Query, view: View, ctx: Context) -> Any:
+    return ANSWER[type(query)](query, view, ctx)

@@ -21,7 +21,7 @@ from covenant.model.repair import (
     SkipReason,
 )
 from covenant.model.task import Result
-from covenant.rules.context import Commit, Context, View, actor
+from covenant.rules.context import Commit, Context, View
 from covenant.rules.end import end, end_asked
 from covenant.rules.envelope import check_count, check_id, check_text
 from covenant.rules.sight import lease_age_ms, visible_task
@@ -36,7 +36,7 @@ def repair(command: RepairTask, view: View, ctx: Context) -> Commit:
     order = request.command
     check_text(request.reason, "reason", ctx.limits.text_bytes_max)
     record = visible_task(check_id(request.task_id, "task_id"), command.by, view, ctx)
-    if command.by is not None:
+    if command.by is not None and ctx.granted is None:
         raise NotPermitted("only the operator repairs a lease", task_id=record.task.id)
     if record.lease is None:
         raise NotLeased(f"task {record.task.id} is not in flight", task_id=record.task.id, state=record.state)
@@ -56,7 +56,7 @@ def _requeue(order: Requeue, reason: str, record: TaskRecord, command: RepairTas
     if order.duplicate_risk not in ("idempotent", "operator_accepted"):
         raise Malformed("duplicate_risk is `idempotent` or `operator_accepted`", field="duplicate_risk")
     assert record.lease is not None
-    row = _row("requeue", record, reason, order.duplicate_risk, actor(command.by), ctx)
+    row = _row("requeue", record, reason, order.duplicate_risk)
     if record.cancel_reason is not None:
         return _cancel_instead(record, row, view)
     event = e.Requeued(record.task.id, record.lease.lease_id, "repaired", reason)
@@ -76,7 +76,7 @@ def _force_error(
 ) -> Commit:
     check_text(order.message, "message", ctx.limits.text_bytes_max)
     events = end(record, Outcome.FORCED, order.message, view)
-    row = _row("force_error", record, reason, None, actor(command.by), ctx)
+    row = _row("force_error", record, reason, None)
     result = Result(record.task.id, "error", (), order.message)
     outcome = RepairOutcome(
         record.task.id, "forced_error", TaskState.RESULT_PENDING, record.attempt, record.generation + 1, result
@@ -84,12 +84,10 @@ def _force_error(
     return Commit(tuple(events), outcome, (row,))
 
 
-def _row(action: str, record: TaskRecord, reason: str, risk: str | None, who: str, ctx: Context) -> AuditRow:
+def _row(action: str, record: TaskRecord, reason: str, risk: str | None) -> AuditRow:
     assert record.lease is not None
     return AuditRow(
         "repair",
-        ctx.now,
-        who,
         action,
         task_id=record.task.id,
         lease_id=record.lease.lease_id,
@@ -116,7 +114,7 @@ def retry_stale(command: RetryStale, view: View, ctx: Context) -> Commit:
     skipped: list[RetrySkip] = []
     exhausted: list[str] = []
     for record in records:
-        reason = skip_reason(record, policy, len(chosen), ctx.now)
+        reason = skip_reason(record, policy, len(chosen), ctx)
         if reason is None:
             chosen.append(record)
             continue
@@ -134,15 +132,15 @@ def retry_stale(command: RetryStale, view: View, ctx: Context) -> Commit:
         exhausted=exhausted,
         cursor=None if last is None else str(last.seen_order),
     )
-    events, rows = _retry_events(chosen, actor(command.by), ctx) if policy.enabled else ((), ())
+    events, rows = _retry_events(chosen) if policy.enabled else ((), ())
     if command.scheduled:
-        rows = (*rows, _scan_row(report, actor(command.by), ctx))
+        rows = (*rows, _scan_row(report))
     return Commit(events, report, rows)
 
 
-def skip_reason(record: TaskRecord, policy: RetryPolicy, chosen: int, now: int) -> SkipReason | None:
+def skip_reason(record: TaskRecord, policy: RetryPolicy, chosen: int, ctx: Context) -> SkipReason | None:
     """Why the gate leaves this lease alone; None means that it may be requeued."""
-    if lease_age_ms(record, now) < policy.min_lease_age_ms:
+    if lease_age_ms(record, ctx.now) < policy.min_lease_age_ms:
         return SkipReason.LEASE_TOO_YOUNG
     if record.task.idempotency is None:
         return SkipReason.MISSING_IDEMPOTENCY
@@ -154,6 +152,8 @@ def skip_reason(record: TaskRecord, policy: RetryPolicy, chosen: int, now: int) 
         return SkipReason.MAX_ATTEMPTS_REACHED
     if chosen >= policy.max_requeues:
         return SkipReason.LIMIT_REACHED
+    if ctx.may_requeue is not None and not ctx.may_requeue(record):
+        return SkipReason.CAPABILITY_SCOPE_MISMATCH
     return None
 
 
@@ -181,18 +181,18 @@ def _candidate(record: TaskRecord, now: int) -> RetryCandidate:
     return RetryCandidate(record.task.id, record.lease.lease_id, record.attempt, key, lease_age_ms(record, now))
 
 
-def _retry_events(chosen: list[TaskRecord], who: str, ctx: Context) -> tuple[tuple[e.Event, ...], tuple[AuditRow, ...]]:
+def _retry_events(chosen: list[TaskRecord]) -> tuple[tuple[e.Event, ...], tuple[AuditRow, ...]]:
     reason = "retry gate: the lease is stale"
     events = []
     rows = []
     for record in chosen:
         assert record.lease is not None
         events.append(e.Requeued(record.task.id, record.lease.lease_id, "retried", reason))
-        rows.append(_row("auto_requeue", record, reason, "idempotent", who, ctx))
+        rows.append(_row("auto_requeue", record, reason, "idempotent"))
     return tuple(events), tuple(rows)
 
 
-def _scan_row(report: RetryReport, who: str, ctx: Context) -> AuditRow:
+def _scan_row(report: RetryReport) -> AuditRow:
     by_reason = Counter(f"skipped.{skip.reason}" for skip in report.skipped)
     counts = {
         "considered": report.considered,
@@ -202,4 +202,4 @@ def _scan_row(report: RetryReport, who: str, ctx: Context) -> AuditRow:
         "exhausted": len(report.exhausted),
         **by_reason,
     }
-    return AuditRow("a2a_auto_retry_scheduler_scan", ctx.now, who, counts=counts)
+    return AuditRow("a2a_auto_retry_scheduler_scan", counts=counts)

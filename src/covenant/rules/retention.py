@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from covenant.model import event as e
 from covenant.model.command import CompactHistory
+from covenant.model.peer import Grant
 from covenant.model.record import HORIZON_KEY, Cascade, Late, Part, Record, Slot, TaskRecord, TaskState, Tombstone
 from covenant.rules.context import Commit, Context, View
 from covenant.rules.envelope import check_time, digest_of
@@ -20,6 +21,8 @@ def at_rest(record: Record) -> bool:
         return record.answer_for is None
     if type(record) is Slot:
         return record.leader is None and record.due_ms is None
+    if type(record) is Grant:
+        return record.revoked_ms is not None
     return type(record) is Late
 
 

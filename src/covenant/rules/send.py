@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from covenant.model import event as e
 from covenant.model.command import SendTask
-from covenant.model.error import IdempotencyConflict, TaskConflict
+from covenant.model.error import IdempotencyConflict, QueueFull, TaskConflict
 from covenant.model.record import Slot, TaskRecord, Tombstone
 from covenant.model.task import Task
 from covenant.model.view import Sent
@@ -21,6 +21,8 @@ def send(command: SendTask, view: View, ctx: Context) -> Commit:
     if known is not None and not is_forgotten(known, ctx):
         assert isinstance(known, (TaskRecord, Tombstone))
         return _again(task, known, view, ctx)
+    if view.depth(task.recipient.pubkey) >= ctx.limits.queue_depth_max:
+        raise QueueFull(f"{task.recipient} has too many tasks waiting", limit=ctx.limits.queue_depth_max)
     if not task.is_idempotent:
         return Commit((e.Sent(task.id, task),), Sent(task.id, 1))
     return _send_keyed(task, view, ctx)

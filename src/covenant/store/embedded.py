@@ -8,25 +8,39 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
-from covenant.model.audit import AuditRow
-from covenant.model.command import CancelChildren, Command, CompactHistory, DrainResults, Expire, LeaseTasks, SettleSlot
+from covenant.model.agent import AgentId
+from covenant.model.audit import AuditRow, Logged
+from covenant.model.command import (
+    Call,
+    CancelChildren,
+    Command,
+    CompactHistory,
+    DrainResults,
+    Expire,
+    LeaseTasks,
+    SettleSlot,
+)
 from covenant.model.error import CovenantError, StoreClosed
 from covenant.model.limits import Limits
+from covenant.model.peer import Caller, Peer, peer_key
+from covenant.model.query import GetTask, Query
 from covenant.model.record import TaskRecord
-from covenant.model.view import Compaction
-from covenant.rules.context import Commit, Context, Ids, View
+from covenant.model.view import Compaction, QueueEntry
+from covenant.rules.audit import rows_of
+from covenant.rules.context import Commit, Context, Ids, actor
 from covenant.rules.decide import decide
+from covenant.rules.peer import check_caller
+from covenant.rules.query import answer
 from covenant.rules.undo import undo
 from covenant.store.clock import Clock, Timer
 from covenant.store.state import State
 from covenant.store.waiters import ALL, Waiters
 
-T = TypeVar("T")
-
 _STEPS_AT_ONCE = 10
+_SYSTEM = "system"
 
 
 class Embedded:
@@ -34,17 +48,19 @@ class Embedded:
 
     def __init__(self, limits: Limits, clock: Clock, ids: Ids) -> None:
         self.limits = limits
-        self.state = State(limits.audit_tail_max)
+        self.state = State()
         self._clock = clock
-        self._ctx = Context(0, ids, limits)
+        self.context = Context(0, ids, limits)  # whoever opens the store may say more about trust in it
+        self._ctx = self.context
         self._refusal: CovenantError | None = StoreClosed("the mailbox is not open")
         self._ready_waiters = Waiters(limits.waiters_max, self._watch)
         self._answer_waiters = Waiters(limits.waiters_max, self._watch)
         self._change_waiters = Waiters(limits.waiters_max, self._watch)
-        self._record: Callable[[Commit, int], None] = lambda commit, at: None  # notes a commit before it is applied
+        self._record: Callable[[Logged], None] = lambda logged: None  # notes a commit before it is applied
         self._steps: deque[Command] = deque()
         self._timer: Timer | None = None
         self._timer_ms: int | None = None
+        self._growth: asyncio.Future[None] | None = None  # there while somebody follows the log
 
     # --- what engines differ in ---------------------------------------------------------------------------
 
@@ -93,10 +109,11 @@ class Embedded:
         self._timer_ms = None
         for waiters in (self._ready_waiters, self._answer_waiters, self._change_waiters):
             waiters.wake_everyone()
+        self._tell_growth()
 
     # --- commands -----------------------------------------------------------------------------------------
 
-    async def run(self, command: Command) -> Any:
+    async def run(self, command: Command | Call) -> Any:
         if self._behind():
             await self._catch_up()
         try:
@@ -106,28 +123,47 @@ class Embedded:
             raise
         return await self._hand_over(commit)
 
-    async def run_all(self, commands: list[Command]) -> list[Any]:
+    async def run_all(self, commands: Sequence[Command | Call]) -> list[Any]:
         replies: list[Any] = []
         for command in commands:
             if self._behind():
                 await self._catch_up()
             try:
-                replies.append(self._commit(command).reply)
+                replies.append(self._commit(command).reply)  # which may be a refusal, too
             except CovenantError as refusal:
                 replies.append(refusal)
         await self._settled()
         return replies
 
-    async def take(self, command: LeaseTasks | DrainResults) -> list[Any]:
-        if isinstance(command, LeaseTasks):
-            waiters, agent = self._ready_waiters, command.recipient
+    async def take(
+        self,
+        command: LeaseTasks | DrainResults | Call,
+        wait_ms: int | None = None,
+        undoing: list[Command] | None = None,
+    ) -> list[Any]:
+        """`wait_ms` None waits for ever; when the wait is over, nothing was taken."""
+        try:
+            async with asyncio.timeout(wait_ms / 1000 if wait_ms else None):
+                commit = await self._take(command, wait_ms != 0)
+        except TimeoutError:
+            return []
+        if undoing is not None:
+            undoing.extend(undo(commit))
+        return commit.reply  # type: ignore[no-any-return]
+
+    async def _take(self, command: LeaseTasks | DrainResults | Call, waits: bool) -> Commit:
+        asked = command.command if type(command) is Call else command
+        if isinstance(asked, LeaseTasks):
+            waiters, agent = self._ready_waiters, asked.recipient
         else:
-            waiters, agent = self._answer_waiters, command.peer
+            assert isinstance(asked, DrainResults)
+            waiters, agent = self._answer_waiters, asked.peer
         name = ALL if agent is None else agent.pubkey
         while True:
             commit = self._commit(command)
-            if commit.reply:
-                return await self._hand_over(commit)  # type: ignore[no-any-return]
+            if commit.reply or not waits:
+                await self._hand_over(commit)
+                return commit
             await waiters.wait(name)
 
     async def _hand_over(self, commit: Commit) -> Any:
@@ -147,24 +183,45 @@ class Embedded:
             raise reply
         return reply
 
-    async def read(self, query: Callable[[View, Context], T]) -> T:
+    async def ask(self, query: Query, caller: Caller | None = None) -> Any:
         if self._refusal is not None:
             raise self._refused()
         self._ctx.now = self._clock.now_ms()
         try:
-            answer = query(self.state, self._ctx)
+            if caller is not None:
+                check_caller(caller, self.state)
+            found = answer(query, self.state, self._ctx)
         except CovenantError:
             await self._settled()
             raise
         await self._settled()
-        return answer
+        return found
 
     async def _settled(self) -> None:
         durable = self._durable()
         if durable is not None:
             await durable
 
-    async def wait_change(self, task_id: str, generation: int, cancel_requested: bool) -> None:
+    async def watch(
+        self,
+        query: GetTask,
+        after: int,
+        wait_ms: int | None = None,
+        caller: Caller | None = None,
+        cancel_known: bool | None = None,
+    ) -> QueueEntry:
+        entry: QueueEntry = await self.ask(query, caller)
+        asked = entry.cancel_requested if cancel_known is None else cancel_known
+        try:
+            async with asyncio.timeout(None if wait_ms is None else wait_ms / 1000):
+                while entry.generation <= after and entry.outcome is None and entry.cancel_requested == asked:
+                    await self._wait_change(entry.task.id, entry.generation, asked)
+                    entry = await self.ask(query, caller)
+        except TimeoutError:
+            entry = await self.ask(query, caller)
+        return entry
+
+    async def _wait_change(self, task_id: str, generation: int, cancel_requested: bool) -> None:
         record = self.state.get(task_id)
         if (
             isinstance(record, TaskRecord)
@@ -173,16 +230,51 @@ class Embedded:
         ):
             await self._change_waiters.wait(task_id)
 
-    async def audit(self, limit: int) -> list[AuditRow]:
-        return await self.read(lambda _view, _ctx: list(self.state.audit)[max(0, len(self.state.audit) - limit) :])
+    def caller_of(self, token: str) -> Caller | None:
+        """Whose token this is (its digest), as far as memory knows; the door looks again in each commit."""
+        peer = self.state.peer_of_token(token)
+        return None if peer is None else Caller(peer.agent, peer.role, token)
 
-    async def compact(self, older_than_ms: int | None) -> Compaction:
-        await self.run(CompactHistory(None, older_than_ms))
+    def agent_of(self, name: str) -> AgentId | None:
+        """The enrolled agent with this label or key."""
+        peer = self.state.get(peer_key(self.state.peer_named(name) or name))
+        return peer.agent if isinstance(peer, Peer) else None
+
+    def order_of(self, task_id: str) -> int:
+        """The last event of a task."""
+        record = self.state.get(task_id)
+        return record.order if isinstance(record, TaskRecord) else 0
+
+    async def audit(self, limit: int) -> list[AuditRow]:
+        rows: list[AuditRow] = []
+        for logged in await self.log_back(None, limit):
+            rows = [*rows_of(logged), *rows]
+            if len(rows) >= limit:
+                break
+        return rows[max(0, len(rows) - limit) :]
+
+    async def log_back(self, before: int | None, limit: int) -> list[Logged]:
+        raise NotImplementedError
+
+    def growth(self) -> asyncio.Future[None]:
+        """Done when more of the log is durable, or the store has stopped. All who follow the log share it: it is waited
+        for, and never cancelled."""
+        if self._growth is None:
+            self._growth = asyncio.get_running_loop().create_future()
+        return self._growth
+
+    def _tell_growth(self) -> None:
+        if self._growth is not None:
+            self._growth.set_result(None)
+            self._growth = None
+
+    async def compact(self, command: CompactHistory | Call) -> Compaction:
+        await self.run(command)
         return Compaction(*self.state.bury(self._ctx))
 
     # --- the loop -----------------------------------------------------------------------------------------
 
-    def _commit(self, command: Command) -> Commit:
+    def _commit(self, command: Command | Call) -> Commit:
         if self._refusal is not None:
             raise self._refused()
         ctx = self._ctx
@@ -193,26 +285,28 @@ class Embedded:
         ctx.now = now
         commit = decide(command, self.state, ctx)
         if commit.events or commit.audit:
-            self._apply(commit, now)
+            self._apply(commit, now, actor(command))
         if commit.then:
             self._steps.extend(commit.then)
             self._run_steps()
         return commit
 
-    def _apply(self, commit: Commit, now: int) -> None:
+    def _apply(self, commit: Commit, now: int, by: str) -> None:
         state = self.state
-        self._record(commit, now)
-        if commit.events:
-            state.apply(commit.events, now)
+        events = commit.events
+        prev = [state.order_of(event) for event in events]
+        self._record(Logged(state.order + 1, now, by, events, prev if any(prev) else (), commit.audit))
+        if events:
+            state.apply(events, now)
         else:
             state.order += 1
-        if commit.audit:
-            state.audit.extend(commit.audit)
         self._ctx.compaction = state.compaction
         if state.watched:
             self._wake()
         if state.due_times.moved and state.due_times.next_ms() != self._timer_ms:
             self._set_timer()
+        if self._growth is not None and self._durable() is None:
+            self._tell_growth()
 
     def _watch(self) -> None:
         self.state.watched = True
@@ -246,7 +340,7 @@ class Embedded:
             self._ctx.now = self._clock.now_ms()
             commit = decide(command, self.state, self._ctx)
             if commit.events or commit.audit:
-                self._apply(commit, self._ctx.now)
+                self._apply(commit, self._ctx.now, _SYSTEM)
             self._steps.extend(commit.then)
         if self._steps:
             asyncio.get_running_loop().call_soon(self._go_on)

@@ -5,19 +5,22 @@ An engine loads, calls the rules, makes the commit durable, indexes and wakes. I
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
-from typing import Any, Protocol, TypeVar
+from collections.abc import Coroutine, Sequence
+from typing import Any, Protocol
 
-from covenant.model.audit import AuditRow
-from covenant.model.command import Command, DrainResults, LeaseTasks
+from covenant.model.agent import AgentId
+from covenant.model.audit import AuditRow, Logged
+from covenant.model.command import Call, Command, CompactHistory, DrainResults, LeaseTasks
 from covenant.model.limits import Limits
-from covenant.model.view import Compaction
-from covenant.rules.context import Context, View
-
-T = TypeVar("T")
+from covenant.model.peer import Caller
+from covenant.model.query import GetTask, Query
+from covenant.model.view import Compaction, QueueEntry
+from covenant.rules.context import Context
 
 
 class Engine(Protocol):
+    """What a mailbox needs."""
+
     limits: Limits
 
     async def open(self) -> None: ...
@@ -25,19 +28,62 @@ class Engine(Protocol):
     def run(self, command: Command) -> Coroutine[Any, Any, Any]:
         """Decide, commit, make durable; then the reply, or the refusal."""
 
-    async def run_all(self, commands: list[Command]) -> list[Any]:
+    async def run_all(self, commands: Sequence[Command]) -> list[Any]:
         """The same for many that share the wait. Each stands for itself: a refusal is returned in its place."""
 
-    async def take(self, command: LeaseTasks | DrainResults) -> list[Any]:
-        """Run it until it brings something. A caller that goes away has taken nothing."""
+    async def take(self, command: LeaseTasks | DrainResults, wait_ms: int | None = None) -> list[Any]:
+        """Run it until it brings something, or the wait is over. A caller that goes away has taken nothing."""
 
-    async def read(self, query: Callable[[View, Context], T]) -> T:
+    async def ask(self, query: Query) -> Any:
         """Ask the state; the answer shows only what is durable."""
 
-    async def wait_change(self, task_id: str, generation: int, cancel_requested: bool) -> None:
-        """Until this task has another generation, or a cancel was asked for, or either might be."""
+    async def watch(self, query: GetTask, after: int, wait_ms: int | None = None) -> QueueEntry:
+        """The task once its generation is higher than `after`, or a cancel is asked for meanwhile; as it is when the
+        wait ends or the task has ended."""
 
+    async def compact(self, command: CompactHistory) -> Compaction: ...
     async def audit(self, limit: int) -> list[AuditRow]:
         """The newest rows, oldest first."""
 
-    async def compact(self, older_than_ms: int | None) -> Compaction: ...
+
+class Store(Protocol):
+    """What an exchange needs: the same for calls, whose caller is checked in the commit, and the log."""
+
+    limits: Limits
+    context: Context
+
+    async def open(self) -> None: ...
+    async def close(self) -> None: ...
+    def run(self, command: Command | Call) -> Coroutine[Any, Any, Any]: ...
+    async def run_all(self, commands: Sequence[Command | Call]) -> list[Any]: ...
+    async def take(
+        self,
+        command: LeaseTasks | DrainResults | Call,
+        wait_ms: int | None = None,
+        undoing: list[Command] | None = None,
+    ) -> list[Any]:
+        """`undoing` is filled with what gives back what was taken."""
+
+    async def ask(self, query: Query, caller: Caller | None = None) -> Any: ...
+    async def watch(
+        self,
+        query: GetTask,
+        after: int,
+        wait_ms: int | None = None,
+        caller: Caller | None = None,
+        cancel_known: bool | None = None,
+    ) -> QueueEntry:
+        """`cancel_known`: whether the caller knows of a cancel already; None takes it as it is now."""
+
+    async def compact(self, command: CompactHistory | Call) -> Compaction: ...
+    def caller_of(self, token: str) -> Caller | None: ...
+    def agent_of(self, name: str) -> AgentId | None: ...
+    def order_of(self, task_id: str) -> int: ...
+    async def log_back(self, before: int | None, limit: int) -> list[Logged]:
+        """Commits before this event, the newest first; only what is durable."""
+
+    async def log(self, after: int, limit: int) -> list[Logged]:
+        """Commits behind this event, the oldest first; only what is durable."""
+
+    async def log_at(self, seq: int) -> Logged | None:
+        """The commit that holds this event, if the log reaches back so far."""

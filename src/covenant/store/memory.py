@@ -2,13 +2,36 @@
 
 from __future__ import annotations
 
+from collections import deque
+from itertools import islice
+
+from covenant.model.audit import Logged
+from covenant.model.limits import Limits
+from covenant.rules.context import Ids
+from covenant.store.clock import Clock
 from covenant.store.embedded import Embedded
 from covenant.store.state import State
 
 
 class Memory(Embedded):
-    """Everything is gone when it is closed."""
+    """Everything is gone when it is closed. Its log reaches back `log_tail_max` commits."""
+
+    def __init__(self, limits: Limits, clock: Clock, ids: Ids) -> None:
+        super().__init__(limits, clock, ids)
+        self._log: deque[Logged] = deque(maxlen=limits.log_tail_max)
+        self._record = self._log.append
 
     async def close(self) -> None:
         await super().close()
-        self.state = State(self.limits.audit_tail_max)
+        self.state = State()
+        self._log.clear()
+
+    async def log(self, after: int, limit: int) -> list[Logged]:
+        return list(islice((entry for entry in self._log if entry.last > after), limit))
+
+    async def log_back(self, before: int | None, limit: int) -> list[Logged]:
+        entries = (entry for entry in reversed(self._log) if before is None or entry.seq < before)
+        return list(islice(entries, limit))
+
+    async def log_at(self, seq: int) -> Logged | None:
+        return next((entry for entry in self._log if entry.seq <= seq <= entry.last), None)

@@ -8,16 +8,29 @@ the base holds under its key.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Protocol
 
-from covenant.model.audit import AuditRow
 from covenant.model.event import Event, Sent
 from covenant.model.limits import LEASES_REMEMBERED_MAX
-from covenant.model.record import LATE_PREFIX, Cascade, Horizon, Key, Late, Part, Record, Slot, TaskRecord, Tombstone
+from covenant.model.peer import Grant, Peer, peer_key
+from covenant.model.record import (
+    LATE_PREFIX,
+    Cascade,
+    Horizon,
+    Key,
+    Late,
+    Part,
+    Record,
+    SignedHead,
+    Slot,
+    TaskRecord,
+    Tombstone,
+)
 from covenant.rules.context import Context
 from covenant.rules.evolve import CREATING, EVOLVE
+from covenant.rules.grant import pin_of
 from covenant.rules.retention import at_rest, is_forgotten, is_retained, tombstone_of
 from covenant.store.ledger import DueTimes, LazyLedger, Ledger, Shelf
 
@@ -36,14 +49,13 @@ class Base(Protocol):
 class State:
     """Implements the rules' `View`."""
 
-    def __init__(self, audit_tail_max: int, base: Base | None = None) -> None:
+    def __init__(self, base: Base | None = None) -> None:
         self.records: dict[Key, Record | Tombstone] = {}
         self.gone: set[Key] = set()  # closed since the base last heard of them
         self.going: set[Key] = set()  # the base is being told of these
         self.base = base
         self.order = 0  # the number of the last event
         self.at = 0  # the time of the last commit
-        self.audit: deque[AuditRow] = deque(maxlen=audit_tail_max)
         self.rested: deque[Key] = deque()  # at rest and still in memory, oldest first
         self.cascades: set[Key] = set()
         self.compaction: Horizon | None = None
@@ -59,6 +71,12 @@ class State:
         self._children = Shelf(Ledger)
         self._slots = Ledger()
         self._late: dict[str, list[Key]] = {}
+        self._labels: dict[str, str] = {}  # display of a peer, its key
+        self._tokens: dict[str, str] = {}  # digest of a token, the key of its peer
+        self._peers = Ledger()
+        self._grants: dict[str, dict[str, dict[str, dict[str, Grant]]]] = {}  # subject, action, pin, id
+        self._granted = Ledger()
+        self.signed_head: SignedHead | None = None
         self.due_times = DueTimes()
         self.watched = False  # whether anybody waits for one of these:
         self.readied: list[str] = []  # recipients with new work
@@ -131,6 +149,12 @@ class State:
             self.rested.append(key)
         elif type(new) is Horizon:
             self.compaction = new
+        elif type(new) is Peer:
+            self._move_peer(key, old if type(old) is Peer else None, new)
+        elif type(new) is Grant:
+            self._move_grant(key, old if type(old) is Grant else None, new)
+        elif type(new) is SignedHead:
+            self.signed_head = new
 
     def _add_task(self, key: Key, new: TaskRecord) -> None:
         order = new.sent_order
@@ -246,6 +270,35 @@ class State:
         if at_rest(new):
             self.rested.append(key)
 
+    def _move_peer(self, key: Key, old: Peer | None, new: Peer) -> None:
+        if old is not None:
+            self._tokens.pop(old.token, None)
+            self._peers.remove(old.order)
+        self._peers.add(new.order, key)
+        self._labels[new.agent.display] = new.agent.pubkey
+        if new.revoked_ms is None:
+            self._tokens[new.token] = new.agent.pubkey
+
+    def _move_grant(self, key: Key, old: Grant | None, new: Grant) -> None:
+        capability = new.capability
+        actions = self._grants.setdefault(capability.subject.pubkey, {})
+        pins = actions.setdefault(capability.action, {})
+        grants = pins.setdefault(pin_of(capability.scope), {})
+        if old is not None:
+            self._granted.remove(old.order)
+        if new.revoked_ms is None:
+            grants[capability.id] = new
+            self._granted.add(new.order, key)
+        else:
+            grants.pop(capability.id, None)
+            if not grants:
+                del pins[pin_of(capability.scope)]
+            if not pins:
+                del actions[capability.action]
+            self.rested.append(key)
+        if (None if old is None else old.due_ms) != new.due_ms:
+            self.due_times.set(key, new.due_ms)
+
     def _remove(self, key: Key) -> None:
         """A slot was closed: the only record that ends by an event."""
         self.due_times.set(key, None)
@@ -303,6 +356,42 @@ class State:
         return buried, len(forgotten)
 
     # --- the view -----------------------------------------------------------------------------------------
+
+    def depth(self, recipient: str) -> int:
+        return len(self._ready.get(recipient))
+
+    def grants(self, subject: str, action: str) -> Mapping[str, Mapping[str, Grant]]:
+        actions = self._grants.get(subject)
+        return {} if actions is None else actions.get(action, {})
+
+    def peer_named(self, display: str) -> str | None:
+        return self._labels.get(display)
+
+    def peer_of_token(self, digest: str) -> Peer | None:
+        pubkey = self._tokens.get(digest)
+        peer = None if pubkey is None else self.records.get(peer_key(pubkey))
+        return peer if type(peer) is Peer else None
+
+    def peers(self, after: int, limit: int) -> Sequence[Peer]:
+        return [self.records[key] for key in islice(self._peers.after(after), limit)]  # type: ignore[misc]
+
+    def all_grants(self, subject: str | None, after: int, limit: int) -> Sequence[Grant]:
+        found: list[Grant] = []
+        for key in self._granted.after(after):
+            if len(found) >= limit:
+                break
+            grant = self.records[key]
+            assert type(grant) is Grant
+            if subject is None or grant.capability.subject.pubkey == subject:
+                found.append(grant)
+        return found
+
+    def order_of(self, event: Event) -> int:
+        """Which event last touched the record of this one; 0 if none did."""
+        record = self.records.get(event.key)
+        if record is None and type(event) not in CREATING:
+            record = self.get(event.key)
+        return 0 if record is None or type(record) is Tombstone else record.order
 
     def get(self, key: Key) -> Record | Tombstone | None:
         record = self.records.get(key)

@@ -20,6 +20,7 @@ from typing import Any, Final, ParamSpec, TypeVar, cast
 import msgspec
 
 from covenant.model.error import StoreUnavailable
+from covenant.model.peer import Grant
 from covenant.model.record import LATE_PREFIX, Key, Late, Part, Record, Slot, TaskRecord, Tombstone
 from covenant.rules.context import Context
 from covenant.rules.retention import is_forgotten, is_retained, tombstone_of
@@ -41,7 +42,7 @@ create table meta (name text primary key, value text not null) without rowid;
 create table rest (
     n integer primary key,
     key text not null unique,
-    kind text not null,             -- task, part, late, slot, tombstone
+    kind text not null,             -- task, part, late, slot, grant, tombstone
     sender integer,                 -- agent.id, for tasks
     recipient integer,
     parent text,
@@ -71,6 +72,7 @@ _DECODERS: Final[dict[str, msgspec.json.Decoder[Any]]] = {
     "late": msgspec.json.Decoder(Late),
     "slot": msgspec.json.Decoder(Slot),
     "tombstone": msgspec.json.Decoder(Tombstone),
+    "grant": msgspec.json.Decoder(Grant),
 }
 
 

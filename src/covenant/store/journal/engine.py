@@ -11,14 +11,15 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from msgspec import Struct
 
-from covenant.model.command import CompactHistory
+from covenant.model.audit import Logged
+from covenant.model.command import Call, CompactHistory
 from covenant.model.error import CovenantError, StoreClosed, StoreFull, StoreUnavailable
 from covenant.model.limits import Limits
 from covenant.model.view import Compaction
@@ -29,11 +30,14 @@ from covenant.store.journal.archive import Archive
 from covenant.store.journal.files import Files, Lock
 from covenant.store.journal.housekeeping import Housekeeper
 from covenant.store.journal.loading import load, remove_archive
+from covenant.store.journal.log import Log
 from covenant.store.journal.segment import Position
 from covenant.store.journal.writer import Batch, Writer
 
+T = TypeVar("T")
+
 LOCK: Final = "lock"
-_THREADS: Final = 2  # one archives, one saves
+_THREADS: Final = 3  # one archives, one saves, one reads the log
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
 
 log = logging.getLogger("covenant.journal")
@@ -221,6 +225,7 @@ class Journal(Embedded):
         stats.bytes += len(batch.data)
         writer.written(batch)
         synced.set_result(None)
+        self._tell_growth()
         keeper = self._keeper
         assert keeper is not None
         keeper.unsaved_bytes += len(batch.data)
@@ -294,13 +299,33 @@ class Journal(Embedded):
 
     # --- the operator's -----------------------------------------------------------------------------------
 
-    async def compact(self, older_than_ms: int | None) -> Compaction:
-        await self.run(CompactHistory(None, older_than_ms))
+    async def compact(self, command: CompactHistory | Call) -> Compaction:
+        await self.run(command)
         assert self._keeper is not None
         return await self._keeper.compact()
 
-    def context(self) -> Context:
+    def context_now(self) -> Context:
         return Context(self._clock.now_ms(), self._ids, self.limits, self.state.compaction)
+
+    # --- the log ------------------------------------------------------------------------------------------
+
+    async def log(self, after: int, limit: int) -> list[Logged]:
+        return await self._read_log(lambda log: log.after(after, limit))
+
+    async def log_back(self, before: int | None, limit: int) -> list[Logged]:
+        return await self._read_log(lambda log: log.before(before, limit))
+
+    async def log_at(self, seq: int) -> Logged | None:
+        return await self._read_log(lambda log: log.at(seq))
+
+    async def _read_log(self, read: Callable[[Log], T]) -> T:
+        """From the files, as far as they are durable."""
+        await self._settled()
+        if self._refusal is not None:
+            raise self._refused()
+        here = self._writer.position
+        log = Log(self._files, here.file, here.offset)
+        return await self._loop.run_in_executor(self._threads, read, log)
 
     async def head(self) -> Head:
         """The end of the chain as it is durable now."""

@@ -104,6 +104,16 @@ class Files:
         fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         return AppendFile(path, fd, os.fstat(fd).st_size)
 
+    def copy_to(self, name: str, other: Files, new: str) -> None:
+        """Copy a file as far as it goes now into another folder, durably but for its name."""
+        file = other.create(new)
+        try:
+            for block in self.read(name):
+                file.write(block)
+            file.sync()
+        finally:
+            file.close()
+
     def truncate(self, name: str, size: int) -> None:
         """Cut a file, durably."""
         fd = os.open(self.folder / name, os.O_WRONLY | os.O_CLOEXEC)
@@ -127,6 +137,11 @@ class Files:
 
     def size(self, name: str) -> int:
         return (self.folder / name).stat().st_size
+
+    def read_at(self, name: str, start: int, size: int) -> bytes:
+        with open(self.folder / name, "rb", buffering=0) as file:
+            file.seek(start)
+            return file.read(size)
 
     def read(self, name: str, start: int = 0) -> Iterator[bytes]:
         """The file from there on, in blocks."""

@@ -44,7 +44,7 @@ class House(Protocol):
 
     @property
     def is_up(self) -> bool: ...
-    def context(self) -> Context:
+    def context_now(self) -> Context:
         """What the rules are given now; a copy."""
 
     async def run(self, command: Command) -> Any: ...
@@ -182,9 +182,7 @@ class Housekeeper:
         archive_id = archive.id
         assert archive_id is not None
         await self._house.write_out()
-        header = header_of(
-            self._writer.position, archive_id, dropped_until, self._state.gone | self._state.going, self._state.audit
-        )
+        header = header_of(self._writer.position, archive_id, dropped_until, self._state.gone | self._state.going)
         records = list(self._state.records.items())
         if prefix == PLAIN:
             self.unsaved_bytes = 0
@@ -219,7 +217,7 @@ class Housekeeper:
         async with self._archive_turn:
             while await self._move_to_archive(tail=0):
                 pass
-            tasks, tombstones = await self._aside(self._archive.bury, self._house.context())
+            tasks, tombstones = await self._aside(self._archive.bury, self._house.context_now())
         await self._save(PLAIN)
         segments, size = await self._drop_segments(only_if_it_pays=False)
         return Compaction(tasks, tombstones, segments, size)
@@ -239,7 +237,7 @@ class Housekeeper:
         if not names or (only_if_it_pays and not pays):
             return 0, 0
         async with self._archive_turn:
-            await self._aside(self._archive.bury, self._house.context())
+            await self._aside(self._archive.bury, self._house.context_now())
             await self._save(HISTORY, until)
         await self._save(PLAIN)
         for name in names:

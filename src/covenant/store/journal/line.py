@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from covenant.model.audit import AuditRow
+from covenant.model.audit import AuditRow, Logged
 from covenant.model.error import StoreDamaged, UnsupportedFormat
 from covenant.model.event import Event
 
@@ -27,17 +27,22 @@ _TAIL: Final = len(_HASH) + 64 + len(b'"}')
 
 class Line(Struct, frozen=True, omit_defaults=True, gc=False):
     """`seq` numbers the first event; a commit without events takes one number all the same. Lines of one `batch` were
-    written together, before one sync."""
+    written together, before one sync. `prev` names, for each event, the one that touched its record before."""
 
     seq: int
     at: int
     batch: int
     events: Sequence[Event]
+    by: str = ""
+    prev: Sequence[int] = ()
     audit: Sequence[AuditRow] = ()
 
     @property
     def last(self) -> int:
         return self.seq + max(1, len(self.events)) - 1
+
+    def logged(self) -> Logged:
+        return Logged(self.seq, self.at, self.by, self.events, self.prev, self.audit)
 
 
 class Header(Struct, frozen=True, gc=False):

@@ -66,7 +66,6 @@ def _replayed(
     start = _bytes_until(files, reader.position)
     for line in reader:
         state.replay(line.events, line.at, line.seq, partial=begins_late)
-        state.audit.extend(line.audit)
         state.quiet()
         if len(state.rested) > limits.finished_tail_max + _LOADING_BATCHES * limits.archive_batch:
             _archive_what_rests(state, archive, limits)
@@ -99,7 +98,7 @@ def _from_snapshot(files: Files, limits: Limits) -> tuple[State, Archive, Reader
             log.warning("%s; it is passed over", damaged)
             continue
         if header.archive == archive.id:
-            state = _restored(header, records, archive, limits)
+            state = _restored(header, records, archive)
             return state, archive, Reader(files, header.position), files.size(name)
     archive.close()
     return None
@@ -119,9 +118,9 @@ def _from_the_beginning(files: Files, limits: Limits, ids: Ids) -> tuple[State, 
     if histories:
         header, records = read_snapshot(files, histories[-1])
         archive.store_saved([item for item in records if _is_resting(item)])
-        state = _restored(header, [item for item in records if not _is_resting(item)], archive, limits)
+        state = _restored(header, [item for item in records if not _is_resting(item)], archive)
     else:
-        state = State(limits.audit_tail_max, archive)
+        state = State(archive)
     archive.fill_filter()
     archive.use_filled()
     return state, archive, reader, 0
@@ -132,8 +131,8 @@ def remove_archive(files: Files) -> None:
         files.remove(archives.FILE + suffix)
 
 
-def _restored(header: SnapshotHeader, records: list[Saved], archive: Archive, limits: Limits) -> State:
-    state = State(limits.audit_tail_max, archive)
+def _restored(header: SnapshotHeader, records: list[Saved], archive: Archive) -> State:
+    state = State(archive)
     records.sort(key=lambda item: 0 if isinstance(item.record, Tombstone) else item.record.order)
     for item in records:
         assert not isinstance(item.record, Tombstone)
@@ -141,7 +140,6 @@ def _restored(header: SnapshotHeader, records: list[Saved], archive: Archive, li
     state.gone.update(header.gone)
     state.order = header.seq
     state.at = header.at
-    state.audit.extend(header.audit)
     state.quiet()
     return state
 

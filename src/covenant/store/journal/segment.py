@@ -64,6 +64,7 @@ class Reader:
 
     def __init__(self, files: Files, position: Position | None = None, after: int = 0) -> None:
         self.position = position or _first_position(files, after)
+        self.before = self.position.hash  # the link that the last line was chained to
         self.torn_bytes = 0
         self.void_bytes = 0  # behind the end of a segment that has a successor
         self._files = files
@@ -106,6 +107,7 @@ class Reader:
             line = decode_line(raw, name, here.line + 1)
             if line.seq != here.seq + 1:
                 raise StoreDamaged(f"{name}:{here.line + 1} has number {line.seq}", file=name, line=here.line + 1)
+            self.before = here.hash
             self._advance(raw, mark)
             here.seq, here.at, here.batch = line.last, line.at, line.batch
             yield line

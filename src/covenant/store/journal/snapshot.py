@@ -16,9 +16,9 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
-from covenant.model.audit import AuditRow
 from covenant.model.error import StoreDamaged, UnsupportedFormat
-from covenant.model.record import Horizon, Key, Late, Part, Record, Slot, TaskRecord, Tombstone
+from covenant.model.peer import Grant, Peer
+from covenant.model.record import Horizon, Key, Late, Part, Record, SignedHead, Slot, TaskRecord, Tombstone
 from covenant.store.journal.files import Files
 from covenant.store.journal.line import FORMAT_VERSION, split_lines
 from covenant.store.journal.segment import Position
@@ -59,7 +59,24 @@ class SavedTombstone(Struct, tag="tombstone", tag_field="kind", gc=False):
     record: Tombstone
 
 
-Saved = SavedTask | SavedPart | SavedLate | SavedSlot | SavedHorizon | SavedTombstone
+class SavedPeer(Struct, tag="peer", tag_field="kind", gc=False):
+    key: Key
+    record: Peer
+
+
+class SavedGrant(Struct, tag="grant", tag_field="kind", gc=False):
+    key: Key
+    record: Grant
+
+
+class SavedHead(Struct, tag="head", tag_field="kind", gc=False):
+    key: Key
+    record: SignedHead
+
+
+Saved = (
+    SavedTask | SavedPart | SavedLate | SavedSlot | SavedHorizon | SavedTombstone | SavedPeer | SavedGrant | SavedHead
+)
 
 _SAVED: Final[dict[type, type]] = {
     TaskRecord: SavedTask,
@@ -68,6 +85,9 @@ _SAVED: Final[dict[type, type]] = {
     Slot: SavedSlot,
     Horizon: SavedHorizon,
     Tombstone: SavedTombstone,
+    Peer: SavedPeer,
+    Grant: SavedGrant,
+    SignedHead: SavedHead,
 }
 
 
@@ -84,7 +104,6 @@ class SnapshotHeader(Struct, frozen=True, gc=False):
     archive: str
     dropped_until: int  # a history stands in for the segments up to this event
     gone: list[Key]
-    audit: list[AuditRow]
 
     @property
     def position(self) -> Position:
@@ -108,9 +127,7 @@ def saved(key: Key, record: Record | Tombstone) -> Saved:
     return wrapped
 
 
-def header_of(
-    position: Position, archive: str, dropped_until: int, gone: Iterable[Key], audit: Iterable[AuditRow]
-) -> SnapshotHeader:
+def header_of(position: Position, archive: str, dropped_until: int, gone: Iterable[Key]) -> SnapshotHeader:
     assert position.file is not None
     return SnapshotHeader(
         covenant="snapshot",
@@ -125,7 +142,6 @@ def header_of(
         archive=archive,
         dropped_until=dropped_until,
         gone=list(gone),
-        audit=list(audit),
     )
 
 

@@ -1,23 +1,27 @@
 """Does the folder read as it was written?
 
-`verify` walks the whole chain and every snapshot. With an exported head, any line before it that was changed, removed,
-repeated or moved is found; without one, the end of the chain can only vouch for itself.
+`verify` walks the whole chain and every snapshot. Any line before the last signed head that was changed, removed,
+repeated or moved is found, and with an exported head any before that; behind both, the chain only vouches for itself.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from pathlib import Path
 from typing import Final
 
 from msgspec import Struct
 
 from covenant.model.error import StoreError
+from covenant.model.event import HeadSigned
+from covenant.rules.signature import head_bytes, is_signed
 from covenant.store.journal.engine import Head
 from covenant.store.journal.files import Files
 from covenant.store.journal.segment import Reader, segment_names
 from covenant.store.journal.snapshot import HISTORY, PLAIN, dropped_until, read_snapshot, snapshot_names
 
 _TRIES: Final = 10
+_LINKS_MAX: Final = 1_000_000
 
 
 class Report(Struct):
@@ -27,6 +31,9 @@ class Report(Struct):
     commits: int = 0
     events: int = 0
     head: Head | None = None
+    signatures: int = 0
+    signed_until: int = 0  # the last event before a signed head
+    signed_by: str | None = None
     torn_bytes: int = 0
     damage: list[str] = []
 
@@ -35,21 +42,22 @@ class Report(Struct):
         return not self.damage
 
 
-def verify(folder: str | Path, head: Head | None = None) -> Report:
-    """Read everything; nothing is changed, and nobody need stop for it."""
+def verify(folder: str | Path, head: Head | None = None, realm: str | None = None) -> Report:
+    """Read everything; nothing is changed, and nobody need stop for it. `realm` is the key that must have signed the
+    heads; without it, whichever key signed the first must have signed all."""
     files = Files(folder)
     if not files.folder.is_dir():
         return Report(0, damage=[f"there is no folder {folder}"])
     for _ in range(_TRIES):
         try:
-            return _verified(files, head)
+            return _verified(files, head, realm)
         except FileNotFoundError:
             continue  # housekeeping has replaced a file meanwhile: look again
     return Report(0, damage=["files go away while they are read"])
 
 
-def _verified(files: Files, head: Head | None) -> Report:
-    report = Report(len(segment_names(files)))
+def _verified(files: Files, head: Head | None, realm: str | None) -> Report:
+    report = Report(len(segment_names(files)), signed_by=realm)
     _walk(files, report, head)
     for prefix in (PLAIN, HISTORY):
         for name in snapshot_names(files, prefix):
@@ -62,6 +70,7 @@ def _verified(files: Files, head: Head | None) -> Report:
 
 def _walk(files: Files, report: Report, head: Head | None) -> None:
     seen = head is None or head.seq == 0
+    heads = _Heads()
     try:
         reader = Reader(files, after=dropped_until(files))
         if head is not None and head.seq == reader.position.seq:
@@ -70,6 +79,11 @@ def _walk(files: Files, report: Report, head: Head | None) -> None:
             report.commits += 1
             report.events += len(line.events)
             here = reader.position
+            heads.note(line.seq - 1, reader.before)
+            heads.note(line.last, here.hash)
+            for event in line.events:
+                if isinstance(event, HeadSigned):
+                    heads.check(event, report)
             if head is not None and here.seq == head.seq:
                 seen = here.hash == head.hash.encode()
         # A head may have been taken right behind a segment's header, whose hash no commit carries.
@@ -82,3 +96,29 @@ def _walk(files: Files, report: Report, head: Head | None) -> None:
         report.damage.append(damaged.message)
     if not seen and head is not None:
         report.damage.append(f"the head at event {head.seq} is not in this chain")
+
+
+class _Heads:
+    """The links of late, to compare signed heads with. Between two commits there may be two: a segment's header has one
+    of its own."""
+
+    def __init__(self) -> None:
+        self._links: OrderedDict[int, set[bytes]] = OrderedDict()
+
+    def note(self, seq: int, link: bytes) -> None:
+        self._links.setdefault(seq, set()).add(link)
+        if len(self._links) > _LINKS_MAX:
+            self._links.popitem(last=False)
+
+    def check(self, event: HeadSigned, report: Report) -> None:
+        report.signatures += 1
+        report.signed_by = report.signed_by or event.pubkey
+        known = self._links.get(event.seq)
+        if known is None or event.hash.encode() not in known:
+            report.damage.append(f"the head that was signed at event {event.seq} is not in this chain")
+        elif event.pubkey != report.signed_by:
+            report.damage.append(f"the head at event {event.seq} was signed by another key")
+        elif not is_signed(event.pubkey, event.signature, head_bytes(event.seq, event.hash)):
+            report.damage.append(f"the signature under event {event.seq} is not good")
+        else:
+            report.signed_until = event.seq

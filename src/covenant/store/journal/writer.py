@@ -8,7 +8,7 @@ from typing import Final
 
 from msgspec import Struct
 
-from covenant.rules.context import Commit
+from covenant.model.audit import Logged
 from covenant.store.journal.files import AppendFile, Files
 from covenant.store.journal.line import FORMAT_VERSION, Header, Line, encode
 from covenant.store.journal.segment import Position, segment_name
@@ -52,11 +52,12 @@ class Writer:
         if self.position.file is not None:
             self._file = self._files.append_to(self.position.file)
 
-    def add(self, commit: Commit, at: int) -> None:
-        events = commit.events
-        seq = self._seq
-        data, self._hash = encode(Line(seq + 1, at, self._batch, events, commit.audit), self._hash)
-        self._seq = seq + (len(events) or 1)
+    def add(self, logged: Logged) -> None:
+        events = logged.events
+        seq, at = logged.seq, logged.at
+        line = Line(seq, at, self._batch, events, logged.by, logged.prev, logged.audit)
+        data, self._hash = encode(line, self._hash)
+        self._seq = seq + (len(events) or 1) - 1
         self._at = at
         buffer = self._buffer
         if not buffer:

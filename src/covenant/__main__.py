@@ -1,0 +1,5 @@
+"""`python -m covenant` is the program `covenant`."""
+
+from covenant.cli.main import main
+
+main()

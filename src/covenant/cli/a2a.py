@@ -1,0 +1,56 @@
+"""`covenant a2a`: what concerns tasks, put together from one module for each noun."""
+
+from __future__ import annotations
+
+import click
+
+from covenant.cli.cache import cache
+from covenant.cli.lease import beat, post, release, take
+from covenant.cli.option import Duration, answers
+from covenant.cli.repair import force_error, requeue, retry_stale
+from covenant.cli.result import results
+from covenant.cli.session import Session
+from covenant.cli.status import status
+from covenant.cli.task import cancel, send, show, tree, watch
+from covenant.cli.words import counted, size
+from covenant.serve import wire as w
+
+
+@click.group()
+def a2a() -> None:
+    """Send tasks, work on them, see and repair what is stuck."""
+
+
+@click.command()
+@click.option("--older-than", "older_than_ms", type=Duration("ms"), help="Such as 7d; bare numbers are milliseconds.")
+@answers
+def compact(session: Session, older_than_ms: int | None) -> None:
+    """Let go of tasks that are over, past their retention or older than this."""
+    done = session.ask(w.Compact(older_than_ms=older_than_ms), w.Compacted)
+
+    def tell() -> None:
+        freed = f", {counted(done.segments_dropped, 'segment')}, {size(done.bytes_freed)}" if done.bytes_freed else ""
+        click.echo(f"let go of {counted(done.dropped, 'task')}{freed}")
+
+    session.answer(done, tell)
+
+
+for command in (
+    status,
+    send,
+    show,
+    tree,
+    watch,
+    cancel,
+    take,
+    post,
+    beat,
+    release,
+    results,
+    requeue,
+    force_error,
+    retry_stale,
+    cache,
+    compact,
+):
+    a2a.add_command(command)

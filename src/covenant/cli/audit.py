@@ -1,0 +1,112 @@
+"""`covenant audit`: who did what, and whether the record of it is whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import click
+import msgspec
+from msgspec import Struct
+
+from covenant.cli.folder import folder_of, store_option, tell_integrity
+from covenant.cli.option import answers
+from covenant.cli.session import Session
+from covenant.cli.table import Cell, Column, print_table
+from covenant.cli.words import ago, safe
+from covenant.model.audit import AuditRow
+from covenant.serve import wire as w
+
+_STRETCH: Final = 500
+
+
+@click.group()
+def audit() -> None:
+    """Who did what, and whether the record of it is whole."""
+
+
+@audit.command()
+@click.option("-n", "--limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="How many at most.")
+@click.option("--task", "task_id", metavar="ID", help="Only rows of this task.")
+@click.option("--actor", help="Only what this peer did; `system` for the clock.")
+@click.option("--kind", help="Only rows of this kind.")
+@click.option("--before", type=click.IntRange(1), metavar="SEQ", help="Go on where the page before ended.")
+@answers
+def recent(
+    session: Session, limit: int, task_id: str | None, actor: str | None, kind: str | None, before: int | None
+) -> None:
+    """The newest rows; the last one stands at the bottom."""
+    request = w.RecentAudit(limit=limit, before=before, task_id=task_id, actor=actor, row=kind)
+    found = session.ask(request, w.AuditReply)
+    session.answer(found, lambda: _tell(session, found))
+
+
+def _tell(session: Session, found: w.AuditReply) -> None:
+    if not found.rows:
+        click.echo("no such rows" + ("" if found.cursor is None else " so far back"))
+    else:
+        columns = (Column("seq"), Column("when"), Column("who"), Column("what"), Column("more", fits=True))
+        rows = ((str(row.seq), ago(row.at_ms), *row_cells(row)) for row in reversed(found.rows))
+        print_table(columns, rows)
+    if found.cursor is not None:
+        click.echo(f"\nolder: {session.command(f'audit recent --before {found.cursor}')} (and the same filters)")
+
+
+def row_cells(row: AuditRow, with_task: bool = True) -> tuple[str, Cell, str]:
+    """Who, what, and all the rest that a row tells."""
+    kind = row.kind.replace("_", " ")
+    if row.passed is None:
+        what = Cell(kind, "")
+    else:
+        what = Cell(f"{kind}: {'yes' if row.passed else 'no'}", "green" if row.passed else "red")
+    told = [row.action, row.subject, row.task_id if with_task else None]
+    told += [f"attempt {row.attempt}" if row.attempt is not None else None, _named("lease", row.lease_id)]
+    told += [_named("risk", row.duplicate_risk), _named("declared", row.declared), _named("grant", row.grant)]
+    told += [row.reason, *(f"{name} {count}" for name, count in row.counts.items())]
+    return safe(row.actor), what, safe(", ".join(part for part in told if part))
+
+
+def _named(name: str, value: str | None) -> str | None:
+    return None if value is None else f"{name} {value}"
+
+
+@audit.command()
+@store_option
+@answers
+def verify(session: Session, store: str | None) -> None:
+    """Whether every row is as it was written. Reads the folder; a daemon may run meanwhile."""
+    tell_integrity(session, folder_of(session, store), "audit_integrity")
+
+
+class Export(Struct, tag="audit_export", tag_field="kind"):
+    after: int
+    rows: list[AuditRow]
+
+
+@audit.command()
+@click.option("--after", type=click.IntRange(0), default=0, metavar="SEQ", help="Only what came behind this row.")
+@store_option
+@answers
+def export(session: Session, after: int, store: str | None) -> None:
+    """Every row as a line of JSON, the oldest first. Reads the folder; a daemon may run meanwhile."""
+    rows = _rows(folder_of(session, store), after)
+    if session.given.as_json:
+        session.answer(Export(after, list(rows)), lambda: None)
+        return
+    for row in rows:
+        click.echo(msgspec.json.encode(row))
+
+
+def _rows(folder: str, after: int) -> Iterator[AuditRow]:
+    from covenant.rules.audit import rows_of
+    from covenant.store.journal.files import Files
+    from covenant.store.journal.log import Log
+    from covenant.store.journal.segment import segment_names
+
+    files = Files(folder)
+    names = segment_names(files)
+    log = Log(files, names[-1] if names else None, files.size(names[-1]) if names else 0)
+    while stretch := log.after(after, _STRETCH):
+        for logged in stretch:
+            yield from (row for row in rows_of(logged) if row.seq > after)
+        after = stretch[-1].last

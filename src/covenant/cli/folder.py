@@ -1,0 +1,55 @@
+"""The folder of a journal, for the commands that read it themselves, and what they found in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from covenant.cli.session import Session
+from covenant.cli.table import print_fields
+from covenant.cli.words import counted
+from covenant.model.error import BadSetting
+
+store_option = click.option("--store", metavar="URL", help="The folder, file:PATH. Default: <home>/data.")
+
+
+def folder_of(session: Session, store: str | None) -> str:
+    if store is None:
+        return str(session.home.data)
+    path = store.removeprefix("file:")
+    if path == store or not path:
+        raise BadSetting(f"{store!r} is no folder: file:./data", name="--store")
+    return str(Path(path.removeprefix("//") if path.startswith("///") else path))
+
+
+def tell_integrity(session: Session, folder: str, kind: str) -> None:
+    """Exit 1 when it is not sound."""
+    from covenant.store.journal.verify import verify
+
+    report = verify(folder)
+    answer: dict[str, Any] = {"kind": kind, "valid": report.is_sound, "report": msgspec.to_builtins(report)}
+
+    def tell() -> None:
+        sound = click.style("sound", fg="green") if report.is_sound else click.style("damaged", fg="red")
+        click.echo(f"{folder} is {sound}")
+        head = report.head
+        print_fields(
+            [
+                ("read", f"{counted(report.commits, 'commit')} in {counted(report.segments, 'segment')}"),
+                ("head", None if head is None else f"event {head.seq}, {head.hash}"),
+                (
+                    "torn",
+                    f"{report.torn_bytes} bytes at the end; the next start cuts them off"
+                    if report.torn_bytes
+                    else None,
+                ),
+                ("damage", "\n".join(report.damage)),
+            ]
+        )
+
+    session.answer(answer, tell)
+    if not report.is_sound:
+        raise click.exceptions.Exit(1)

@@ -1,0 +1,93 @@
+"""`covenant`: the program. Its commands are imported when they are called, so that help comes at once."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+import click
+
+from covenant.cli.option import Given, connection
+from covenant.model.error import BadSetting, CovenantError, StoreUnavailable
+
+COMMANDS: Final = {  # the first line of each one's help, so that none need be imported to list them
+    "a2a": "Send tasks, work on them, see and repair what is stuck.",
+    "audit": "Who did what, and whether the record of it is whole.",
+    "capabilities": "Who may do what: grant, revoke, list, check.",
+    "journal": "The folder of a daemon: verify, repair, back up, restore.",
+    "peers": "Who may come in: enroll, list, revoke, rotate tokens.",
+    "serve": "Run a daemon until it is told to end.",
+    "version": "Which Covenant this is, and which one runs.",
+    "why": "Tell why a task is where it is, and what would move it.",
+}
+
+
+class Commands(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = getattr(importlib.import_module(f"covenant.cli.{cmd_name}"), cmd_name)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@connection(hidden=False)
+@click.pass_context
+def covenant(ctx: click.Context) -> None:
+    """A durable, explicitly leased mailbox between agents.
+
+    Start a daemon with `covenant serve`; all other commands talk to it. The options below may also stand behind a
+    command. With --json a command answers with one JSON object. Exit codes: 0 done, 1 refused, 2 wrong usage.
+    """
+    if os.environ.get("NO_COLOR"):
+        ctx.color = False
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Do it; the exit code."""
+    given = Given()
+    try:
+        code = covenant.main(list(arguments), prog_name="covenant", obj=given, standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except click.exceptions.NoArgsIsHelpError as wanting:
+        wanting.show()
+        return 2
+    except click.ClickException as wrong:
+        given.as_json = given.as_json or "--json" in arguments  # it may not have come to be read
+        return _refuse(given, _wrong_usage(wrong))
+    except (click.Abort, KeyboardInterrupt):
+        return 130
+    except CovenantError as refusal:
+        return _refuse(given, refusal)
+    except OSError as failed:
+        return _refuse(given, StoreUnavailable(str(failed)))
+
+
+def _wrong_usage(wrong: click.ClickException) -> CovenantError:
+    context = wrong.ctx if isinstance(wrong, click.UsageError) else None
+    path = "covenant" if context is None else context.command_path
+    return BadSetting(f"{wrong.format_message().rstrip('.')}; see {path} --help", name=path)
+
+
+def _refuse(given: Given, refusal: CovenantError) -> int:
+    from covenant.cli.session import Session
+
+    return Session(given).refuse(refusal)
+
+
+def main() -> None:
+    sys.exit(run(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    main()

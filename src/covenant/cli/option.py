@@ -1,0 +1,112 @@
+"""The options that many commands share, and the kinds of value that they take."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable
+from typing import Any, Final, TypeVar, cast
+
+import click
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_UNIT_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
+_DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|w)?")
+_DURATION_MS_MAX: Final = 100 * 365 * _UNIT_MS["d"]
+FOR_EVER: Final = -1
+
+
+class Given:
+    """What was said before and behind the name of a command."""
+
+    def __init__(self) -> None:
+        self.home: str | None = None
+        self.url: str | None = None
+        self.token: str | None = None
+        self.token_from = ""
+        self.as_json = False
+
+
+class Duration(click.ParamType[int]):
+    """`90`, `90s`, `5m`, `36h`, `7d`, `2w`; in milliseconds. A bare number is in the given unit."""
+
+    name = "duration"
+
+    def __init__(self, bare: str) -> None:
+        self._bare = bare
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        found = _DURATION.fullmatch(value)
+        if found is None:
+            self.fail(f"{value!r} is not a duration like 90s, 5m, 36h or 7d", param, ctx)
+        ms = round(float(found[1]) * _UNIT_MS[found[2] or self._bare])
+        if ms > _DURATION_MS_MAX:
+            self.fail(f"{value!r} is too long", param, ctx)
+        return ms
+
+
+def _keep(ctx: click.Context, param: click.Parameter, value: Any) -> None:
+    if value is not None and param.name is not None:
+        setattr(ctx.find_root().obj, param.name, value)
+
+
+def _kept(name: str, metavar: str, told: str, hidden: bool) -> Callable[[F], F]:
+    return click.option(name, metavar=metavar, help=told, expose_value=False, callback=_keep, hidden=hidden)
+
+
+def home_option(hidden: bool = False) -> Callable[[F], F]:
+    return _kept("--home", "DIR", "The daemon's folder (or COVENANT_HOME). Default: ~/.covenant.", hidden)
+
+
+def connection(hidden: bool) -> Callable[[F], F]:
+    """Where the daemon is, and whose token: understood before and behind the name of a command."""
+    url = "The daemon: http://HOST:PORT or unix:PATH (or COVENANT_URL). Default: <home>/sock."
+    token = "Whose call it is (or COVENANT_TOKEN). Default: <home>/operator.token."
+
+    def added(function: F) -> F:
+        function = _kept("--token", "TOKEN", token, hidden)(function)
+        return home_option(hidden)(_kept("--url", "URL", url, hidden)(function))
+
+    return added
+
+
+def answers(function: F) -> F:
+    """What every command has: the connection, `--json`, and the session as its first argument."""
+
+    @functools.wraps(function)
+    def with_session(*args: Any, **options: Any) -> Any:
+        from covenant.cli.session import Session
+
+        return function(Session(click.get_current_context().find_root().obj), *args, **options)
+
+    json_option = click.option(
+        "--json",
+        "as_json",
+        is_flag=True,
+        default=None,
+        expose_value=False,
+        callback=_keep,
+        help="Answer with exactly one JSON object.",
+    )
+    return connection(hidden=True)(json_option(cast(F, with_session)))
+
+
+def wait_option(told: str) -> Callable[[F], F]:
+    """`--wait` for as long as it takes, `--wait 30` for seconds."""
+    return click.option(
+        "--wait", "wait_ms", type=Duration("s"), is_flag=False, flag_value=FOR_EVER, metavar="[SECONDS]", help=told
+    )
+
+
+limit_option = click.option(
+    "-n", "--limit", type=click.IntRange(1, 1000), default=10, show_default=True, help="How many at most."
+)
+long_limit_option = click.option(
+    "-n", "--limit", type=click.IntRange(1, 1000), default=50, show_default=True, help="How many at most."
+)
+cursor_option = click.option("--cursor", help="Go on where the page before ended.")
+lease_guard = click.option("--lease-id", metavar="LEASE", help="Only if the task is still held under this lease.")
+reason_option = click.option("--reason", required=True, help="Why; it is kept in the audit.")

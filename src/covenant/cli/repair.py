@@ -1,0 +1,146 @@
+"""What an operator does about a lease whose holder is gone: by hand, or through the bounded gate."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import click
+
+from covenant.cli.entry import print_result
+from covenant.cli.option import answers, lease_guard, reason_option
+from covenant.cli.session import Session
+from covenant.cli.table import Column, print_table
+from covenant.cli.words import brief, counted, span
+from covenant.model.repair import (
+    DuplicateRisk,
+    ForceError,
+    RepairOutcome,
+    RepairRequest,
+    Requeue,
+    RetryPolicy,
+    RetryReport,
+)
+from covenant.serve import wire as w
+
+_DEFAULT = RetryPolicy()
+_RISKS = ("idempotent", "operator-accepted", "operator_accepted")
+
+
+@click.command()
+@click.argument("task_id")
+@reason_option
+@click.option(
+    "--duplicate-risk",
+    "risk",
+    required=True,
+    type=click.Choice(_RISKS),
+    help="idempotent: doing it twice is safe. operator-accepted: it may not be, and you accept that.",
+)
+@lease_guard
+@answers
+def requeue(session: Session, task_id: str, reason: str, risk: str, lease_id: str | None) -> None:
+    """Take a task from its holder and queue it again: same id, next attempt."""
+    posture = cast(DuplicateRisk, risk.replace("-", "_"))
+    _repair(session, RepairRequest(task_id, Requeue(posture, lease_id), reason))
+
+
+@click.command()
+@click.argument("task_id")
+@reason_option
+@click.option("--message", required=True, help="What the sender is told.")
+@lease_guard
+@answers
+def force_error(session: Session, task_id: str, reason: str, message: str, lease_id: str | None) -> None:
+    """Take a task from its holder and answer its sender with an error."""
+    _repair(session, RepairRequest(task_id, ForceError(message, lease_id), reason))
+
+
+def _repair(session: Session, request: RepairRequest) -> None:
+    done = session.ask(w.Repair(request=request), w.Repaired)
+    session.answer(done, lambda: _tell_outcome(done.outcome))
+
+
+def _tell_outcome(outcome: RepairOutcome) -> None:
+    told = {
+        "requeued": f"queued again after attempt {outcome.attempt}",
+        "forced_error": "ended with an error; its sender is told",
+        "canceled": "canceled, as its sender had asked",
+    }
+    click.echo(f"{outcome.task_id} is {told[outcome.action]}")
+    if outcome.result is not None:
+        print_result(outcome.result)
+
+
+@click.command()
+@click.option("--enable", is_flag=True, help="Do it. Without this it only tells what it would do.")
+@click.option(
+    "--min-lease-age-ms",
+    type=click.IntRange(0),
+    default=_DEFAULT.min_lease_age_ms,
+    show_default=True,
+    help="Only leases silent for so long.",
+)
+@click.option(
+    "--max-attempts",
+    type=click.IntRange(0),
+    default=_DEFAULT.max_attempts,
+    show_default=True,
+    help="Leave alone what was tried so often.",
+)
+@click.option(
+    "--max-requeues",
+    type=click.IntRange(0),
+    default=_DEFAULT.max_requeues,
+    show_default=True,
+    help="Queue no more than so many.",
+)
+@click.option(
+    "--scan-limit",
+    type=click.IntRange(0),
+    default=_DEFAULT.scan_limit,
+    show_default=True,
+    help="Look at no more leases than so many.",
+)
+@answers
+def retry_stale(
+    session: Session, enable: bool, min_lease_age_ms: int, max_attempts: int, max_requeues: int, scan_limit: int
+) -> None:
+    """Queue stale leases again, if their tasks declare that they may be done twice."""
+    policy = RetryPolicy(
+        enabled=enable,
+        min_lease_age_ms=min_lease_age_ms,
+        max_attempts=max_attempts,
+        max_requeues=max_requeues,
+        scan_limit=scan_limit,
+    )
+    done = session.ask(w.RetryStale(policy=policy), w.AutoRetried)
+    session.answer(done, lambda: _tell_report(session, done.report))
+
+
+def _tell_report(session: Session, report: RetryReport) -> None:
+    chosen = report.requeued if report.policy.enabled else report.would_requeue
+    verb = "requeued" if report.policy.enabled else "would requeue"
+    click.echo(
+        f"looked at {counted(report.considered, 'lease')}: {verb} {len(chosen)}, left alone {len(report.skipped)}, "
+        f"out of attempts {len(report.exhausted)}"
+    )
+    rows = [
+        *(
+            (one.task_id, verb, str(one.attempt), span(one.lease_age_ms), f"key {brief(one.idempotency_key, 40)}")
+            for one in chosen
+        ),
+        *(
+            (one.task_id, "leaves", str(one.attempt), span(one.lease_age_ms), one.reason.value)
+            for one in report.skipped
+        ),
+    ]
+    if rows:
+        click.echo()
+        columns = (Column("task"), Column("gate"), Column("try"), Column("silent"), Column("why", fits=True))
+        print_table(columns, rows)
+    if chosen and not report.policy.enabled:
+        click.echo(
+            f"\nnothing was changed; to do it: {session.command('a2a retry-stale --enable')} (and the same bounds)"
+        )
+    elif not report.policy.enabled:
+        click.echo("\nnothing was changed: without --enable it only looks")

@@ -1,0 +1,176 @@
+"""One run of the program: which daemon it asks, with whose token, and how it answers.
+
+By default that is the daemon of one's own home, over its socket, as the operator.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import click
+import msgspec
+
+from covenant.cli.option import FOR_EVER, Given
+from covenant.cli.words import safe
+from covenant.client.remote import OPERATOR_TOKEN, TOKEN_VARIABLE
+from covenant.exchange.realm import read_secret
+from covenant.model.error import BadSetting, CovenantError, Unauthenticated, Unreachable
+from covenant.serve.home import Home
+
+if TYPE_CHECKING:
+    from covenant.client.engine import Transport
+    from covenant.serve import wire as w
+
+URL_VARIABLE: Final = "COVENANT_URL"
+_UNIX: Final = "unix:"
+_POLL_MS: Final = 20_000  # of one request that waits; the daemon has a bound of its own
+
+R = TypeVar("R")
+T = TypeVar("T")
+
+
+class Daemon:
+    """The other end: a way to it, and the token that every call carries."""
+
+    def __init__(self, transport: Transport, token: str) -> None:
+        self._transport = transport
+        self._token = token
+
+    async def call(self, request: w.Request, reply: type[R]) -> R:
+        answer: R = await self._transport.call(self._token, request, reply)
+        return answer
+
+
+class Session:
+    def __init__(self, given: Given) -> None:
+        self.given = given
+
+    # --- where and who ------------------------------------------------------------------------------------
+
+    @property
+    def home(self) -> Home:
+        return Home(self.given.home)
+
+    @property
+    def address(self) -> str:
+        """What was said on the command line goes before what the environment says."""
+        if self.given.url is not None:
+            return self.given.url
+        told = None if self.given.home is not None else os.environ.get(URL_VARIABLE)
+        return told or f"{_UNIX}{self.home.socket}"
+
+    @property
+    def is_at_home(self) -> bool:
+        return self.address == f"{_UNIX}{self.home.socket}"
+
+    def find_token(self) -> str:
+        """Given, from the environment, or the operator's own; the operator's never goes to a URL unasked."""
+        if self.given.token is not None:
+            self.given.token_from = "--token"
+            return self.given.token
+        token = os.environ.get(TOKEN_VARIABLE)
+        if token:
+            self.given.token_from = TOKEN_VARIABLE
+            return token
+        if not self.address.startswith(_UNIX):
+            raise Unauthenticated(f"a daemon behind a URL wants a token: --token, or {TOKEN_VARIABLE}")
+        return self._operator_token(Path(_socket_path(self.address)))
+
+    def _operator_token(self, socket: Path) -> str:
+        for file in (socket.with_name(OPERATOR_TOKEN), self.home.token_file):
+            if file.exists():
+                self.given.token_from = str(file)
+                return read_secret(file).decode(errors="replace").strip()
+        if not socket.exists():
+            raise Unreachable(f"no daemon at {socket}", outcome="not_sent")
+        raise Unauthenticated(f"there is no {self.home.token_file}: --token, or {TOKEN_VARIABLE}")
+
+    # --- asking -------------------------------------------------------------------------------------------
+
+    def ask(self, request: w.Request, reply: type[R]) -> R:
+        async def once(daemon: Daemon) -> R:
+            return await daemon.call(request, reply)
+
+        return self.run(once)
+
+    def run(self, work: Callable[[Daemon], Awaitable[T]]) -> T:
+        return asyncio.run(self._connected(work))
+
+    async def _connected(self, work: Callable[[Daemon], Awaitable[T]]) -> T:
+        token = self.find_token()
+        transport = _transport(self.address)
+        try:
+            return await work(Daemon(transport, token))
+        finally:
+            await transport.close()
+
+    # --- answering ----------------------------------------------------------------------------------------
+
+    def answer(self, reply: Any, tell: Callable[[], None]) -> None:
+        """One JSON object for a program, or the telling of it for a person."""
+        if self.given.as_json:
+            click.echo(msgspec.json.encode(reply))
+        else:
+            tell()
+
+    def command(self, rest: str) -> str:
+        """What to type next, for the daemon that was asked now."""
+        words = ["covenant"]
+        if self.given.home is not None:
+            words += ["--home", shlex.quote(self.given.home)]
+        if self.given.url is not None:
+            words += ["--url", shlex.quote(self.given.url)]
+        return " ".join([*words, rest])
+
+    def refuse(self, refusal: CovenantError) -> int:
+        """Say no, on stderr and to a program that reads the answer; then the exit code."""
+        if self.given.as_json:
+            click.echo(msgspec.json.encode(refusal.to_wire()))
+        click.echo(f"{click.style('error', fg='red')}: {safe(refusal.message)} ({refusal.code})", err=True)
+        hint = self._hint(refusal)
+        if hint:
+            click.echo(hint, err=True)
+        return 2 if isinstance(refusal, BadSetting) else 1
+
+    def _hint(self, refusal: CovenantError) -> str | None:
+        if refusal.details.get("outcome") == "not_sent" and self.is_at_home:
+            home = "" if self.given.home is None else f" --home {shlex.quote(self.given.home)}"
+            return f"start one with: covenant serve{home}"
+        if isinstance(refusal, Unauthenticated) and self.given.token_from:
+            return f"the token that was tried is from {self.given.token_from}"
+        return None
+
+
+def _socket_path(address: str) -> str:
+    return os.path.expanduser(address.removeprefix(_UNIX).removeprefix("//"))
+
+
+def _transport(address: str) -> Transport:
+    if address.startswith(_UNIX):
+        from covenant.client.unix import UnixTransport
+
+        return UnixTransport(_socket_path(address))
+    if not address.startswith(("http://", "https://")):
+        raise BadSetting(f"{address!r} is no address of a daemon: http://HOST:PORT or unix:PATH", name="--url")
+    from covenant.client.http import HttpTransport
+
+    return HttpTransport(address)
+
+
+def waits(wait_ms: int | None) -> Iterator[int]:
+    """How long each of several requests waits, so that together they wait as long as was asked."""
+    if wait_ms is None:
+        yield 0
+        return
+    end = time.monotonic() + wait_ms / 1000
+    while True:
+        left_ms = _POLL_MS if wait_ms == FOR_EVER else max(0, round((end - time.monotonic()) * 1000))
+        yield min(left_ms, _POLL_MS)
+        if left_ms == 0:
+            return

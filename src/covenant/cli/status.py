@@ -1,0 +1,132 @@
+"""`covenant a2a status`: what is queued, in flight and pending, and what is stuck."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Final
+
+import click
+from msgspec import Struct
+
+from covenant.cli.entry import between, is_stale, result_brief, silent_ms, state_cell, status_cell
+from covenant.cli.option import answers, cursor_option, limit_option
+from covenant.cli.session import Session
+from covenant.cli.table import Cell, Column, print_table
+from covenant.cli.words import ago, brief, counted, span
+from covenant.model.record import TaskState
+from covenant.model.task import Result
+from covenant.model.view import QueueEntry
+from covenant.serve import wire as w
+from covenant.serve.why import reason_of
+
+_ADVISED_MAX: Final = 3
+_STATES: Final = ("queued", "in_flight", "in-flight", "result_pending", "result-pending")
+
+
+class Status(Struct, tag="a2a_status", tag_field="kind"):
+    """What was asked, and what was found: every member is always there."""
+
+    limit: int
+    min_lease_age_ms: int | None
+    deadline_within_ms: int | None
+    state_filter: TaskState | None
+    tasks: list[QueueEntry]
+    results: list[Result]
+    cursor: str | None
+
+
+@click.command()
+@limit_option
+@click.option("--min-lease-age-ms", type=click.IntRange(0), help="Of leases, only those silent for so long.")
+@click.option("--deadline-within-ms", type=click.IntRange(0), help="Only what is due by then.")
+@click.option("--state", type=click.Choice(_STATES), help="Only what is in this state.")
+@cursor_option
+@answers
+def status(
+    session: Session,
+    limit: int,
+    min_lease_age_ms: int | None,
+    deadline_within_ms: int | None,
+    state: str | None,
+    cursor: str | None,
+) -> None:
+    """What is queued, in flight and pending; marks leases that look lost."""
+    wanted = None if state is None else TaskState(state.replace("-", "_"))
+    page = session.ask(
+        w.Queue(
+            limit=limit,
+            min_lease_age_ms=min_lease_age_ms,
+            deadline_within_ms=deadline_within_ms,
+            state=wanted,
+            cursor=cursor,
+        ),
+        w.QueueReply,
+    )
+    found = Status(limit, min_lease_age_ms, deadline_within_ms, wanted, page.tasks, page.results, page.cursor)
+    session.answer(found, lambda: _tell(session, found))
+
+
+def _tell(session: Session, found: Status) -> None:
+    stale = [entry for entry in found.tasks if is_stale(entry)]
+    click.echo(_summary(found, len(stale)))
+    if found.tasks:
+        click.echo()
+        _print_tasks(found.tasks)
+    if found.results:
+        click.echo()
+        columns = (Column("result of"), Column("status"), Column("what", fits=True))
+        print_table(columns, ((one.task_id, status_cell(one), result_brief(one)) for one in found.results))
+    if stale:
+        _advise(session, stale)
+    if found.cursor is not None:
+        click.echo(f"\nmore: {session.command(f'a2a status --cursor {found.cursor}')} (and the same filters)")
+
+
+def _summary(found: Status, stale: int) -> str:
+    count = Counter(entry.state for entry in found.tasks)
+    lost = counted(stale, "stale lease")
+    return ", ".join(
+        (
+            f"{count[TaskState.QUEUED]} queued",
+            f"{count[TaskState.IN_FLIGHT]} in flight",
+            click.style(lost, fg="red", bold=True) if stale else lost,
+            f"{counted(len(found.results), 'result')} pending",
+        )
+    )
+
+
+def _print_tasks(tasks: list[QueueEntry]) -> None:
+    columns = (
+        Column("task"),
+        Column("state"),
+        Column("try"),
+        Column("from → to", fits=True),
+        Column("since"),
+        Column("what", fits=True),
+    )
+    print_table(columns, (_row(entry) for entry in tasks))
+
+
+def _row(entry: QueueEntry) -> tuple[str | Cell, ...]:
+    since = entry.sent_ms if entry.heartbeat_ms is None else entry.heartbeat_ms
+    return (
+        entry.task.id,
+        state_cell(entry),
+        str(entry.attempt or ""),
+        between(entry.task),
+        ago(since),
+        brief(entry.task.intent_text),
+    )
+
+
+def _advise(session: Session, stale: list[QueueEntry]) -> None:
+    """A lease is never taken away by itself: say what a person can do about it."""
+    for entry in stale[:_ADVISED_MAX]:
+        why = reason_of(entry)
+        command = session.command((why.command or "").removeprefix("covenant "))
+        click.echo(f"\n{entry.leased_to} has given no sign of life for {span(silent_ms(entry))}; if it is gone:")
+        click.echo(f"  {command}")
+    if len(stale) > _ADVISED_MAX:
+        click.echo(f"\nand {len(stale) - _ADVISED_MAX} more: {session.command('why TASK_ID')} tells for each")
+    if any(entry.task.is_idempotent for entry in stale):
+        click.echo(f"\nwhat may be done twice: {session.command('a2a retry-stale')}")

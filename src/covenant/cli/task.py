@@ -1,0 +1,222 @@
+"""What a sender does with a task: send it, look at it, wait for it, call it off."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncIterator
+from typing import Any, Final
+
+import click
+import msgspec
+
+from covenant.cli.entry import print_entry, print_result, state_cell, state_line
+from covenant.cli.option import FOR_EVER, Duration, answers, wait_option
+from covenant.cli.session import Daemon, Session, waits
+from covenant.cli.words import brief, clock, now_ms
+from covenant.model.agent import AgentId
+from covenant.model.error import Unreachable
+from covenant.model.task import Idempotency, Task
+from covenant.model.view import QueueEntry, TreeNode
+from covenant.serve import wire as w
+
+_BREATH_S: Final = 0.2
+
+
+@click.command()
+@click.argument("recipient")
+@click.argument("intent")
+@click.option("--kind", help="What sort of task it is; part of the cache key.")
+@click.option("--key", metavar="KEY", help="Declare it idempotent under this key: it may be done twice, and cached.")
+@click.option("--deadline-ms", type=int, help="Unix time in ms after which it ends unless somebody works on it.")
+@click.option("--deadline-in", "deadline_in_ms", type=Duration("ms"), help="The same from now on: 5m, 2h.")
+@click.option("--not-before-ms", type=int, help="Unix time in ms before which nobody gets it.")
+@click.option("--parent", metavar="ID", help="The task or intent that it belongs to.")
+@click.option("--id", "task_id", metavar="ID", help="Its id, a UUID; the same id again is the same send.")
+@wait_option("Wait for the result, for ever or so long; exit 1 without an ok.")
+@answers
+def send(
+    session: Session,
+    recipient: str,
+    intent: str,
+    kind: str | None,
+    key: str | None,
+    deadline_ms: int | None,
+    deadline_in_ms: int | None,
+    not_before_ms: int | None,
+    parent: str | None,
+    task_id: str | None,
+    wait_ms: int | None,
+) -> None:
+    """Send a task to RECIPIENT (a label like bob or bob@lab)."""
+    if deadline_ms is not None and deadline_in_ms is not None:
+        raise click.UsageError("--deadline-ms and --deadline-in say the same: give one")
+    if deadline_in_ms is not None:
+        deadline_ms = now_ms() + deadline_in_ms
+    task = Task(
+        id=task_id or str(uuid.uuid4()),  # known here, so that a send whose answer is lost can be repeated
+        recipient=AgentId.named(recipient),
+        intent_text=intent,
+        task_kind=kind,
+        parent=parent,
+        deadline_ms=deadline_ms,
+        not_before_ms=not_before_ms,
+        idempotency=None if key is None else Idempotency("idempotent", key),
+    )
+    queued, got = session.run(lambda daemon: _send(daemon, task, wait_ms))
+    session.answer(_sent(queued, got, wait_ms), lambda: _tell_sent(session, queued, got, wait_ms))
+    if wait_ms is not None and (got is None or got.result is None or got.result.status != "ok"):
+        raise click.exceptions.Exit(1)
+
+
+async def _send(daemon: Daemon, task: Task, wait_ms: int | None) -> tuple[w.TaskQueued, w.ResultOpt | None]:
+    try:
+        queued = await daemon.call(w.SendTask(task=task), w.TaskQueued)
+    except Unreachable as lost:
+        if lost.details.get("outcome") != "unknown":
+            raise
+        again = f"{lost.message}; it may have been sent: send it again with --id {task.id}, which is safe"
+        raise Unreachable(again, **lost.details) from lost
+    if wait_ms is None:
+        return queued, None
+    async for entry in _changes(daemon, queued.task_id, wait_ms):
+        if entry.outcome is not None:
+            return queued, await daemon.call(w.GetResult(task_id=queued.task_id), w.ResultOpt)
+    return queued, None
+
+
+def _sent(queued: w.TaskQueued, got: w.ResultOpt | None, wait_ms: int | None) -> Any:
+    """The reply, and beside it the result that was waited for: one object."""
+    if wait_ms is None:
+        return queued
+    return {**msgspec.to_builtins(queued), "result": None if got is None else got.result}
+
+
+def _tell_sent(session: Session, queued: w.TaskQueued, got: w.ResultOpt | None, wait_ms: int | None) -> None:
+    beside = ""
+    if queued.duplicate:
+        beside = " (it was there already)"
+    elif queued.replayed:
+        beside = " (answered from the cache)"
+    elif queued.follows is not None:
+        beside = f" (it follows {queued.follows}, which does the same work)"
+    click.echo(f"sent {queued.task_id}{beside}")
+    if got is not None and got.result is not None:
+        print_result(got.result)
+    elif wait_ms is not None:
+        click.echo(f"no result yet; wait on with: {session.command(f'a2a watch {queued.task_id}')}", err=True)
+
+
+async def _changes(daemon: Daemon, task_id: str, wait_ms: int | None) -> AsyncIterator[QueueEntry]:
+    """The task as it is, and then each time that it has changed, until it has ended or the wait is over."""
+    entry = (await daemon.call(w.GetTask(task_id=task_id), w.TaskReply)).entry
+    yield entry
+    for once_ms in waits(wait_ms):
+        if entry.outcome is not None:
+            return
+        began = time.monotonic()
+        request = w.GetTask(task_id=task_id, current_generation=entry.generation, wait_ms=once_ms)
+        newer = (await daemon.call(request, w.TaskReply)).entry
+        if (newer.generation, newer.cancel_requested) != (entry.generation, entry.cancel_requested):
+            yield newer
+        elif time.monotonic() - began < _BREATH_S < once_ms / 1000:
+            await asyncio.sleep(_BREATH_S)  # a daemon that is ending holds no request
+        entry = newer
+
+
+@click.command()
+@click.argument("task_id")
+@answers
+def show(session: Session, task_id: str) -> None:
+    """Show one task, and its result if there is one."""
+
+    async def look(daemon: Daemon) -> tuple[w.TaskReply, w.ResultOpt]:
+        task = await daemon.call(w.GetTask(task_id=task_id), w.TaskReply)
+        return task, await daemon.call(w.GetResult(task_id=task_id), w.ResultOpt)
+
+    reply, got = session.run(look)
+
+    def tell() -> None:
+        print_entry(reply.entry)
+        if got.result is not None:
+            click.echo()
+            print_result(got.result)
+
+    session.answer(reply, tell)
+
+
+@click.command()
+@click.argument("task_id")
+@answers
+def watch(session: Session, task_id: str) -> None:
+    """Follow a task until it ends; with --json, wait and show how it ended."""
+
+    async def follow(daemon: Daemon) -> QueueEntry:
+        async for entry in _changes(daemon, task_id, FOR_EVER):
+            last = entry
+            if not session.given.as_json:
+                told = click.style(clock(now_ms()), dim=True)
+                click.echo(f"{told}  generation {entry.generation}  {state_line(entry)}")
+        return last
+
+    last = session.run(follow)
+    session.answer(w.TaskReply(entry=last), lambda: None)
+
+
+@click.command()
+@click.argument("task_id")
+@click.option("--reason", default="canceled", show_default=True, help="Why; the holder and the sender hear it.")
+@click.option("--graceful", is_flag=True, help="Ask who holds it to stop, instead of ending it now.")
+@click.option("--cascade", is_flag=True, help="Take along what hangs below it.")
+@answers
+def cancel(session: Session, task_id: str, reason: str, graceful: bool, cascade: bool) -> None:
+    """Call a task off; its sender gets an error result that says so."""
+    request = w.Cancel(task_id=task_id, reason=reason, graceful=graceful, cascade=cascade)
+    done = session.ask(request, w.CanceledReply)
+
+    def tell() -> None:
+        if done.state == "in_flight":
+            click.echo(f"asked the holder of {done.task_id} to stop; it ends when the holder answers")
+        else:
+            click.echo(f"canceled {done.task_id}")
+
+    session.answer(done, tell)
+
+
+@click.command()
+@click.argument("task_id")
+@answers
+def tree(session: Session, task_id: str) -> None:
+    """Draw what hangs below a task, or below an intent that is no task."""
+    reply = session.ask(w.GetTree(task_id=task_id), w.TreeReply)
+
+    def tell() -> None:
+        _draw(reply.root)
+        if reply.truncated:
+            click.echo(f"… and more: only the first {reply.size} are shown")
+
+    session.answer(reply, tell)
+
+
+def _draw(root: TreeNode) -> None:
+    """Without recursion: a chain of tasks may be long."""
+    waiting = [(root, "", "")]
+    while waiting:
+        node, lead, below = waiting.pop()
+        click.echo(f"{lead}{_node(node)}")
+        last = len(node.children) - 1
+        for place, child in reversed(list(enumerate(node.children))):
+            corner, bar = ("└─ ", "   ") if place == last else ("├─ ", "│  ")
+            waiting.append((child, below + corner, below + bar))
+
+
+def _node(node: TreeNode) -> str:
+    if node.entry is None:
+        return f"{node.id}  (no task here)"
+    entry = node.entry
+    cell = state_cell(entry)
+    state = cell.text if entry.outcome is None else entry.outcome.replace("_", " ")
+    return (
+        f"{node.id}  {click.style(state, fg=cell.style)}  {entry.task.recipient}  {brief(entry.task.intent_text, 50)}"
+    )

@@ -1,0 +1,87 @@
+"""How things are said to a person: times, sizes, content. What others wrote is shown, never obeyed by a terminal."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from covenant.model.content import Audio, Content, Image, Json, Resource, ResourceLink, Text
+
+SECOND_MS: Final = 1000
+MINUTE_MS: Final = 60 * SECOND_MS
+HOUR_MS: Final = 60 * MINUTE_MS
+DAY_MS: Final = 24 * HOUR_MS
+_SHORT: Final = 80
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def span(ms: int) -> str:
+    if ms < MINUTE_MS:
+        return f"{ms // SECOND_MS} s"
+    if ms < HOUR_MS:
+        return f"{ms // MINUTE_MS} min"
+    if ms < 2 * DAY_MS:
+        return f"{ms // HOUR_MS} h"
+    return f"{ms // DAY_MS} days"
+
+
+def ago(at_ms: int | None, now: int | None = None) -> str:
+    """`3 min ago`, or `in 3 min` for what is still to come."""
+    if at_ms is None:
+        return ""
+    passed = (now_ms() if now is None else now) - at_ms
+    if abs(passed) < SECOND_MS:
+        return "now"
+    return f"{span(passed)} ago" if passed > 0 else f"in {span(-passed)}"
+
+
+def clock(at_ms: int) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at_ms / 1000))
+
+
+def safe(text: str) -> str:
+    """Without what a terminal would act upon: escapes are written out."""
+    if text.isprintable():
+        return text
+    return "".join(
+        char if char.isprintable() or char in "\n\t" else char.encode("unicode_escape").decode() for char in text
+    )
+
+
+def brief(text: str, width: int = _SHORT) -> str:
+    """The beginning, on one line."""
+    line = safe(" ".join(text[: 2 * width].split()))
+    return line if len(line) <= width and len(text) <= 2 * width else f"{line[: width - 1]}…"
+
+
+def size(count: int) -> str:
+    for unit in ("bytes", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count} {unit}"
+        count //= 1024
+    return f"{count} GiB"
+
+
+def counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def said(content: Sequence[Content]) -> Iterator[str]:
+    """The blocks of a task or a result, each as a person can read it."""
+    for block in content:
+        match block:
+            case Text():
+                yield safe(block.text)
+            case Json():
+                yield safe(json.dumps(block.value, indent=2, ensure_ascii=False))
+            case Image() | Audio():
+                yield f"[{safe(block.mime_type)}, {size(len(block.data) * 3 // 4)}]"
+            case Resource():
+                yield safe(block.resource.text or f"[{block.resource.uri}]")
+            case ResourceLink():
+                yield f"[{safe(block.name)}: {safe(block.uri)}]"

@@ -1,0 +1,1 @@
+"""The other end of the wire: a mailbox that lives in a daemon."""

@@ -1,0 +1,1 @@
+"""The one door: authenticate, authorise, run, audit. Every surface calls it, and none talks to a store."""

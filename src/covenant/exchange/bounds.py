@@ -1,0 +1,107 @@
+"""How much one peer may ask for: requests per second, open waits, open connections. Over a bound the answer is
+`rate_limited`, with the time after which to try again; nothing is queued."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import monotonic
+from typing import Final
+
+from msgspec import Struct
+
+from covenant.model.error import RateLimited
+
+_PEERS_MAX: Final = 100_000
+
+
+class Bounds(Struct, frozen=True, kw_only=True):
+    """What the daemon takes from one peer, and what it takes at all."""
+
+    requests_per_s: int = 50_000
+    burst: int = 100_000
+    waits_max: int = 20_000
+    connections_max: int = 20_000
+    body_bytes_max: int = 8 * 1024 * 1024
+    wait_ms_max: int = 25_000
+    refusals_per_min: int = 60  # of one peer that are written down; the rest is counted
+
+
+class Gauge:
+    """Counts what is open of each peer."""
+
+    def __init__(self, limit: int, what: str) -> None:
+        self._limit = limit
+        self._what = what
+        self._open: Counter[str] = Counter()
+
+    @property
+    def total(self) -> int:
+        return self._open.total()
+
+    @contextmanager
+    def one(self, peer: str) -> Iterator[None]:
+        self.enter(peer)
+        try:
+            yield
+        finally:
+            self.leave(peer)
+
+    def enter(self, peer: str) -> None:
+        if self._open[peer] >= self._limit:
+            raise RateLimited(f"too many open {self._what}", limit=self._limit, retry_after_ms=1000)
+        self._open[peer] += 1
+
+    def leave(self, peer: str) -> None:
+        self._open[peer] -= 1
+        if not self._open[peer]:
+            del self._open[peer]
+
+
+class Meter:
+    """A bucket of requests for each peer, filled at a steady rate."""
+
+    def __init__(self, per_s: int, burst: int) -> None:
+        self._per_s = per_s
+        self._burst = burst
+        self._levels: dict[str, tuple[float, float]] = {}
+
+    def draw(self, peer: str) -> None:
+        now = monotonic()
+        level, then = self._levels.get(peer, (self._burst, now))
+        level = min(self._burst, level + (now - then) * self._per_s)
+        if level < 1:
+            wait_ms = int((1 - level) / self._per_s * 1000) + 1
+            raise RateLimited("too many requests", limit=self._per_s, retry_after_ms=wait_ms)
+        if len(self._levels) >= _PEERS_MAX:
+            self._levels.clear()
+        self._levels[peer] = (level - 1, now)
+
+
+class Refusals:
+    """Which refusals are written down: so many of a peer in a minute, then one again with how many were not."""
+
+    def __init__(self, per_min: int) -> None:
+        self._per_min = per_min
+        self._seen: dict[str, tuple[int, int, int]] = {}  # minute, written in it, not written since
+
+    def next(self, peer: str) -> int:
+        """What `Call.refusals` says for the next refusal of this peer."""
+        minute, written, silent = self._seen.get(peer, (0, 0, 0))
+        if int(monotonic() // 60) == minute and written >= self._per_min:
+            return -1
+        return silent
+
+    def note(self, peer: str) -> None:
+        """There was one."""
+        minute, written, silent = self._seen.get(peer, (0, 0, 0))
+        now = int(monotonic() // 60)
+        if now != minute:
+            minute, written = now, 0
+        if len(self._seen) >= _PEERS_MAX:
+            self._seen.clear()
+        if written >= self._per_min:
+            self._seen[peer] = (minute, written, silent + 1)
+        else:
+            self._seen[peer] = (minute, written + 1, 0)

@@ -1,0 +1,73 @@
+"""What the log tells: rows for what was checked and decided, and rows for what changed. (Contract 28.)"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from msgspec import structs
+
+from covenant.model import event as e
+from covenant.model.audit import AuditRow, Logged
+from covenant.model.command import NoteRefusal, SignHead
+from covenant.model.record import HEAD_KEY
+from covenant.rules.context import Commit, Context, View
+
+_SILENT = (
+    e.Heartbeat,
+    e.SlotOpened,
+    e.SlotLed,
+    e.SlotCached,
+    e.SlotClosed,
+    e.Enrolled,
+    e.TokenRotated,
+    e.PeerRevoked,
+    e.Granted,
+    e.GrantUsed,
+    e.GrantRevoked,
+    e.HeadSigned,
+)
+_CARRIED = ("lease_id", "reason", "cause", "outcome", "number")
+
+
+def sign_head(command: SignHead, view: View, ctx: Context) -> Commit:
+    return Commit((e.HeadSigned(HEAD_KEY, command.seq, command.hash, command.signature, command.pubkey),))
+
+
+def note_refusal(command: NoteRefusal, view: View, ctx: Context) -> Commit:
+    counts = {"not_written": command.count} if command.count else {}
+    return Commit((), None, (AuditRow(command.kind, reason=command.reason, counts=counts),))
+
+
+def rows_of(logged: Logged) -> Iterator[AuditRow]:
+    """A commit as rows: first what was checked, then what changed. A sign of life is no row, and what a row of its own
+    tells better is not told twice."""
+    for row in logged.audit:
+        yield structs.replace(row, seq=logged.seq, at_ms=logged.at, actor=logged.by)
+    for number, event in enumerate(logged.events):
+        if not isinstance(event, _SILENT):
+            yield _row_of(event, logged.seq + number, logged)
+
+
+def _row_of(event: e.Event, seq: int, logged: Logged) -> AuditRow:
+    known: dict[str, Any] = {name: getattr(event, name, None) for name in _CARRIED}
+    result = getattr(event, "result", None)
+    lease_id = known["lease_id"] or getattr(result, "lease_id", None)
+    reason = known["reason"] or known["outcome"] or known["cause"] or getattr(result, "status", None)
+    return AuditRow(
+        kind=str(event.__struct_config__.tag),
+        task_id=task_of(event),
+        lease_id=lease_id,
+        reason=None if reason is None else str(reason),
+        seq=seq,
+        at_ms=logged.at,
+        actor=logged.by,
+    )
+
+
+def task_of(event: e.Event) -> str | None:
+    """The task that an event is about, if it is about one."""
+    prefix, colon, rest = event.key.partition(":")
+    if not colon:
+        return event.key if "-" in prefix else None
+    return rest.partition(":")[0] if prefix in ("part", "late") else None

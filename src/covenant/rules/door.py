@@ -1,0 +1,274 @@
+"""The door: who may do what, decided in the same commit as what they do. (Contract 25-28.)
+
+A call is let in when its token is good, then when its task can be seen, then when a grant covers it, in this order:
+what a caller cannot see is unknown to it, whatever it may do elsewhere. The check leaves a row beside the change that
+it allowed or refused, and a bounded grant loses a use only if the call succeeds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from msgspec import structs
+
+from covenant.model import command as c
+from covenant.model.agent import AgentId, check_agent
+from covenant.model.audit import AuditRow
+from covenant.model.error import (
+    CovenantError,
+    MissingCapability,
+    RecipientRefused,
+    ScopeMismatch,
+    SenderMismatch,
+    UnknownPeer,
+)
+from covenant.model.peer import Caller, Demand, Grant, Peer, peer_key
+from covenant.model.record import TaskRecord
+from covenant.model.repair import Requeue
+from covenant.rules.cache import visible_slot
+from covenant.rules.context import Commit, Context, View
+from covenant.rules.envelope import check_id
+from covenant.rules.grant import find, spellings, uses_of
+from covenant.rules.peer import check_caller
+from covenant.rules.sight import visible_task
+
+Decide: TypeAlias = Callable[[c.Command, View, Context], Commit]
+
+
+def admit(call: c.Call, view: View, ctx: Context, decide: Decide) -> Commit:
+    """The commit of the command inside, with the check that let it in."""
+    caller = call.caller
+    check_caller(caller, view)
+    command = call.command
+    demand_of = DEMANDS.get(type(command))
+    if demand_of is None:
+        return decide(command, view, ctx)
+    try:
+        demand = demand_of(command, caller, view, ctx)
+    except CovenantError as refusal:
+        return _refused(refusal, _rejection(command, refusal), call)
+    if demand is None:
+        return decide(command, view, ctx)
+    if type(command) is c.RetryStale:
+        return _retried(call, demand, view, ctx, decide)
+    grant, held = find(caller.agent.pubkey, demand, view, ctx)
+    if grant is None:
+        kind = ScopeMismatch if held else MissingCapability
+        missing = kind(f"{caller.agent} has no grant of {demand.action} for this", action=demand.action)
+        return _refused(missing, _check_row(demand, None), call)
+    if type(command) is c.SendTask:
+        assert demand.counterparty is not None
+        command = _truly_addressed(command, demand.counterparty)
+        refused = _recipient_refusal(command, caller, view, ctx)
+        if refused is not None:
+            return _refused(refused, _check_row(demand, None), call)
+    return _decided(command, demand, grant, view, ctx, decide)
+
+
+def _decided(command: c.Command, demand: Demand, grant: Grant, view: View, ctx: Context, decide: Decide) -> Commit:
+    row = _check_row(demand, grant)
+    ctx.granted = demand.action
+    try:
+        commit = decide(command, view, ctx)
+    except CovenantError as refusal:
+        return Commit((), refusal, (row,))
+    finally:
+        ctx.granted = None
+    commit.audit = (row, *commit.audit)
+    counts = grant.capability.scope.max_uses is not None or grant.capability.parent is not None
+    if counts and not isinstance(commit.reply, CovenantError):
+        commit.events = (*commit.events, *uses_of(grant, view))
+    return commit
+
+
+def _retried(call: c.Call, demand: Demand, view: View, ctx: Context, decide: Decide) -> Commit:
+    """The gate asks for each task whether a grant reaches it, and uses one up for each that it requeues."""
+    licence = _Licence(call.caller, view, ctx)
+    if not licence.is_there(demand):
+        refusal = MissingCapability(f"{call.caller.agent} has no grant of {demand.action}", action=demand.action)
+        return _refused(refusal, _check_row(demand, None), call)
+    ctx.granted, ctx.may_requeue = demand.action, licence.reaches
+    try:
+        commit = decide(call.command, view, ctx)
+    finally:
+        ctx.granted = ctx.may_requeue = None
+    commit.audit = (AuditRow("capability_check", demand.action, scope_id=demand.label, passed=True), *commit.audit)
+    commit.events = (*commit.events, *(event for grant in licence.used for event in uses_of(grant, view)))
+    return commit
+
+
+class _Licence:
+    """The grants behind one pass of the retry gate. What it says yes to counts as used in this pass."""
+
+    def __init__(self, caller: Caller, view: View, ctx: Context) -> None:
+        self.used: list[Grant] = []
+        self._caller = caller
+        self._view = view
+        self._ctx = ctx
+
+    def is_there(self, demand: Demand) -> bool:
+        return any(self._view.grants(self._caller.agent.pubkey, action) for action in spellings(demand))
+
+    def reaches(self, record: TaskRecord) -> bool:
+        assert record.lease is not None
+        demand = Demand(
+            "a2a.repair.requeue",
+            "a2a-auto-retry",
+            counterparty(record, self._caller),
+            record.task.id,
+            record.lease.lease_id,
+            "idempotent",
+        )
+        grant, _ = find(self._caller.agent.pubkey, demand, self._view, self._ctx)
+        if grant is None:
+            return False
+        limit = grant.capability.scope.max_uses
+        if limit is not None and grant.uses + sum(used is grant for used in self.used) >= limit:
+            return False
+        self.used.append(grant)
+        return True
+
+
+def _check_row(demand: Demand, grant: Grant | None) -> AuditRow:
+    return AuditRow(
+        "capability_check",
+        demand.action,
+        scope_id=demand.label,
+        passed=grant is not None,
+        grant=None if grant is None else grant.capability.id,
+    )
+
+
+def _rejection(command: c.Command, refusal: CovenantError) -> AuditRow:
+    return AuditRow("rejected", type(command).__name__, reason=refusal.code, task_id=refusal.details.get("task_id"))
+
+
+def _refused(refusal: CovenantError, row: AuditRow, call: c.Call) -> Commit:
+    """A refusal is written down, unless the same caller is being refused over and over: then it is counted."""
+    if call.refusals < 0:
+        return Commit((), refusal)
+    if call.refusals:
+        row = AuditRow(**{**_fields(row), "counts": {"not_written": call.refusals}})
+    return Commit((), refusal, (row,))
+
+
+def _fields(row: AuditRow) -> dict[str, Any]:
+    return {name: getattr(row, name) for name in row.__struct_fields__}
+
+
+# --- what each command demands -----------------------------------------------------------------------------
+
+
+def _send(command: c.SendTask, caller: Caller, view: View, ctx: Context) -> Demand:
+    task = command.task
+    check_agent(task.recipient, "recipient")
+    if task.sender is not None and task.sender != caller.agent:
+        raise SenderMismatch(f"{caller.agent} cannot send as {task.sender}", caller=caller.agent.display)
+    recipient = known_agent(task.recipient, view)
+    return Demand(f"a2a.send.{recipient.display}", f"a2a-send:{recipient.display}", recipient)
+
+
+def known_agent(agent: AgentId, view: View) -> AgentId:
+    """A key says who somebody is: what label a caller puts beside it does not count."""
+    peer = view.get(peer_key(agent.pubkey))
+    if peer is None and agent.pubkey == AgentId.named(agent.display).pubkey:
+        peer = view.get(peer_key(view.peer_named(agent.display) or ""))  # whoever has the label
+    return peer.agent if isinstance(peer, Peer) else agent
+
+
+def _truly_addressed(command: c.SendTask, recipient: AgentId) -> c.SendTask:
+    told = command.task.recipient
+    if told.display == recipient.display and told.pubkey == recipient.pubkey:
+        return command
+    return c.SendTask(command.by, structs.replace(command.task, recipient=recipient))
+
+
+def _recipient_refusal(command: c.SendTask, caller: Caller, view: View, ctx: Context) -> CovenantError | None:
+    """The recipient must be somebody, and where the gate is on, must have agreed to hear from the sender."""
+    task, sender = command.task, caller.agent
+    peer = view.get(peer_key(task.recipient.pubkey))
+    if not isinstance(peer, Peer) or peer.revoked_ms is not None:
+        return UnknownPeer(f"no peer {task.recipient.display}", peer=task.recipient.display)
+    if ctx.recv_gate and sender != peer.agent:
+        demand = Demand(f"a2a.recv.{sender.display}", f"a2a-recv:{peer.agent.display}", sender)
+        if find(peer.agent.pubkey, demand, view, ctx)[0] is None:
+            return RecipientRefused(f"{peer.agent.display} does not take tasks of {sender}", peer=peer.agent.display)
+    return None
+
+
+def _respond(command: c.PostResult, caller: Caller, view: View, ctx: Context) -> Demand:
+    task_id = check_id(command.result.task_id, "task_id")
+    record = visible_task(task_id, command.by, view, ctx)
+    sender = record.task.sender
+    assert sender is not None
+    lease = command.result.lease_id
+    return Demand(f"a2a.respond.{sender.display}", f"a2a-respond:{task_id}", sender, task_id, lease)
+
+
+def _cancel(command: c.CancelTask, caller: Caller, view: View, ctx: Context) -> Demand:
+    record = visible_task(check_id(command.task_id, "task_id"), command.by, view, ctx)
+    other = counterparty(record, caller)
+    lease = record.lease.lease_id if record.lease else None
+    return Demand(f"a2a.cancel.{other.display}", f"a2a-cancel:{record.task.id}", other, record.task.id, lease)
+
+
+def _repair(command: c.RepairTask, caller: Caller, view: View, ctx: Context) -> Demand:
+    request = command.request
+    record = visible_task(check_id(request.task_id, "task_id"), command.by, view, ctx)
+    requeue = isinstance(request.command, Requeue)
+    return Demand(
+        "a2a.repair.requeue" if requeue else "a2a.repair.force_error",
+        f"a2a-repair:{record.task.id}",
+        counterparty(record, caller),
+        record.task.id,
+        request.command.lease_id,
+        request.command.duplicate_risk if isinstance(request.command, Requeue) else None,
+    )
+
+
+def counterparty(record: TaskRecord, caller: Caller) -> AgentId:
+    """The other side of a task: for its sender the recipient, for anybody else the sender."""
+    sender = record.task.sender
+    assert sender is not None
+    return record.task.recipient if caller.agent.pubkey == record.sender else sender
+
+
+def _retry(command: c.RetryStale, caller: Caller, view: View, ctx: Context) -> Demand | None:
+    """Looking is free. What it may requeue is asked for each task."""
+    return Demand("a2a.repair.requeue", "a2a-auto-retry") if command.policy.enabled else None
+
+
+def _forget(command: c.ForgetCached, caller: Caller, view: View, ctx: Context) -> Demand:
+    visible_slot(command.slot, command.by, view)
+    return Demand("a2a.cache.forget", "a2a:cache")
+
+
+def _plain(action: str, label: str) -> Callable[[Any, Caller, View, Context], Demand | None]:
+    def demand_of(command: Any, caller: Caller, view: View, ctx: Context) -> Demand | None:
+        return Demand(action, label)
+
+    return demand_of
+
+
+def _administration(action: str, label: str) -> Callable[[Any, Caller, View, Context], Demand | None]:
+    """The operator's by right: it cannot lose the means to give rights back."""
+
+    def demand_of(command: Any, caller: Caller, view: View, ctx: Context) -> Demand | None:
+        return None if caller.is_operator else Demand(action, label)
+
+    return demand_of
+
+
+DEMANDS: dict[type, Callable[[Any, Caller, View, Context], Demand | None]] = {
+    c.SendTask: _send,
+    c.PostResult: _respond,
+    c.CancelTask: _cancel,
+    c.RepairTask: _repair,
+    c.RetryStale: _retry,
+    c.ForgetCached: _forget,
+    c.CompactHistory: _plain("a2a.compact", "a2a:compact"),
+    c.EnrollPeer: _administration("peers.enroll", "peers:enroll"),
+    c.RotateToken: _administration("peers.rotate", "peers:rotate"),
+    c.RevokePeer: _administration("peers.revoke", "peers:revoke"),
+}

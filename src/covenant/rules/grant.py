@@ -1,0 +1,277 @@
+"""Capabilities: who holds which action, how far it reaches, and who may pass it on. (Contract 26.)
+
+The actions are a closed list. A grant names one of them exactly, or a family of them with a trailing `.*`; a check
+tries the few spellings that can cover a demand, so that its cost does not depend on how many grants there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from msgspec import structs
+
+from covenant.model import event as e
+from covenant.model.agent import check_agent
+from covenant.model.audit import AuditRow
+from covenant.model.command import GrantCapability, RevokeCapability
+from covenant.model.error import BadAction, Malformed, NotPermitted, UnknownGrant, UnknownPeer
+from covenant.model.peer import Capability, Demand, Grant, GrantedView, Peer, Scope, grant_key, peer_key
+from covenant.rules.context import Commit, Context, View
+from covenant.rules.envelope import check_id, check_text, check_time
+
+ACTIONS: Final = (
+    "a2a.repair.requeue",
+    "a2a.repair.force_error",
+    "a2a.cache.forget",
+    "a2a.compact",
+    "peers.enroll",
+    "peers.list",
+    "peers.revoke",
+    "peers.rotate",
+    "capabilities.list",
+    "audit.read",
+)
+PEER_ACTIONS: Final = ("a2a.send.", "a2a.respond.", "a2a.recv.", "a2a.cancel.")  # and then the counterparty
+OPERATOR_ACTIONS: Final = (  # what the first start gives the operator, each as a grant that can be revoked
+    "a2a.send.*",
+    "a2a.respond.*",
+    "a2a.cancel.*",
+    "a2a.repair.requeue",
+    "a2a.repair.force_error",
+    "a2a.cache.forget",
+    "a2a.compact",
+)
+_FAMILIES: Final = frozenset(
+    f"{prefix}.*"
+    for action in (*ACTIONS, *(f"{start}x" for start in PEER_ACTIONS))
+    for prefix in (action.split(".")[0], action.rpartition(".")[0])
+)
+_CHAIN_MAX: Final = 8
+_USES_MAX: Final = 2**31
+
+
+# --- what covers what --------------------------------------------------------------------------------------
+
+
+def spellings(demand: Demand) -> Iterator[str]:
+    """The actions of a grant that would cover this demand, the narrowest first."""
+    action = demand.action
+    yield action
+    if demand.counterparty is not None and action.startswith(PEER_ACTIONS):
+        family = action[: -len(demand.counterparty.display)]
+        yield family + demand.counterparty.pubkey
+        yield f"{family}*"
+    else:
+        yield f"{action.rpartition('.')[0]}.*"
+    yield f"{action.partition('.')[0]}.*"
+
+
+def pin_of(scope: Scope) -> str:
+    """Where a grant lies in the index: under the narrowest thing that it is pinned to."""
+    return scope.task_id or scope.lease_id or scope.peer_pubkey_b58 or ""
+
+
+def fits(scope: Scope, demand: Demand) -> bool:
+    """A scope that names something which the call does not have covers nothing."""
+    peer = None if demand.counterparty is None else demand.counterparty.pubkey
+    return (
+        (scope.peer_pubkey_b58 is None or scope.peer_pubkey_b58 == peer)
+        and (scope.task_id is None or scope.task_id == demand.task_id)
+        and (scope.lease_id is None or scope.lease_id == demand.lease_id)
+        and (scope.duplicate_risk is None or scope.duplicate_risk == demand.duplicate_risk)
+    )
+
+
+def chain_of(grant: Grant, view: View) -> list[Grant] | None:
+    """The grant and those that it was delegated from; None when one of them is missing."""
+    chain = [grant]
+    while (parent := chain[-1].capability.parent) is not None:
+        above = view.get(grant_key(parent))
+        if not isinstance(above, Grant) or len(chain) >= _CHAIN_MAX:
+            return None
+        chain.append(above)
+    return chain
+
+
+def is_live(grant: Grant, view: View, ctx: Context) -> bool:
+    """Neither revoked, expired nor used up, nor is anything that it was delegated from."""
+    if grant.capability.parent is None:
+        return _is_live_alone(grant, view, ctx)
+    chain = chain_of(grant, view)
+    return chain is not None and all(_is_live_alone(link, view, ctx) for link in chain)
+
+
+def _is_live_alone(grant: Grant, view: View, ctx: Context) -> bool:
+    capability = grant.capability
+    limit = capability.scope.max_uses
+    if (
+        grant.revoked_ms is not None
+        or (capability.expires_ms is not None and capability.expires_ms <= ctx.now)
+        or (limit is not None and grant.uses >= limit)
+    ):
+        return False
+    holder = view.get(peer_key(capability.subject.pubkey))
+    return isinstance(holder, Peer) and holder.revoked_ms is None and ctx.is_genuine(grant)
+
+
+def find(subject: str, demand: Demand, view: View, ctx: Context) -> tuple[Grant | None, bool]:
+    """A grant of this subject that covers the demand; and whether there is one for the action at all."""
+    held = False
+    pins = (demand.task_id, demand.lease_id, demand.counterparty.pubkey if demand.counterparty else None, "")
+    for action in spellings(demand):
+        by_pin = view.grants(subject, action)
+        if not by_pin:
+            continue
+        held = True
+        for pin in pins:
+            for grant in by_pin.get(pin, {}).values() if pin is not None else ():
+                if fits(grant.capability.scope, demand) and is_live(grant, view, ctx):
+                    return grant, True
+    return None, held
+
+
+def uses_of(grant: Grant, view: View) -> tuple[e.Event, ...]:
+    """A use is written down where it is counted: on every link that has a bound."""
+    chain = [grant] if grant.capability.parent is None else chain_of(grant, view) or []
+    return tuple(
+        e.GrantUsed(grant_key(link.capability.id)) for link in chain if link.capability.scope.max_uses is not None
+    )
+
+
+# --- granting and revoking ---------------------------------------------------------------------------------
+
+
+def grant(command: GrantCapability, view: View, ctx: Context) -> Commit:
+    """The operator grants anything, others what they hold as delegable, and never wider."""
+    granted = seal_grant(command.grant, view, ctx)
+    capability = granted.capability
+    if command.by is not None and capability.parent is None:
+        raise NotPermitted("only the operator grants what was not delegated", action=capability.action)
+    if capability.parent is not None:
+        _check_delegation(command, capability, view, ctx)
+    row = AuditRow(
+        "capability_granted",
+        capability.action,
+        subject=capability.subject.display,
+        grant=capability.id,
+        scope_id=f"capability:{capability.id}",
+    )
+    return Commit((e.Granted(grant_key(capability.id), granted),), shown(granted), (row,))
+
+
+def seal_grant(wanted: Grant, view: View, ctx: Context, newcomer: Peer | None = None) -> Grant:
+    """The grant, every part of it checked. Its subject is enrolled, or being enrolled in this commit."""
+    capability = wanted.capability
+    check_id(capability.id, "id")
+    check_agent(capability.subject, "subject")
+    check_action(capability.action)
+    _check_scope(capability.scope)
+    if capability.expires_ms is not None and check_time(capability.expires_ms, "expires_ms") <= ctx.now:
+        raise Malformed("expires_ms is in the past", field="expires_ms")
+    if view.get(grant_key(capability.id)) is not None:
+        raise Malformed("this grant exists", field="id")
+    subject = newcomer or view.get(peer_key(capability.subject.pubkey))
+    if not isinstance(subject, Peer) or subject.revoked_ms is not None:
+        raise UnknownPeer(f"no peer {capability.subject.display}", peer=capability.subject.display)
+    return wanted
+
+
+def check_action(action: str) -> None:
+    """One of the closed list, or a family of it."""
+    check_text(action, "action", 300)
+    if action in ACTIONS or action in _FAMILIES:
+        return
+    for start in PEER_ACTIONS:
+        tail = action[len(start) :]
+        if action.startswith(start) and tail and "*" not in tail and " " not in tail:
+            return
+    raise BadAction(f"no such action: {action}", action=action)
+
+
+def _check_scope(scope: Scope) -> None:
+    if type(scope) is not Scope or scope.version != 1:
+        raise Malformed("a scope has version 1", field="scope")
+    if scope.max_uses is not None and (type(scope.max_uses) is not int or not 0 < scope.max_uses <= _USES_MAX):
+        raise Malformed("max_uses is a number from 1", field="max_uses")
+    for name in ("task_id", "lease_id"):
+        value = getattr(scope, name)
+        if value is not None and check_id(value, name) != value:
+            raise Malformed(f"{name} is a UUID in small letters", field=name)
+
+
+def _check_delegation(command: GrantCapability, wanted: Capability, view: View, ctx: Context) -> None:
+    """Never wider than the grant that it comes from."""
+    assert wanted.parent is not None
+    above = view.get(grant_key(wanted.parent))
+    if not isinstance(above, Grant) or (command.by is not None and above.capability.subject != command.by):
+        raise UnknownGrant(f"no grant {wanted.parent}", grant=wanted.parent)
+    source = above.capability
+    if not source.delegable or not is_live(above, view, ctx):
+        raise NotPermitted("this grant cannot be passed on", grant=source.id)
+    if not covers(source, wanted):
+        raise NotPermitted("a grant is never passed on wider than it is", grant=source.id)
+    chain = chain_of(above, view)
+    if chain is None or len(chain) >= _CHAIN_MAX:
+        raise NotPermitted("it was passed on too often", grant=source.id)
+
+
+def covers(source: Capability, wanted: Capability) -> bool:
+    """Whether everything that `wanted` allows is allowed by `source`."""
+    same = source.action == wanted.action
+    family = source.action.endswith(".*") and wanted.action.startswith(source.action[:-1])
+    if not same and not family:
+        return False
+    if source.expires_ms is not None and (wanted.expires_ms is None or wanted.expires_ms > source.expires_ms):
+        return False
+    for name in ("peer_pubkey_b58", "task_id", "lease_id", "duplicate_risk"):
+        bound = getattr(source.scope, name)
+        if bound is not None and getattr(wanted.scope, name) != bound:
+            return False
+    limit = source.scope.max_uses
+    return limit is None or (wanted.scope.max_uses is not None and wanted.scope.max_uses <= limit)
+
+
+def revoke(command: RevokeCapability, view: View, ctx: Context) -> Commit:
+    """By whoever granted it, or the operator. Again changes nothing."""
+    check_text(command.reason, "reason", ctx.limits.text_bytes_max)
+    found = view.get(grant_key(check_id(command.grant_id, "id")))
+    if not isinstance(found, Grant) or not may_see_grant(command.by, found):
+        raise UnknownGrant(f"no grant {command.grant_id}", grant=command.grant_id)
+    capability = found.capability
+    if command.by is not None and capability.granted_by != command.by:
+        raise NotPermitted("the granter and the operator revoke", grant=capability.id)
+    if found.revoked_ms is not None:
+        return Commit((), shown(found))
+    row = AuditRow(
+        "capability_revoked",
+        capability.action,
+        subject=capability.subject.display,
+        grant=capability.id,
+        reason=command.reason,
+    )
+    return Commit(
+        (e.GrantRevoked(grant_key(capability.id)),), shown(structs.replace(found, revoked_ms=ctx.now)), (row,)
+    )
+
+
+def may_see_grant(by: object, grant: Grant) -> bool:
+    return by is None or by in (grant.capability.subject, grant.capability.granted_by)
+
+
+def shown(grant: Grant) -> GrantedView:
+    c = grant.capability
+    return GrantedView(
+        id=c.id,
+        subject=c.subject,
+        action=c.action,
+        scope=c.scope,
+        granted_by=c.granted_by,
+        granted_ms=c.granted_ms,
+        signature=grant.signature,
+        expires_ms=c.expires_ms,
+        delegable=c.delegable,
+        parent=c.parent,
+        uses=grant.uses,
+        revoked_ms=grant.revoked_ms,
+    )

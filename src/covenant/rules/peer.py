@@ -1,0 +1,71 @@
+"""Peers: who is enrolled, under which label, with which token. (Contract 25.)"""
+
+from __future__ import annotations
+
+from covenant.model import event as e
+from covenant.model.agent import check_agent
+from covenant.model.audit import AuditRow
+from covenant.model.command import EnrollPeer, RevokePeer, RotateToken
+from covenant.model.error import NotPermitted, PeerConflict, Unauthenticated, UnknownPeer
+from covenant.model.peer import Caller, Peer, PeerView, Role, grant_key, peer_key
+from covenant.rules.context import Commit, Context, View
+from covenant.rules.envelope import check_text
+from covenant.rules.grant import seal_grant
+
+
+def enroll(command: EnrollPeer, view: View, ctx: Context) -> Commit:
+    """A label belongs to one key for good: actions name peers by their label."""
+    agent = command.agent
+    check_agent(agent)
+    holder = view.peer_named(agent.display)
+    if holder is not None and holder != agent.pubkey:
+        raise PeerConflict(f"{agent.display} belongs to another key", display=agent.display)
+    known = view.get(peer_key(agent.pubkey))
+    if isinstance(known, Peer) and (known.revoked_ms is None or known.agent.display != agent.display):
+        raise PeerConflict(f"this key is enrolled as {known.agent.display}", display=known.agent.display)
+    peer = Peer(agent, command.role, command.token, ctx.now)
+    row = AuditRow("peer_enrolled", subject=agent.display, scope_id=f"peer:{agent.pubkey}")
+    events: list[e.Event] = [e.Enrolled(peer_key(agent.pubkey), agent, command.role, command.token)]
+    rows = [row]
+    for wanted in command.grants:
+        grant = seal_grant(wanted, view, ctx, peer)
+        events.append(e.Granted(grant_key(grant.capability.id), grant))
+        rows.append(
+            AuditRow("capability_granted", grant.capability.action, subject=agent.display, grant=grant.capability.id)
+        )
+    return Commit(tuple(events), shown(peer), tuple(rows))
+
+
+def rotate(command: RotateToken, view: View, ctx: Context) -> Commit:
+    """A new token; the old one is worth nothing from this commit on."""
+    peer = _living(command.pubkey, view)
+    row = AuditRow("token_rotated", subject=peer.agent.display, scope_id=f"peer:{command.pubkey}")
+    return Commit((e.TokenRotated(peer_key(command.pubkey), command.token),), shown(peer), (row,))
+
+
+def revoke(command: RevokePeer, view: View, ctx: Context) -> Commit:
+    check_text(command.reason, "reason", ctx.limits.text_bytes_max)
+    peer = _living(command.pubkey, view)
+    if peer.role is Role.OPERATOR:
+        raise NotPermitted("the operator cannot be revoked; rotate its token instead", peer=peer.agent.display)
+    row = AuditRow("peer_revoked", subject=peer.agent.display, scope_id=f"peer:{command.pubkey}", reason=command.reason)
+    return Commit((e.PeerRevoked(peer_key(command.pubkey)),), shown(peer, ctx.now), (row,))
+
+
+def _living(pubkey: str, view: View) -> Peer:
+    peer = view.get(peer_key(pubkey))
+    if not isinstance(peer, Peer) or peer.revoked_ms is not None:
+        raise UnknownPeer("no such peer", peer=pubkey)
+    return peer
+
+
+def check_caller(caller: Caller, view: View) -> Peer:
+    """Raise unless the token by which the caller came in is still good."""
+    peer = view.get(peer_key(caller.agent.pubkey))
+    if type(peer) is not Peer or peer.revoked_ms is not None or peer.token != caller.token:
+        raise Unauthenticated("the token is not valid (any more)")
+    return peer
+
+
+def shown(peer: Peer, revoked_ms: int | None = None) -> PeerView:
+    return PeerView(peer.agent.display, peer.agent.pubkey, peer.role, peer.enrolled_ms, revoked_ms or peer.revoked_ms)

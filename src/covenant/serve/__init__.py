@@ -1,0 +1,1 @@
+"""The surfaces: HTTP and local IPC. Thin: decode, call the exchange, encode."""

@@ -1,0 +1,259 @@
+"""The daemon: a store, an exchange, and the surfaces in front of it, with one beginning and one end.
+
+Its end is orderly: no new leases are handed out, who waits is answered, what is under way is finished, and the journal
+is flushed and signed. Killed instead, it loses nothing that it has acknowledged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import logging
+import socket
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import uvicorn
+from msgspec import Struct
+
+from covenant.exchange.alerts import Alerts, Thresholds
+from covenant.exchange.bounds import Bounds
+from covenant.exchange.exchange import SIGN_EVERY_MS, Exchange
+from covenant.exchange.realm import Realm
+from covenant.exchange.scheduler import RetryPlan, Scheduler
+from covenant.model.error import BadSetting, CovenantError
+from covenant.model.limits import Limits
+from covenant.model.peer import Caller, Peer, peer_key
+from covenant.model.repair import RetryPolicy
+from covenant.rules.context import Ids
+from covenant.serve import events, metrics, openapi, page
+from covenant.serve.events import Events
+from covenant.serve.http import Http
+from covenant.serve.ipc import Ipc
+from covenant.serve.metrics import Metrics
+from covenant.serve.why import reason_of
+from covenant.store.clock import Clock, RandomIds, SystemClock
+from covenant.store.engine import Store
+from covenant.store.registry import engine_for
+
+DEFAULT_HTTP: Final = "127.0.0.1:8421"
+_BACKLOG: Final = 4096
+_KEEP_ALIVE_S: Final = 75
+_FINISH_S: Final = 5
+
+log = logging.getLogger("covenant.daemon")
+
+
+class Settings(Struct, kw_only=True, frozen=True):
+    """What a daemon is told when it starts."""
+
+    store: str
+    http: str | None = DEFAULT_HTTP
+    ipc: Path | None = None
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    insecure: bool = False  # listen beyond this machine without TLS
+    recv_gate: bool = False
+    limits: Limits = Limits()
+    bounds: Bounds = Bounds()
+    retry: RetryPlan | None = None
+    alert_url: str | None = None
+    alerts: Thresholds = Thresholds()
+
+
+class Daemon:
+    def __init__(
+        self, settings: Settings, realm: Realm, operator_token: str, clock: Clock | None = None, ids: Ids | None = None
+    ) -> None:
+        self.settings = settings
+        self._token = operator_token
+        self._clock = clock or SystemClock()
+        ids = ids or RandomIds()
+        store: Any = engine_for(settings.store, settings.limits, self._clock, ids)
+        self._check_listening()
+        self.store: Store = store
+        self.exchange = Exchange(store, realm, self._clock, ids, settings.bounds, recv_gate=settings.recv_gate)
+        self.http = Http(self.exchange)
+        self._ipc = Ipc(self.exchange, settings.ipc) if settings.ipc is not None else None
+        self._scheduler = self._make_scheduler(realm)
+        self.alerts = self._make_alerts()
+        self._events = Events(self.exchange, store, self.http.authenticate)
+        self._server: _Server | None = None
+        self._add_pages()
+        self._serving: asyncio.Task[None] | None = None
+        self._jobs: list[asyncio.Task[None]] = []
+        self.address: tuple[str, int] | None = None
+
+    def _add_pages(self) -> None:
+        """What is served besides the verbs."""
+        numbers = Metrics(
+            self.exchange,
+            self._clock,
+            {
+                "waits": lambda: self.exchange.waits.total,
+                "event_streams": lambda: self._events.count,
+                "http_connections": lambda: 0 if self._server is None else len(self._server.server_state.connections),
+                "ipc_connections": lambda: 0 if self._ipc is None else len(self._ipc.connections),
+            },
+        )
+        self.http.on_request = numbers.note
+        if self._ipc is not None:
+            self._ipc.on_request = numbers.note
+        self.http.pages[events.PATH] = self._events.page
+        self.http.pages[metrics.PATH] = numbers.page
+        self.http.pages[openapi.PATH] = openapi.page(self.settings.limits)
+        self.http.pages[page.PATH] = page.page
+
+    def _check_listening(self) -> None:
+        """Beyond this machine only with TLS, or when somebody has said that they know."""
+        s = self.settings
+        if (s.tls_cert is None) != (s.tls_key is None):
+            raise BadSetting("--tls-cert and --tls-key go together", name="--tls-key")
+        if s.http is not None and not _is_loopback(_split(s.http)[0]) and s.tls_cert is None and not s.insecure:
+            raise BadSetting(
+                f"{s.http} can be reached from other machines: give --tls-cert and --tls-key, or say --insecure",
+                name="--http",
+            )
+
+    def _make_scheduler(self, realm: Realm) -> Scheduler | None:
+        plan = self.settings.retry
+        if plan is None or not plan.policy.enabled:
+            return None
+        return Scheduler(self.exchange, plan, self._clock, partial(_operator_of, self.store, realm))
+
+    def _make_alerts(self) -> Alerts:
+        s = self.settings
+        policy = RetryPolicy() if s.retry is None else s.retry.policy
+        return Alerts(self.store, self._clock, s.alerts, policy, lambda entry: reason_of(entry).command, s.alert_url)
+
+    @property
+    def url(self) -> str | None:
+        if self.address is None:
+            return None
+        host, port = self.address
+        scheme = "http" if self.settings.tls_cert is None else "https"
+        return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+
+    async def start(self) -> None:
+        listening = self._bind()
+        try:
+            await self.exchange.open(self._token)
+            if self._ipc is not None:
+                await self._ipc.start()
+            if listening is not None:
+                await self._start_http(listening)
+        except BaseException:
+            if listening is not None:
+                listening.close()
+            await self.exchange.close()
+            raise
+        self._jobs.append(asyncio.create_task(self._sign_heads()))
+        self.alerts.start()
+        if self._scheduler is not None:
+            self._scheduler.start()
+
+    def _bind(self) -> socket.socket | None:
+        if self.settings.http is None:
+            return None
+        host, port = _split(self.settings.http)
+        try:
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            listening = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+        except OSError as failed:
+            raise BadSetting(f"cannot listen on {self.settings.http}: {failed.strerror}", name="--http") from failed
+        self.address = listening.getsockname()[:2]
+        return listening
+
+    async def _start_http(self, listening: socket.socket) -> None:
+        s = self.settings
+        config = uvicorn.Config(
+            self.http,
+            http="httptools",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            date_header=False,
+            backlog=_BACKLOG,
+            timeout_keep_alive=_KEEP_ALIVE_S,
+            timeout_graceful_shutdown=_FINISH_S,
+            ssl_certfile=None if s.tls_cert is None else str(s.tls_cert),
+            ssl_keyfile=None if s.tls_key is None else str(s.tls_key),
+        )
+        self._server = _Server(config)
+        self._serving = asyncio.create_task(self._server.serve(sockets=[listening]))
+        starting = asyncio.create_task(self._server.is_up.wait())
+        await asyncio.wait((starting, self._serving), return_when=asyncio.FIRST_COMPLETED)
+        if self._serving.done():
+            starting.cancel()
+            self._serving.result()
+            raise BadSetting("the HTTP server did not start", name="--http")
+
+    async def stop(self) -> None:
+        self.exchange.drain()
+        self._events.end()
+        for job in self._jobs:
+            job.cancel()
+        if self._scheduler is not None:
+            await self._scheduler.stop()
+        await self.alerts.stop()
+        if self._server is not None and self._serving is not None:
+            self._server.is_over.set()
+            await asyncio.wait([self._serving])
+        if self._ipc is not None:
+            await self._ipc.stop()
+        await self.exchange.close()
+
+    async def _sign_heads(self) -> None:
+        while True:
+            await asyncio.sleep(SIGN_EVERY_MS / 1000)
+            try:
+                await self.exchange.sign_head()
+            except CovenantError as failed:
+                log.warning("the end of the chain could not be signed: %s", failed)
+
+
+class _Server(uvicorn.Server):
+    """The signals are the daemon's, not the server's."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.is_up = asyncio.Event()
+        self.is_over = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.is_up.set()
+
+    async def main_loop(self) -> None:
+        await self.is_over.wait()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _operator_of(store: Any, realm: Realm) -> Caller:
+    """With the token that is good now: it may have been rotated since the start."""
+    peer: Peer = store.state.records[peer_key(realm.operator.pubkey)]
+    return Caller(peer.agent, peer.role, peer.token)
+
+
+def _split(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit() or int(port) > 65535:
+        raise BadSetting(f"{address!r} is not HOST:PORT", name="--http")
+    return host.strip("[]"), int(port)
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,180 @@
+"""The HTTP surface: a bare ASGI callable.
+
+Thin on purpose: find the route, read the request, call the verb, write the reply. A client that hangs up while it waits
+has taken nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, MutableMapping
+from time import perf_counter
+from typing import Any, Final, TypeAlias
+
+import msgspec
+
+from covenant.exchange.exchange import Exchange
+from covenant.model.error import CovenantError, Internal, TooLarge, Unauthenticated, WrongMethod
+from covenant.model.peer import Caller
+from covenant.serve import wire
+from covenant.serve.routes import find
+from covenant.serve.status import HTTP_STATUS, RETRY_AFTER_S
+from covenant.serve.verbs import HANDLERS, version_of
+
+Message: TypeAlias = MutableMapping[str, Any]
+Scope: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[Message]]
+Send: TypeAlias = Callable[[Message], Awaitable[None]]
+Headers: TypeAlias = list[tuple[bytes, bytes]]
+OnRequest: TypeAlias = Callable[[type | None, int, float], None]  # which, its status, how many seconds
+Page: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+JSON: Final = (b"content-type", b"application/json")
+GONE: Final = 499  # nobody was there any more to be answered
+_encoder: Final = msgspec.json.Encoder()
+
+log = logging.getLogger("covenant.http")
+
+
+class Http:
+    """`pages` are the routes that are not verbs: health, metrics, events, the API description."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        self.exchange = exchange
+        self.pages: dict[str, Page] = {
+            "/healthz": self._healthz,
+            "/readyz": self._readyz,
+            "/version": self._version,
+        }
+        self.on_request: OnRequest | None = None  # told of each verb when it ends
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        started = perf_counter()
+        page = self.pages.get(scope["path"])
+        try:
+            if page is not None:
+                if scope["method"] != "GET":
+                    raise WrongMethod(f"{scope['path']} takes GET", allow=["GET"])
+                await page(scope, receive, send)
+                return
+            data = await self._answer(scope, receive)
+        except CovenantError as refusal:
+            status = await self._refuse(scope, send, refusal)
+        except asyncio.CancelledError:
+            raise
+        except Exception:
+            log.exception("a request failed: %s %s", scope["method"], scope["path"])
+            internal = Internal("something went wrong inside; it is in the daemon's log")
+            status = await self._refuse(scope, send, internal)
+        else:
+            status = 200 if data is not None else GONE
+            if data is not None:
+                await respond(send, 200, data)
+        if self.on_request is not None:
+            self.on_request(scope.get("request"), status, perf_counter() - started)
+
+    async def _answer(self, scope: Scope, receive: Receive) -> bytes | None:
+        """The reply; None when the client has gone."""
+        caller = await self.authenticate(scope)
+        route, parameter = find(scope["method"], scope["path"])
+        scope["request"] = route.place.request
+        body = await self._body(scope, receive) if route.place.body is not None else b""
+        request = route.request(parameter, scope["query_string"], body)
+        if not route.waits or not request.wait_ms:  # type: ignore[attr-defined]  # only those that wait have it
+            return _encoder.encode(await HANDLERS[type(request)](self.exchange, caller, request))
+        return await self._wait(caller, request, receive)
+
+    async def _wait(self, caller: Caller, request: wire.Request, receive: Receive) -> bytes | None:
+        working = asyncio.ensure_future(HANDLERS[type(request)](self.exchange, caller, request))
+        gone = asyncio.ensure_future(hung_up(receive))
+        try:
+            await asyncio.wait((working, gone), return_when=asyncio.FIRST_COMPLETED)
+            if working.done():
+                return _encoder.encode(working.result())
+            return None
+        finally:
+            gone.cancel()
+            if not working.done():
+                working.cancel()
+                await asyncio.wait([working])
+
+    async def authenticate(self, scope: Scope) -> Caller:
+        token = None
+        for name, value in scope["headers"]:
+            if name == b"authorization":
+                scheme, _, token_bytes = value.partition(b" ")
+                if scheme.lower() == b"bearer":
+                    token = token_bytes.strip().decode("latin-1")
+        try:
+            return self.exchange.authenticate(token)
+        except Unauthenticated:
+            await self.exchange.note_stranger("http")
+            raise
+
+    async def _body(self, scope: Scope, receive: Receive) -> bytes:
+        limit = self.exchange.bounds.body_bytes_max
+        for name, value in scope["headers"]:
+            if name == b"content-length" and value.isdigit() and int(value) > limit:
+                raise TooLarge(f"a body of {int(value)} bytes", field="body", size=int(value), limit=limit)
+        message = await receive()
+        body: bytes = message.get("body", b"")
+        if message.get("more_body"):
+            parts = [body]
+            size = len(body)
+            while message.get("more_body"):
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise asyncio.CancelledError
+                parts.append(message.get("body", b""))
+                size += len(parts[-1])
+                if size > limit:
+                    raise TooLarge(f"a body of more than {limit} bytes", field="body", size=size, limit=limit)
+            body = b"".join(parts)
+        if len(body) > limit:
+            raise TooLarge(f"a body of {len(body)} bytes", field="body", size=len(body), limit=limit)
+        return body
+
+    async def _refuse(self, scope: Scope, send: Send, refusal: CovenantError) -> int:
+        status = HTTP_STATUS[refusal.code]
+        headers: Headers = []
+        if status == 401:
+            headers.append((b"www-authenticate", b"Bearer"))
+        if isinstance(refusal, WrongMethod):
+            headers.append((b"allow", ", ".join(refusal.details["allow"]).encode()))
+        if refusal.code in RETRY_AFTER_S:
+            wait_ms = refusal.details.get("retry_after_ms", 0)
+            headers.append((b"retry-after", b"%d" % max(RETRY_AFTER_S[refusal.code], -(-wait_ms // 1000))))
+        await respond(send, status, _encoder.encode(refusal.to_wire()), headers)
+        return status
+
+    # --- pages --------------------------------------------------------------------------------------------
+
+    async def _healthz(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The process lives."""
+        await respond(send, 200, b'{"kind":"healthy"}')
+
+    async def _readyz(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """It takes work: the store is up, and it is not about to end."""
+        is_up = getattr(self.exchange.store, "is_up", True)
+        if is_up and not self.exchange.is_draining:
+            await respond(send, 200, b'{"kind":"ready"}')
+        else:
+            why = "draining" if self.exchange.is_draining else "store_unavailable"
+            await respond(send, 503, _encoder.encode({"kind": "not_ready", "reason": why}))
+
+    async def _version(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await respond(send, 200, _encoder.encode(version_of(self.exchange)))
+
+
+async def hung_up(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def respond(send: Send, status: int, data: bytes, headers: Headers | None = None) -> None:
+    start = [JSON, (b"content-length", b"%d" % len(data)), *(headers or ())]
+    await send({"type": "http.response.start", "status": status, "headers": start})
+    await send({"type": "http.response.body", "body": data})

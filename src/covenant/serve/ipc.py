@@ -1,0 +1,272 @@
+"""The IPC surface: a Unix socket, frames of four bytes of length and JSON.
+
+A connection belongs to one peer, from its first frame on: `authenticate` with a token. Requests that carry an `id` run
+side by side, and their replies name it; those without are answered in their order. A revoked token closes its
+connections.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import stat
+import struct
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Final, cast
+
+import msgspec
+
+from covenant.exchange.exchange import Exchange
+from covenant.model.error import BadSetting, CovenantError, Internal, Malformed, TooLarge, Unauthenticated
+from covenant.model.peer import Caller
+from covenant.serve import wire
+from covenant.serve.http import GONE, OnRequest
+from covenant.serve.routes import decode
+from covenant.serve.status import HTTP_STATUS
+from covenant.serve.verbs import HANDLERS
+
+_LENGTH: Final = struct.Struct(">I")
+_UNSENT_MAX: Final = 1024 * 1024  # a reader that is slower than this is waited for
+_AT_ONCE_MAX: Final = 1024
+_GREETING_S: Final = 10.0
+
+_encoder: Final = msgspec.json.Encoder()
+_decoder: Final = msgspec.json.Decoder(wire.AnyRequest)
+_id_decoder: Final = msgspec.json.Decoder(dict[str, Any])
+
+log = logging.getLogger("covenant.ipc")
+
+
+class Ipc:
+    def __init__(self, exchange: Exchange, path: Path) -> None:
+        self.exchange = exchange
+        self.path = path
+        self.connections: set[_Connection] = set()
+        self.on_request: OnRequest | None = None  # told of each verb when it ends
+        self._server: asyncio.Server | None = None
+        exchange.watch_trust(self._close_of)
+
+    async def start(self) -> None:
+        _clear_stale(self.path)
+        self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        before = os.umask(0o177)
+        try:
+            loop = asyncio.get_running_loop()
+            self._server = await loop.create_unix_server(lambda: _Connection(self), str(self.path))
+        finally:
+            os.umask(before)
+
+    async def stop(self) -> None:
+        """Take no more connections, let what is under way be answered, then close."""
+        if self._server is None:
+            return
+        self._server.close()
+        for connection in list(self.connections):
+            await connection.finish()
+        self.path.unlink(missing_ok=True)
+
+    def _close_of(self, pubkey: str) -> None:
+        for connection in list(self.connections):
+            if connection.caller is not None and connection.caller.agent.pubkey == pubkey:
+                connection.part(Unauthenticated("the token is not valid any more"))
+
+
+def _clear_stale(path: Path) -> None:
+    """The folder is locked, so a socket that lies there belongs to nobody."""
+    if not path.exists():
+        return
+    if not stat.S_ISSOCK(path.stat().st_mode):
+        raise BadSetting(f"{path} is there and is no socket", name="--ipc")
+    path.unlink()
+
+
+class _Connection(asyncio.Protocol):
+    def __init__(self, ipc: Ipc) -> None:
+        self.caller: Caller | None = None
+        self._ipc = ipc
+        self._exchange = ipc.exchange
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._buffer = bytearray()
+        self._running: set[asyncio.Task[None]] = set()
+        self._last: asyncio.Task[None] | None = None  # of the requests without an id
+        self._is_paused = False
+        self._greeting: asyncio.TimerHandle | None = None
+
+    # --- the transport's ----------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but its class
+        self._transport.set_write_buffer_limits(high=_UNSENT_MAX)
+        self._ipc.connections.add(self)
+        self._greeting = self._loop.call_later(_GREETING_S, self._too_slow)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._ipc.connections.discard(self)
+        if self._greeting is not None:
+            self._greeting.cancel()
+        for task in self._running:
+            task.cancel()
+        if self.caller is not None:
+            self._exchange.connections.leave(self.caller.agent.pubkey)
+        self._transport = None
+
+    def _too_slow(self) -> None:
+        if self.caller is None:
+            self.part(Unauthenticated("no token came in time"))
+
+    def pause_writing(self) -> None:
+        """The reader is slow: take nothing more from it until it has caught up."""
+        self._is_paused = True
+        self._look_at_flow()
+
+    def resume_writing(self) -> None:
+        self._is_paused = False
+        self._look_at_flow()
+
+    def _look_at_flow(self) -> None:
+        if self._transport is None or self._transport.is_closing():
+            return
+        if self._is_paused or len(self._running) >= _AT_ONCE_MAX:
+            self._transport.pause_reading()
+        else:
+            self._transport.resume_reading()
+            self._read_frames()
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        self._read_frames()
+
+    # --- frames -------------------------------------------------------------------------------------------
+
+    def _read_frames(self) -> None:
+        buffer, place = self._buffer, 0
+        limit = self._exchange.bounds.body_bytes_max
+        while len(buffer) - place >= 4 and self._transport is not None and not self._transport.is_closing():
+            (size,) = _LENGTH.unpack_from(buffer, place)
+            if size > limit:
+                self.part(TooLarge(f"a frame of {size} bytes", field="frame", size=size, limit=limit))
+                return
+            if len(buffer) - place - 4 < size:
+                break
+            frame = bytes(buffer[place + 4 : place + 4 + size])
+            place += 4 + size
+            self._on_frame(frame)
+            if self._is_paused or len(self._running) >= _AT_ONCE_MAX:
+                self._transport.pause_reading()
+                break
+        if place:
+            del buffer[:place]
+
+    def _on_frame(self, frame: bytes) -> None:
+        try:
+            request = decode(_decoder, frame)
+        except Malformed as wrong:
+            if self.caller is None:
+                self.part(Unauthenticated("the first frame is `authenticate` with a token"))
+            else:
+                self._refuse(_id_of(frame), wrong)
+            return
+        if self.caller is None:
+            self._greet(request)
+        elif isinstance(request, wire.Authenticate):
+            self._refuse(request.id, Malformed("this connection has its peer", field="kind"))
+        else:
+            self._start(request)
+
+    def _greet(self, request: wire.AnyRequest) -> None:
+        if not isinstance(request, wire.Authenticate):
+            self.part(Unauthenticated("the first frame is `authenticate` with a token"))
+            return
+        try:
+            caller = self._exchange.authenticate(request.token)
+            self._exchange.connections.enter(caller.agent.pubkey)
+        except CovenantError as refusal:
+            if isinstance(refusal, Unauthenticated):
+                self._begin(self._exchange.note_stranger("ipc"))
+            self.part(refusal)
+            return
+        self.caller = caller
+        agent = caller.agent
+        self._reply(
+            request.id,
+            _encoder.encode(wire.Authenticated(display=agent.display, pubkey=agent.pubkey, role=caller.role)),
+        )
+
+    def _start(self, request: wire.AnyRequest) -> None:
+        if request.id is None:
+            self._last = self._begin(self._answer(request, self._last))
+        else:
+            self._begin(self._answer(request, None))
+
+    def _begin(self, work: Any) -> asyncio.Task[None]:
+        task: asyncio.Task[None] = self._loop.create_task(work)
+        self._running.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._running.discard(task)
+        if len(self._running) == _AT_ONCE_MAX - 1:
+            self._look_at_flow()
+
+    async def _answer(self, request: wire.AnyRequest, before: asyncio.Task[None] | None) -> None:
+        if before is not None and not before.done():
+            await asyncio.wait([before])
+        caller = self.caller
+        assert caller is not None
+        started = perf_counter()
+        status = 200
+        try:
+            reply = await HANDLERS[type(request)](self._exchange, caller, request)
+            self._reply(request.id, _encoder.encode(reply))
+        except CovenantError as refusal:
+            status = self._refuse(request.id, refusal)
+        except asyncio.CancelledError:
+            status = GONE
+            raise
+        except Exception:
+            log.exception("a request failed: %s", type(request).__name__)
+            status = self._refuse(request.id, Internal("something went wrong inside; it is in the daemon's log"))
+        finally:
+            if self._ipc.on_request is not None:
+                self._ipc.on_request(type(request), status, perf_counter() - started)
+
+    # --- replies ------------------------------------------------------------------------------------------
+
+    def _refuse(self, request_id: int | str | None, refusal: CovenantError) -> int:
+        """Its status."""
+        self._reply(request_id, _encoder.encode(refusal.to_wire()))
+        return HTTP_STATUS[refusal.code]
+
+    def _reply(self, request_id: int | str | None, data: bytes) -> None:
+        if self._transport is None:
+            return
+        if request_id is not None:
+            data = b'{"id":%b,%b' % (_encoder.encode(request_id), data[1:])
+        self._transport.write(_LENGTH.pack(len(data)) + data)
+
+    def part(self, why: CovenantError) -> None:
+        """Say why, and close."""
+        self._refuse(None, why)
+        for task in list(self._running):
+            task.cancel()
+        if self._transport is not None:
+            self._transport.close()
+
+    async def finish(self) -> None:
+        if self._running:
+            await asyncio.wait(self._running, timeout=5)
+        if self._transport is not None:
+            self._transport.close()
+
+
+def _id_of(frame: bytes) -> int | str | None:
+    """The id of a request that does not read, if that much can be told."""
+    try:
+        found = _id_decoder.decode(frame).get("id")
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+    return found if isinstance(found, (int, str)) and not isinstance(found, bool) else None

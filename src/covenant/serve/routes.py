@@ -1,0 +1,120 @@
+"""How a verb looks in HTTP: which route a path is, and how its parts become a request."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final, TypeVar
+from urllib.parse import parse_qsl
+
+import msgspec
+
+from covenant.model.error import Malformed, UnknownRoute, WrongMethod
+from covenant.serve.places import PLACES, Place
+from covenant.serve.wire import Request
+
+T = TypeVar("T")
+
+_PARAMETER_PLACES: Final = (3, 2)  # where a path has its one parameter: /a2a/tasks/{task_id}/…, /peers/{peer}
+
+
+class Route:
+    """One verb, with what it takes to read its requests."""
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self.parameter = place.parameter
+        self.fields = frozenset(field.encode_name for field in msgspec.structs.fields(place.request)) - {"id"}
+        self.waits = "wait_ms" in self.fields
+        self._body = self._body_decoder()
+
+    def _body_decoder(self) -> msgspec.json.Decoder[Any] | None:
+        if self.place.body is None:
+            return None
+        if self.place.body == "*":
+            return msgspec.json.Decoder(dict[str, Any])
+        member = next(f for f in msgspec.structs.fields(self.place.request) if f.encode_name == self.place.body)
+        return msgspec.json.Decoder(member.type)
+
+    def request(self, parameter: str | None, query: bytes, body: bytes) -> Request:
+        """Put together from the path, the query and the body."""
+        members: dict[str, Any] = _query(query) if query else {}
+        if self.parameter is not None:
+            members[self.parameter] = parameter
+        name = self.place.body
+        if name is None or (name == "*" and not body):
+            return read_as(self.place.request, members, strict=False)
+        assert self._body is not None
+        decoded = decode(self._body, body)
+        if name != "*":
+            if not members:
+                return self.place.request(**{name: decoded})
+            return msgspec.structs.replace(
+                read_as(self.place.request, {**members, name: msgspec.to_builtins(decoded)}, strict=False),
+                **{name: decoded},
+            )
+        if self.parameter is not None:
+            decoded[self.parameter] = parameter
+        decoded.pop("kind", None)
+        return read_as(self.place.request, {**members, **decoded}, strict=not members)
+
+
+def _query(query: bytes) -> dict[str, Any]:
+    try:
+        pairs = parse_qsl(query.decode("ascii"), keep_blank_values=True, max_num_fields=64, errors="strict")
+    except (UnicodeDecodeError, ValueError):
+        raise Malformed("the query does not read", field="query") from None
+    members = dict(pairs)
+    if len(members) != len(pairs):
+        raise Malformed("a parameter is given twice", field="query")
+    members.pop("kind", None)
+    return members
+
+
+def decode(decoder: msgspec.json.Decoder[T], data: bytes) -> T:
+    try:
+        return decoder.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as wrong:
+        raise Malformed(str(wrong) or "this is not JSON", field="body") from None
+
+
+def read_as(kind: type[T], members: Mapping[str, Any], *, strict: bool) -> T:
+    try:
+        return msgspec.convert(members, kind, strict=strict)
+    except (msgspec.MsgspecError, RecursionError) as wrong:
+        raise Malformed(str(wrong), field="request") from None
+
+
+def _table() -> dict[str, dict[str, Route]]:
+    table: dict[str, dict[str, Route]] = {}
+    for place in PLACES:
+        route = Route(place)
+        pattern = "/".join("*" if part.startswith("{") else part for part in place.path.split("/"))
+        for method in (place.method, *place.also):
+            table.setdefault(pattern, {})[method] = route
+    return table
+
+
+ROUTES: Final = _table()
+
+
+def find(method: str, path: str) -> tuple[Route, str | None]:
+    """The route, and the parameter in its path."""
+    methods = ROUTES.get(path)
+    parameter: str | None = None
+    if methods is None:
+        methods, parameter = _with_parameter(path)
+    route = methods.get(method)
+    if route is None:
+        raise WrongMethod(f"{path} takes {', '.join(sorted(methods))}", allow=sorted(methods))
+    return route, parameter
+
+
+def _with_parameter(path: str) -> tuple[dict[str, Route], str]:
+    parts = path.split("/")
+    for place in _PARAMETER_PLACES:
+        if len(parts) > place and parts[place]:
+            parameter = parts[place]
+            methods = ROUTES.get("/".join([*parts[:place], "*", *parts[place + 1 :]]))
+            if methods is not None:
+                return methods, parameter
+    raise UnknownRoute(f"there is nothing at {path[:200]}")

@@ -1,0 +1,340 @@
+"""What each request does: one function for each, the same for every surface."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, Final, TypeAlias
+
+from covenant.exchange.exchange import Exchange, demand_for
+from covenant.model import command as c
+from covenant.model import query as q
+from covenant.model.audit import AuditRow
+from covenant.model.error import CovenantError, Malformed, NotPermitted
+from covenant.model.peer import Caller
+from covenant.model.repair import RetryReport
+from covenant.model.view import Answer, CachePage, Canceled, Delivery, LeaseStatus, Posted, QueuePage, Released, Sent
+from covenant.rules.envelope import check_count
+from covenant.serve import wire as w
+from covenant.serve.why import reason_of
+from covenant.version import VERSION
+
+Handler: TypeAlias = Callable[[Exchange, Caller, Any], Awaitable[w.Reply]]
+
+
+# --- tasks -------------------------------------------------------------------------------------------------
+
+
+async def send_task(x: Exchange, caller: Caller, r: w.SendTask) -> w.TaskQueued:
+    return _queued(await x.run(caller, x.send(caller, r.task)))
+
+
+def _queued(sent: Sent) -> w.TaskQueued:
+    return w.TaskQueued(
+        task_id=sent.task_id,
+        generation=sent.generation,
+        duplicate=sent.duplicate,
+        replayed=sent.replayed,
+        follows=sent.follows,
+    )
+
+
+async def send_tasks(x: Exchange, caller: Caller, r: w.SendTasks) -> w.TasksQueued:
+    check_count(len(r.tasks), "tasks", x.store.limits.batch_max)
+    replies = await x.run_all(caller, [x.send(caller, task) for task in r.tasks])
+    return w.TasksQueued(items=[_item(reply) for reply in replies])
+
+
+def _item(reply: Sent | CovenantError) -> w.BatchItem:
+    if isinstance(reply, CovenantError):
+        return w.BatchItem(error=w.Failure(reply.code, reply.message, reply.details))
+    return w.BatchItem(sent=_queued(reply))
+
+
+async def recv_task(x: Exchange, caller: Caller, r: w.RecvTask) -> w.TaskOpt:
+    lease = x.lease(caller, r.recipient, r.incarnation)
+    taken: list[Delivery] = await x.take(caller, lease, _wait(r.wait_ms), r.receipt)
+    if not taken:
+        return w.TaskOpt()
+    d = taken[0]
+    return w.TaskOpt(task=d.task, lease_id=d.lease_id, attempt=d.attempt, generation=d.generation)
+
+
+def _wait(wait_ms: int) -> int:
+    return check_count(wait_ms, "wait_ms", 2**31)
+
+
+async def recv_tasks(x: Exchange, caller: Caller, r: w.RecvTasks) -> w.Deliveries:
+    limit = _batch(x, r.limit)
+    lease = x.lease(caller, r.recipient, r.incarnation, limit)
+    taken: list[Delivery] = await x.take(caller, lease, _wait(r.wait_ms), r.receipt)
+    return w.Deliveries(deliveries=[w.Delivered(d.task, d.lease_id, d.attempt, d.generation) for d in taken])
+
+
+def _batch(x: Exchange, limit: int) -> int:
+    if check_count(limit, "limit", x.store.limits.batch_max) < 1:
+        raise Malformed("limit is a number from 1", field="limit")
+    return limit
+
+
+async def recent_tasks(x: Exchange, caller: Caller, r: w.RecentTasks) -> w.Tasks:
+    return w.Tasks(tasks=await x.ask(caller, q.RecentTasks(x.by(caller), r.limit)))
+
+
+async def get_task(x: Exchange, caller: Caller, r: w.GetTask) -> w.TaskReply:
+    if r.current_generation is None:
+        return w.TaskReply(entry=await x.ask(caller, q.GetTask(x.by(caller), r.task_id)))
+    wait_ms = _wait(r.wait_ms)
+    return w.TaskReply(entry=await x.watch(caller, r.task_id, r.current_generation, wait_ms, r.cancel_known))
+
+
+async def get_tree(x: Exchange, caller: Caller, r: w.GetTree) -> w.TreeReply:
+    tree = await x.ask(caller, q.GetTree(x.by(caller), r.task_id))
+    return w.TreeReply(root=tree.root, size=tree.size, truncated=tree.truncated)
+
+
+async def queue(x: Exchange, caller: Caller, r: w.Queue) -> w.QueueReply:
+    page: QueuePage = await x.ask(
+        caller,
+        q.ListQueue(x.by(caller), r.limit, r.state, r.min_lease_age_ms, r.deadline_within_ms, r.cursor),
+    )
+    results = [answer.result for answer in page.results]
+    return w.QueueReply(
+        tasks=page.tasks, results=results, beside=[w.beside(answer) for answer in page.results], cursor=page.cursor
+    )
+
+
+async def cancel(x: Exchange, caller: Caller, r: w.Cancel) -> w.CanceledReply:
+    canceled: Canceled = await x.run(caller, c.CancelTask(x.by(caller), r.task_id, r.reason, r.graceful, r.cascade))
+    return w.CanceledReply(task_id=canceled.task_id, state=canceled.state, generation=canceled.generation)
+
+
+async def heartbeat(x: Exchange, caller: Caller, r: w.Heartbeat) -> w.LeaseBeat:
+    status: LeaseStatus = await x.run(caller, c.BeatLease(x.by(caller), r.lease_id))
+    return w.LeaseBeat(
+        task_id=status.task_id,
+        lease_id=status.lease_id,
+        attempt=status.attempt,
+        cancel_requested=status.cancel_requested,
+        cancel_reason=status.cancel_reason,
+    )
+
+
+async def release(x: Exchange, caller: Caller, r: w.Release) -> w.ReleasedReply:
+    released: Released = await x.run(caller, c.ReleaseLease(x.by(caller), r.lease_id, r.reason, r.not_before_ms))
+    return w.ReleasedReply(task_id=released.task_id, attempt=released.attempt, generation=released.generation)
+
+
+# --- results -----------------------------------------------------------------------------------------------
+
+
+async def post_result(x: Exchange, caller: Caller, r: w.PostResult) -> w.ResultPosted:
+    posted: Posted = await x.run(caller, x.post(caller, r.result, r.incarnation))
+    return w.ResultPosted(
+        task_id=posted.task_id, generation=posted.generation, duplicate=posted.duplicate, sequence=posted.sequence
+    )
+
+
+async def recv_result(x: Exchange, caller: Caller, r: w.RecvResult) -> w.ResultOpt:
+    taken: list[Answer] = await x.take(caller, x.drain_results(caller, r.peer), _wait(r.wait_ms), r.receipt)
+    return _result(taken[0] if taken else None)
+
+
+def _result(answer: Answer | None) -> w.ResultOpt:
+    if answer is None:
+        return w.ResultOpt()
+    return w.ResultOpt(
+        result=answer.result, generation=answer.generation, attempt=answer.attempt, replayed=answer.replayed
+    )
+
+
+async def recv_results(x: Exchange, caller: Caller, r: w.RecvResults) -> w.Results:
+    limit = _batch(x, r.limit)
+    return _results(await x.take(caller, x.drain_results(caller, r.peer, limit), _wait(r.wait_ms), r.receipt))
+
+
+async def give_back(x: Exchange, caller: Caller, r: w.GiveBack) -> w.GivenBack:
+    return w.GivenBack(receipt=r.receipt, count=await x.give_back(caller, r.receipt))
+
+
+def _results(answers: list[Answer]) -> w.Results:
+    return w.Results(results=[answer.result for answer in answers], beside=[w.beside(answer) for answer in answers])
+
+
+async def recent_results(x: Exchange, caller: Caller, r: w.RecentResults) -> w.Results:
+    return _results(await x.ask(caller, q.RecentResults(x.by(caller), r.limit)))
+
+
+async def get_result(x: Exchange, caller: Caller, r: w.GetResult) -> w.ResultOpt:
+    return _result(await x.ask(caller, q.GetResult(x.by(caller), r.task_id)))
+
+
+# --- the operator's ----------------------------------------------------------------------------------------
+
+
+async def repair(x: Exchange, caller: Caller, r: w.Repair) -> w.Repaired:
+    return w.Repaired(outcome=await x.run(caller, c.RepairTask(x.by(caller), r.request)))
+
+
+async def retry_stale(x: Exchange, caller: Caller, r: w.RetryStale) -> w.AutoRetried:
+    report: RetryReport = await x.run(caller, c.RetryStale(x.by(caller), r.policy, r.cursor, r.scheduled))
+    return w.AutoRetried(report=report)
+
+
+async def list_cache(x: Exchange, caller: Caller, r: w.ListCache) -> w.CacheReply:
+    page: CachePage = await x.ask(caller, q.ListCached(x.by(caller), r.limit, r.cursor))
+    return w.CacheReply(entries=page.entries, cursor=page.cursor)
+
+
+async def forget_cached(x: Exchange, caller: Caller, r: w.ForgetCached) -> w.Forgotten:
+    await x.run(caller, c.ForgetCached(x.by(caller), r.entry_id, r.reason))
+    return w.Forgotten(entry_id=r.entry_id)
+
+
+async def compact(x: Exchange, caller: Caller, r: w.Compact) -> w.Compacted:
+    done = await x.compact(caller, r.older_than_ms)
+    return w.Compacted(
+        dropped=done.tasks_dropped,
+        tombstones_dropped=done.tombstones_dropped,
+        segments_dropped=done.segments_dropped,
+        bytes_freed=done.bytes_freed,
+    )
+
+
+async def story(x: Exchange, caller: Caller, r: w.Story) -> w.StoryReply:
+    entry, rows, complete = await x.story(caller, r.task_id)
+    why = reason_of(entry)
+    return w.StoryReply(
+        entry=entry,
+        rows=rows,
+        reason=why.reason,
+        explanation=why.explanation,
+        command=why.command,
+        complete=complete,
+    )
+
+
+# --- peers, grants, audit ----------------------------------------------------------------------------------
+
+
+async def enroll_peer(x: Exchange, caller: Caller, r: w.EnrollPeer) -> w.PeerEnrolled:
+    peer, token = await x.enroll(caller, r.display, r.pubkey, r.grants)
+    return w.PeerEnrolled(display=peer.display, pubkey=peer.pubkey, token=token, granted=r.grants)
+
+
+async def list_peers(x: Exchange, caller: Caller, r: w.ListPeers) -> w.Peers:
+    await x.require(caller, "peers.list")
+    page = await x.ask(caller, q.ListPeers(x.by(caller), r.limit, r.cursor))
+    return w.Peers(peers=page.peers, cursor=page.cursor)
+
+
+async def revoke_peer(x: Exchange, caller: Caller, r: w.RevokePeer) -> w.PeerRevoked:
+    peer = await x.revoke_peer(caller, r.peer, r.reason)
+    return w.PeerRevoked(display=peer.display, pubkey=peer.pubkey)
+
+
+async def rotate_token(x: Exchange, caller: Caller, r: w.RotateToken) -> w.TokenRotated:
+    peer, token = await x.rotate(caller, r.peer)
+    return w.TokenRotated(display=peer.display, pubkey=peer.pubkey, token=token)
+
+
+async def grant(x: Exchange, caller: Caller, r: w.Grant) -> w.Granted:
+    granted = await x.grant(caller, r.subject, r.action, r.scope, r.expires_ms, r.delegable, r.parent)
+    return w.Granted(capability=granted)
+
+
+async def revoke(x: Exchange, caller: Caller, r: w.Revoke) -> w.Revoked:
+    return w.Revoked(capability=await x.run(caller, c.RevokeCapability(x.by(caller), r.grant_id, r.reason)))
+
+
+async def list_grants(x: Exchange, caller: Caller, r: w.ListGrants) -> w.Grants:
+    subject = None if r.subject is None else x.agent(r.subject).pubkey
+    page = await x.ask(caller, q.ListGrants(x.by(caller), r.limit, subject, r.cursor))
+    return w.Grants(capabilities=page.capabilities, cursor=page.cursor)
+
+
+async def check(x: Exchange, caller: Caller, r: w.Check) -> w.Checked:
+    subject = caller.agent if r.subject is None else x.agent(r.subject)
+    if subject != caller.agent:
+        await x.require(caller, "capabilities.list")
+    other = None if r.counterparty is None else x.agent(r.counterparty)
+    demand = demand_for(
+        r.action, "check", other, task_id=r.task_id, lease_id=r.lease_id, duplicate_risk=r.duplicate_risk
+    )
+    grant_id, held = await x.check(caller, subject, demand)
+    reason = None if grant_id is not None else "scope_mismatch" if held else "missing_capability"
+    return w.Checked(
+        action=r.action, subject=subject.display, passed=grant_id is not None, grant=grant_id, reason=reason
+    )
+
+
+async def recent_audit(x: Exchange, caller: Caller, r: w.RecentAudit) -> w.AuditReply:
+    """The operator, and who may read the audit, sees all rows; anybody else its own."""
+    limit = check_count(r.limit, "limit", x.store.limits.page_max)
+    actor = r.actor
+    try:
+        await x.require(caller, "audit.read")
+    except NotPermitted:
+        actor = caller.agent.display
+
+    def wanted(row: AuditRow) -> bool:
+        return (
+            (actor is None or row.actor == actor)
+            and (r.task_id is None or row.task_id == r.task_id)
+            and (r.row is None or row.kind == r.row)
+        )
+
+    rows, cursor = await x.recent_rows(caller, limit, r.before, wanted)
+    return w.AuditReply(rows=rows, cursor=cursor)
+
+
+async def version(x: Exchange, caller: Caller, r: w.Version) -> w.VersionReply:
+    return version_of(x)
+
+
+def version_of(x: Exchange) -> w.VersionReply:
+    return w.VersionReply(version=VERSION, realm=x.realm.pubkey, limits=x.store.limits)
+
+
+async def whoami(x: Exchange, caller: Caller, r: w.Whoami) -> w.WhoamiReply:
+    return w.WhoamiReply(agent=caller.agent, role=caller.role)
+
+
+# --- the table ---------------------------------------------------------------------------------------------
+
+
+HANDLERS: Final[dict[type, Handler]] = {
+    w.SendTask: send_task,
+    w.SendTasks: send_tasks,
+    w.RecvTask: recv_task,
+    w.RecvTasks: recv_tasks,
+    w.RecentTasks: recent_tasks,
+    w.GetTask: get_task,
+    w.GetTree: get_tree,
+    w.Story: story,
+    w.Cancel: cancel,
+    w.PostResult: post_result,
+    w.RecvResult: recv_result,
+    w.RecvResults: recv_results,
+    w.GiveBack: give_back,
+    w.RecentResults: recent_results,
+    w.GetResult: get_result,
+    w.Queue: queue,
+    w.Heartbeat: heartbeat,
+    w.Release: release,
+    w.Repair: repair,
+    w.RetryStale: retry_stale,
+    w.ListCache: list_cache,
+    w.ForgetCached: forget_cached,
+    w.Compact: compact,
+    w.EnrollPeer: enroll_peer,
+    w.ListPeers: list_peers,
+    w.RevokePeer: revoke_peer,
+    w.RotateToken: rotate_token,
+    w.Grant: grant,
+    w.ListGrants: list_grants,
+    w.Check: check,
+    w.Revoke: revoke,
+    w.RecentAudit: recent_audit,
+    w.Whoami: whoami,
+    w.Version: version,
+}

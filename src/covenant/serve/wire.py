@@ -1,0 +1,499 @@
+"""What goes over the wire, in both directions, on HTTP and IPC alike.
+
+Every request and every reply is an object with a `kind`. Over IPC the whole object is a frame; over HTTP its members
+come from the path, the query and the body, as `verbs` says. Shapes that the first protocol had are kept to the letter;
+what was added stands beside them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+from msgspec import Struct, field
+
+from covenant.model.agent import AgentId
+from covenant.model.audit import AuditRow
+from covenant.model.limits import Limits
+from covenant.model.peer import GrantedView, PeerView, Scope
+from covenant.model.record import TaskState
+from covenant.model.repair import RepairOutcome, RepairRequest, RetryPolicy, RetryReport
+from covenant.model.task import Result, Task
+from covenant.model.view import Answer, CachedResult, QueueEntry, TreeNode
+
+PAGE = 10
+
+
+# --- requests ----------------------------------------------------------------------------------------------
+
+
+class Request(Struct, frozen=True, tag_field="kind", omit_defaults=True, gc=False, kw_only=True):
+    """`id` is the caller's, and comes back with the reply: with it, requests of one connection run side by side."""
+
+    id: int | str | None = None
+
+
+class Authenticate(Request, frozen=True, tag="authenticate"):
+    token: str
+
+
+class SendTask(Request, frozen=True, tag="send_a2a_task"):
+    task: Task
+
+
+class SendTasks(Request, frozen=True, tag="send_a2a_tasks"):
+    tasks: list[Task]
+
+
+class RecvTask(Request, frozen=True, tag="try_recv_a2a_task"):
+    """`for` names a recipient other than the caller: `*` is everybody. That is the operator's. `receipt` is a name that
+    the caller makes up: the same receive again gets the same answer, and `give_back` undoes it."""
+
+    wait_ms: int = 0
+    incarnation: str | None = None
+    recipient: str | None = field(default=None, name="for")
+    receipt: str | None = None
+
+
+class RecvTasks(Request, frozen=True, tag="try_recv_a2a_tasks"):
+    limit: int
+    wait_ms: int = 0
+    incarnation: str | None = None
+    recipient: str | None = field(default=None, name="for")
+    receipt: str | None = None
+
+
+class RecentTasks(Request, frozen=True, tag="recent_a2a_tasks"):
+    limit: int = PAGE
+
+
+class PostResult(Request, frozen=True, tag="post_a2a_result"):
+    result: Result
+    incarnation: str | None = None
+
+
+class RecvResult(Request, frozen=True, tag="try_recv_a2a_result"):
+    wait_ms: int = 0
+    peer: str | None = field(default=None, name="for")
+    receipt: str | None = None
+
+
+class RecvResults(Request, frozen=True, tag="try_recv_a2a_results"):
+    limit: int
+    wait_ms: int = 0
+    peer: str | None = field(default=None, name="for")
+    receipt: str | None = None
+
+
+class GiveBack(Request, frozen=True, tag="give_back"):
+    """Undo a receive whose answer never came: it has taken nothing, or gives back what it took."""
+
+    receipt: str
+
+
+class RecentResults(Request, frozen=True, tag="recent_a2a_results"):
+    limit: int = PAGE
+
+
+class Queue(Request, frozen=True, tag="a2a_queue"):
+    limit: int = PAGE
+    min_lease_age_ms: int | None = None
+    deadline_within_ms: int | None = None
+    state: TaskState | None = None
+    cursor: str | None = None
+
+
+class GetTask(Request, frozen=True, tag="get_a2a_task"):
+    task_id: str
+    current_generation: int | None = None
+    wait_ms: int = 0
+    cancel_known: bool | None = None  # a wait also ends when a cancel is asked for that the caller does not know of
+
+
+class GetTree(Request, frozen=True, tag="get_a2a_tree"):
+    task_id: str
+
+
+class GetResult(Request, frozen=True, tag="get_a2a_result"):
+    task_id: str
+
+
+class Heartbeat(Request, frozen=True, tag="heartbeat_a2a_lease"):
+    lease_id: str
+
+
+class Release(Request, frozen=True, tag="release_a2a_lease"):
+    lease_id: str
+    reason: str = "released"
+    not_before_ms: int | None = None
+
+
+class Cancel(Request, frozen=True, tag="cancel_a2a_task"):
+    task_id: str
+    reason: str = "canceled"
+    graceful: bool = False
+    cascade: bool = False
+
+
+class Repair(Request, frozen=True, tag="repair_a2a_task"):
+    request: RepairRequest
+
+
+class RetryStale(Request, frozen=True, tag="retry_a2a_stale"):
+    policy: RetryPolicy = RetryPolicy()
+    cursor: str | None = None
+    scheduled: bool = False
+
+
+class ListCache(Request, frozen=True, tag="list_a2a_cache"):
+    limit: int = PAGE
+    cursor: str | None = None
+
+
+class ForgetCached(Request, frozen=True, tag="forget_a2a_cached"):
+    entry_id: str
+    reason: str
+
+
+class Compact(Request, frozen=True, tag="compact_a2a"):
+    older_than_ms: int | None = None
+
+
+class EnrollPeer(Request, frozen=True, tag="enroll_peer"):
+    display: str
+    pubkey: str | None = None
+    grants: list[str] = field(default_factory=list)
+
+
+class ListPeers(Request, frozen=True, tag="list_peers"):
+    limit: int = PAGE
+    cursor: str | None = None
+
+
+class RevokePeer(Request, frozen=True, tag="revoke_peer"):
+    peer: str
+    reason: str = "revoked"
+
+
+class RotateToken(Request, frozen=True, tag="rotate_token"):
+    """Of this peer; of the caller when none is named."""
+
+    peer: str | None = None
+
+
+class Grant(Request, frozen=True, tag="grant_capability"):
+    subject: str
+    action: str
+    scope: Scope = Scope()
+    expires_ms: int | None = None
+    delegable: bool = False
+    parent: str | None = None
+
+
+class Revoke(Request, frozen=True, tag="revoke_capability"):
+    grant_id: str
+    reason: str = "revoked"
+
+
+class ListGrants(Request, frozen=True, tag="list_capabilities"):
+    limit: int = PAGE
+    subject: str | None = None
+    cursor: str | None = None
+
+
+class Check(Request, frozen=True, tag="check_capability"):
+    """Whether a call would be let in, and by which grant; nothing is used up."""
+
+    action: str
+    subject: str | None = None
+    counterparty: str | None = None
+    task_id: str | None = None
+    lease_id: str | None = None
+    duplicate_risk: str | None = None
+
+
+class RecentAudit(Request, frozen=True, tag="recent_audit"):
+    limit: int = PAGE
+    before: int | None = None
+    task_id: str | None = None
+    actor: str | None = None
+    row: str | None = None
+
+
+class Story(Request, frozen=True, tag="a2a_story"):
+    task_id: str
+
+
+class Version(Request, frozen=True, tag="version"):
+    pass
+
+
+class Whoami(Request, frozen=True, tag="whoami"):
+    pass
+
+
+# --- replies -----------------------------------------------------------------------------------------------
+
+
+class Reply(Struct, frozen=True, tag_field="kind", omit_defaults=True, gc=False, kw_only=True):
+    pass
+
+
+class Beside(Struct, frozen=True, gc=False):
+    """What stands beside a result in a list of results, at the same place."""
+
+    task_id: str
+    generation: int
+    attempt: int
+    replayed: bool = False
+
+
+def beside(answer: Answer) -> Beside:
+    return Beside(answer.result.task_id, answer.generation, answer.attempt, answer.replayed)
+
+
+class Authenticated(Reply, frozen=True, tag="authenticated"):
+    display: str
+    pubkey: str
+    role: str
+
+
+class TaskQueued(Reply, frozen=True, tag="a2a_task_queued"):
+    task_id: str
+    generation: int
+    duplicate: bool = False
+    replayed: bool = False
+    follows: str | None = None
+
+
+class Failure(Struct, frozen=True, gc=False):
+    """What became of one item of a batch that was refused."""
+
+    code: str
+    message: str
+    details: dict[str, Any] = field(default_factory=dict)
+
+
+class BatchItem(Struct, frozen=True, gc=False, omit_defaults=True):
+    sent: TaskQueued | None = None
+    error: Failure | None = None
+
+
+class TasksQueued(Reply, frozen=True, tag="a2a_tasks_queued"):
+    items: list[BatchItem]
+
+
+class TaskOpt(Reply, frozen=True, tag="a2a_task_opt"):
+    task: Task | None = field(default_factory=lambda: None)
+    lease_id: str | None = None
+    attempt: int | None = None
+    generation: int | None = None
+
+
+class Delivered(Struct, frozen=True, gc=False):
+    task: Task
+    lease_id: str
+    attempt: int
+    generation: int
+
+
+class Deliveries(Reply, frozen=True, tag="a2a_deliveries"):
+    deliveries: list[Delivered]
+
+
+class Tasks(Reply, frozen=True, tag="a2a_tasks"):
+    tasks: list[Task]
+
+
+class ResultPosted(Reply, frozen=True, tag="a2a_result_posted"):
+    task_id: str
+    generation: int
+    duplicate: bool = False
+    sequence: int | None = None
+
+
+class ResultOpt(Reply, frozen=True, tag="a2a_result_opt"):
+    result: Result | None = field(default_factory=lambda: None)
+    generation: int | None = None
+    attempt: int | None = None
+    replayed: bool = False
+
+
+class Results(Reply, frozen=True, tag="a2a_results"):
+    results: list[Result]
+    beside: list[Beside]
+
+
+class GivenBack(Reply, frozen=True, tag="given_back"):
+    receipt: str
+    count: int
+
+
+class QueueReply(Reply, frozen=True, tag="a2a_queue"):
+    tasks: list[QueueEntry]
+    results: list[Result]
+    beside: list[Beside]
+    cursor: str | None = None
+
+
+class TaskReply(Reply, frozen=True, tag="a2a_task"):
+    entry: QueueEntry
+
+
+class TreeReply(Reply, frozen=True, tag="a2a_tree"):
+    root: TreeNode
+    size: int
+    truncated: bool = False
+
+
+class LeaseBeat(Reply, frozen=True, tag="a2a_lease"):
+    task_id: str
+    lease_id: str
+    attempt: int
+    cancel_requested: bool = False
+    cancel_reason: str | None = None
+
+
+class ReleasedReply(Reply, frozen=True, tag="a2a_released"):
+    task_id: str
+    attempt: int
+    generation: int
+
+
+class CanceledReply(Reply, frozen=True, tag="a2a_canceled"):
+    task_id: str
+    state: TaskState
+    generation: int
+
+
+class Repaired(Reply, frozen=True, tag="a2a_repaired"):
+    outcome: RepairOutcome
+
+
+class AutoRetried(Reply, frozen=True, tag="a2a_auto_retry"):
+    report: RetryReport
+
+
+class CacheReply(Reply, frozen=True, tag="a2a_cache"):
+    entries: list[CachedResult]
+    cursor: str | None = None
+
+
+class Forgotten(Reply, frozen=True, tag="a2a_cache_forgotten"):
+    entry_id: str
+
+
+class Compacted(Reply, frozen=True, tag="a2a_compacted"):
+    dropped: int
+    tombstones_dropped: int = 0
+    segments_dropped: int = 0
+    bytes_freed: int = 0
+
+
+class PeerEnrolled(Reply, frozen=True, tag="peer_enrolled"):
+    """The token is shown here and never again."""
+
+    display: str
+    pubkey: str
+    token: str
+    granted: list[str]
+
+
+class Peers(Reply, frozen=True, tag="peer_list"):
+    peers: list[PeerView]
+    cursor: str | None = None
+
+
+class PeerRevoked(Reply, frozen=True, tag="peer_revoked"):
+    display: str
+    pubkey: str
+
+
+class TokenRotated(Reply, frozen=True, tag="peer_token_rotated"):
+    display: str
+    pubkey: str
+    token: str
+
+
+class Granted(Reply, frozen=True, tag="capability_granted"):
+    capability: GrantedView
+
+
+class Revoked(Reply, frozen=True, tag="capability_revoked"):
+    capability: GrantedView
+
+
+class Grants(Reply, frozen=True, tag="capability_list"):
+    capabilities: list[GrantedView]
+    cursor: str | None = None
+
+
+class Checked(Reply, frozen=True, tag="capability_check"):
+    action: str
+    subject: str
+    passed: bool
+    grant: str | None = None
+    reason: str | None = None
+
+
+class AuditReply(Reply, frozen=True, tag="audit_recent"):
+    rows: list[AuditRow]
+    cursor: int | None = None
+
+
+class StoryReply(Reply, frozen=True, tag="a2a_story"):
+    entry: QueueEntry
+    rows: list[AuditRow]
+    reason: str
+    explanation: str
+    command: str | None = None
+    complete: bool = True
+
+
+class VersionReply(Reply, frozen=True, tag="version"):
+    version: str
+    realm: str
+    limits: Limits
+
+
+class WhoamiReply(Reply, frozen=True, tag="whoami"):
+    agent: AgentId
+    role: str
+
+
+AnyRequest: TypeAlias = (
+    Authenticate
+    | GiveBack
+    | SendTask
+    | SendTasks
+    | RecvTask
+    | RecvTasks
+    | RecentTasks
+    | PostResult
+    | RecvResult
+    | RecvResults
+    | RecentResults
+    | Queue
+    | GetTask
+    | GetTree
+    | GetResult
+    | Heartbeat
+    | Release
+    | Cancel
+    | Repair
+    | RetryStale
+    | ListCache
+    | ForgetCached
+    | Compact
+    | EnrollPeer
+    | ListPeers
+    | RevokePeer
+    | RotateToken
+    | Grant
+    | Revoke
+    | ListGrants
+    | Check
+    | RecentAudit
+    | Story
+    | Version
+    | Whoami
+)

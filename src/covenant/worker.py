@@ -1,0 +1,556 @@
+"""A worker: leases the tasks of one agent, does them, and answers; over any mailbox.
+
+It never holds more than it can do at once, and shows from a thread of its own that it lives. A result is posted until
+it is accepted or refused, however long the daemon is away. When it is told to stop, it finishes what it can and gives
+back what it had to interrupt. What it lost by a crash stays in flight: only the operator or the retry gate knows
+whether that may be done again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextvars
+import inspect
+import logging
+import random
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from types import TracebackType
+from typing import Any, Final, Protocol, TypeAlias, TypeVar
+
+from msgspec import structs
+
+from covenant.mailbox import Mailbox
+from covenant.model.content import Content, Text
+from covenant.model.error import (
+    CovenantError,
+    Draining,
+    Internal,
+    LeaseSuperseded,
+    Malformed,
+    RateLimited,
+    StoreClosed,
+    StoreUnavailable,
+    TaskTerminal,
+    TooManyWaiters,
+    UnknownLease,
+    Unreachable,
+)
+from covenant.model.limits import TEXT_BYTES_MAX
+from covenant.model.task import DuplicateSafety, Result, Task
+from covenant.model.view import Delivery, LeaseStatus
+from covenant.rules.envelope import check_text, check_time, seal_result
+from covenant.store.clock import RandomIds
+
+HEARTBEAT_MS: Final = 10_000
+GRACE_MS: Final = 30_000
+
+_LAST_WORDS_S: Final = 5.0  # for giving leases back at the end
+_FIRST_DELAY_S: Final = 0.05
+_DELAY_S_MAX: Final = 5.0
+_BEATS_AT_ONCE: Final = 16
+
+T = TypeVar("T")
+Block: TypeAlias = Content | str
+Returned: TypeAlias = Result | Block | Sequence[Block] | None
+Handler: TypeAlias = Callable[["WorkContext"], Returned | Awaitable[Returned]]
+
+_PASSING: Final = (Unreachable, StoreUnavailable, Draining, RateLimited, TooManyWaiters, Internal)
+_LEASE_LOST: Final = (LeaseSuperseded, TaskTerminal, UnknownLease)
+
+log = logging.getLogger("covenant.worker")
+
+
+class Release(Exception):
+    """Raised by a handler to give its task back: same id, next attempt, not before the time that it says."""
+
+    def __init__(self, *, not_before_ms: int | None = None, reason: str = "released") -> None:
+        super().__init__(reason)
+        check_text(reason, "reason", TEXT_BYTES_MAX)
+        self.reason = reason
+        self.not_before_ms = None if not_before_ms is None else check_time(not_before_ms, "not_before_ms")
+
+
+class WorkContext:
+    """A task in the hands of a handler. `cancel_requested` is as the last heartbeat heard it."""
+
+    def __init__(self, delivery: Delivery, box: Mailbox, patience: _Patience) -> None:
+        self.delivery = delivery
+        self.cancel_requested = False
+        self.cancel_reason: str | None = None
+        self._box = box
+        self._patience = patience
+        self._loop = asyncio.get_running_loop()
+        self._asked = asyncio.Event()
+        self._partials = 0
+        self._numbering = asyncio.Lock()
+
+    @property
+    def task(self) -> Task:
+        return self.delivery.task
+
+    @property
+    def text(self) -> str:
+        return self.task.intent_text
+
+    @property
+    def content(self) -> Sequence[Content]:
+        return self.task.content
+
+    @property
+    def lease_id(self) -> str:
+        return self.delivery.lease_id
+
+    @property
+    def attempt(self) -> int:
+        return self.delivery.attempt
+
+    @property
+    def idempotency_key(self) -> str | None:
+        """To be handed on to whatever the work touches, so that a second attempt finds the first."""
+        return None if self.task.idempotency is None else self.task.idempotency.key
+
+    @property
+    def duplicate_safety(self) -> DuplicateSafety:
+        return "unsafe" if self.task.idempotency is None else self.task.idempotency.duplicate_safety
+
+    async def partial(self, content: Block | Sequence[Block]) -> None:
+        """Progress, numbered, so that it arrives once however often it has to be posted."""
+        async with self._numbering:
+            result = Result.partial(self.delivery, _blocks(content), self._partials + 1)
+            await self._patience.until_answered(lambda: self._box.send_result(result))
+            self._partials += 1
+
+    async def heartbeat(self) -> LeaseStatus:
+        """Ask now. The worker does so by itself, too."""
+        try:
+            status = await self._patience.until_answered(lambda: self._box.heartbeat(self.lease_id))
+        except _LEASE_LOST as lost:
+            self._hear_cancel(lost.code)
+            raise
+        self._hear(status)
+        return status
+
+    async def canceled(self) -> None:
+        """Wait until a cancel is asked for, or the lease is lost in another way."""
+        await self._asked.wait()
+
+    def wait(self, work: Coroutine[Any, Any, T]) -> T:
+        """For a plain function, which cannot await: `ctx.wait(ctx.partial("half"))`."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def _hear(self, status: LeaseStatus) -> None:
+        if status.cancel_requested and not self.cancel_requested:
+            self._hear_cancel(status.cancel_reason or "canceled")
+
+    def _hear_cancel(self, reason: str) -> None:
+        """From any thread. A handler that blocks the loop can see it, one that waits on the loop is woken."""
+        self.cancel_reason = reason
+        self.cancel_requested = True
+        self._loop.call_soon_threadsafe(self._asked.set)
+
+
+class Worker:
+    """`async with Worker(box, handler):` works until the block ends; `await worker.run()` until `stop` is called."""
+
+    def __init__(
+        self,
+        box: Mailbox,
+        handler: Handler,
+        concurrency: int = 1,
+        heartbeat_ms: int = HEARTBEAT_MS,
+        incarnation: str | None = None,
+        *,
+        grace_ms: int = GRACE_MS,
+    ) -> None:
+        for name, value, least in (
+            ("concurrency", concurrency, 1),
+            ("heartbeat_ms", heartbeat_ms, 1),
+            ("grace_ms", grace_ms, 0),
+        ):
+            if type(value) is not int or value < least:
+                raise Malformed(f"{name} is a number from {least}", field=name)
+        self.agent = box.agent
+        self._unbound = box
+        self._handler = handler
+        self._is_async = _is_async(handler)
+        self._concurrency = concurrency
+        self._heartbeat_ms = heartbeat_ms
+        self._incarnation = incarnation
+        self._grace_ms = grace_ms
+        self._stopping = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None  # while it runs
+        self._running: asyncio.Task[None] | None = None
+        self._receiving: asyncio.Task[list[Delivery]] | None = None
+        self._jobs: set[asyncio.Task[None]] = set()
+
+    # --- life ---------------------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Worker:
+        self._prepare()
+        self._running = asyncio.create_task(self._serve())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._running is not None
+        self.stop()
+        await self._running
+
+    async def run(self) -> None:
+        """Until `stop` is called, or the mailbox refuses in a way that waiting does not mend."""
+        self._prepare()
+        await self._serve()
+
+    def stop(self) -> None:
+        """Take nothing more, finish what is under way. From any thread, or from a signal handler of the loop."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._stopping.set)
+
+    def _prepare(self) -> None:
+        if self._loop is not None:
+            raise Malformed("this worker runs already")
+        self._loop = asyncio.get_running_loop()
+        self._stopping.clear()
+
+    async def _serve(self) -> None:
+        self._box = self._unbound.of(self.agent, incarnation=self._incarnation or RandomIds().lease())
+        line = await _line_of(self._box)
+        self._patience = _Patience(is_remote=isinstance(line, _OwnLine))
+        self._pulse = _Pulse(line, self._heartbeat_ms)
+        self._pulse.start()
+        grace_ms = self._grace_ms
+        try:
+            await self._lease_until_stopped()
+        except asyncio.CancelledError:
+            grace_ms = 0
+            raise
+        finally:
+            await asyncio.gather(self._take_nothing_more(), self._finish(grace_ms))
+            await self._pulse.stop()
+            self._loop = None
+
+    # --- leasing ------------------------------------------------------------------------------------------
+
+    async def _lease_until_stopped(self) -> None:
+        while not self._stopping.is_set():
+            room = self._concurrency - len(self._jobs)
+            if room < 1:
+                await self._stopped_or(*self._jobs)
+                continue
+            limit = min(room, self._box.limits.batch_max)
+            self._receiving = asyncio.create_task(self._patience.until_answered(lambda: self._box.recv_tasks(limit)))  # noqa: B023
+            await self._stopped_or(self._receiving)
+            if self._receiving.done() and not self._stopping.is_set():
+                receiving, self._receiving = self._receiving, None
+                for delivery in receiving.result():
+                    self._begin(delivery)
+
+    async def _stopped_or(self, *others: asyncio.Task[Any]) -> None:
+        stopped = asyncio.create_task(self._stopping.wait())
+        try:
+            await asyncio.wait({stopped, *others}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            stopped.cancel()
+
+    def _begin(self, delivery: Delivery) -> None:
+        job = asyncio.create_task(self._work(WorkContext(delivery, self._box, self._patience)))
+        self._jobs.add(job)
+        job.add_done_callback(self._jobs.discard)
+
+    async def _take_nothing_more(self) -> None:
+        """A receive that is cancelled takes nothing; one that was quicker than that is given back."""
+        receiving, self._receiving = self._receiving, None
+        if receiving is None:
+            return
+        receiving.cancel()
+        await asyncio.wait([receiving])
+        if not receiving.cancelled() and receiving.exception() is None:
+            for delivery in receiving.result():
+                await self._give_back(delivery)
+
+    async def _finish(self, grace_ms: int) -> None:
+        if self._jobs and grace_ms:
+            await asyncio.wait(self._jobs, timeout=grace_ms / 1000)
+        for job in self._jobs:
+            job.cancel()
+        if self._jobs:
+            _, left = await asyncio.wait(self._jobs, timeout=2 * _LAST_WORDS_S)
+            if left:
+                log.error("%d handlers do not let themselves be canceled and are left behind", len(left))
+
+    # --- one task -----------------------------------------------------------------------------------------
+
+    async def _work(self, ctx: WorkContext) -> None:
+        with self._pulse.holding(ctx):
+            try:
+                outcome = await self._outcome_of(ctx)
+            except asyncio.CancelledError:
+                await self._interrupted(ctx)
+                return
+            await self._settle(ctx, outcome)
+
+    async def _outcome_of(self, ctx: WorkContext) -> Result | Release:
+        """What the handler has made of it. Whatever goes wrong in there is an answer, too."""
+        try:
+            return seal_result(_result_of(await self._handle(ctx), ctx.delivery), self._box.limits)
+        except Release as release:
+            return release
+        except asyncio.CancelledError as canceled:
+            job = asyncio.current_task()
+            if job is not None and job.cancelling():
+                raise
+            return self._error(ctx, canceled)
+        except Exception as failed:
+            log.info("the handler failed on task %s", ctx.task.id, exc_info=failed)
+            return self._error(ctx, failed)
+
+    async def _handle(self, ctx: WorkContext) -> Any:
+        if self._is_async:
+            returned: Any = self._handler(ctx)
+        else:
+            returned = await _in_thread(lambda: self._handler(ctx))
+        return await returned if inspect.isawaitable(returned) else returned
+
+    def _error(self, ctx: WorkContext, failed: BaseException) -> Result:
+        message = str(failed).strip() or type(failed).__name__
+        limit = self._box.limits.text_bytes_max
+        return Result.error(ctx.delivery, message.encode(errors="replace")[:limit].decode(errors="ignore"))
+
+    async def _settle(self, ctx: WorkContext, outcome: Result | Release) -> None:
+        try:
+            if isinstance(outcome, Release):
+                when, reason = outcome.not_before_ms, outcome.reason
+                await self._patience.until_answered(
+                    lambda: self._box.release(ctx.lease_id, reason=reason, not_before_ms=when)
+                )
+            else:
+                await self._patience.until_answered(lambda: self._box.send_result(outcome))
+        except CovenantError as refusal:
+            log.warning("the outcome of task %s was refused: %s (%s)", ctx.task.id, refusal, refusal.code)
+        except asyncio.CancelledError:
+            log.error("task %s is done, but nobody could be told: its lease stays in flight", ctx.task.id)
+
+    async def _interrupted(self, ctx: WorkContext) -> None:
+        """A function in a thread cannot be interrupted, and what goes on must not be begun by somebody else."""
+        if self._is_async:
+            await self._give_back(ctx.delivery)
+        else:
+            log.error("task %s is still being worked on in its thread: its lease stays in flight", ctx.task.id)
+
+    async def _give_back(self, delivery: Delivery) -> None:
+        try:
+            async with asyncio.timeout(_LAST_WORDS_S):
+                await self._patience.until_answered(lambda: self._box.release(delivery, reason="worker stopped"))
+        except (CovenantError, TimeoutError) as failed:
+            log.warning("task %s could not be given back: %s", delivery.task.id, failed or "no answer")
+
+
+# --- what a handler returns --------------------------------------------------------------------------------
+
+
+def _is_async(handler: Handler) -> bool:
+    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(getattr(handler, "__call__", None))  # noqa: B004
+
+
+def _result_of(returned: Any, delivery: Delivery) -> Result:
+    if returned is None:
+        return Result.ok(delivery)
+    if isinstance(returned, Result):
+        if returned.task_id != delivery.task.id or returned.status == "partial":
+            raise ValueError("a handler returns the final result of its own task")
+        return structs.replace(returned, lease_id=delivery.lease_id)
+    if isinstance(returned, (str, list, tuple, Content)):
+        return Result.ok(delivery, _blocks(returned))
+    raise TypeError(f"a handler returns text, content blocks, a Result or None, not {type(returned).__name__}")
+
+
+def _blocks(content: Block | Sequence[Block]) -> tuple[Content, ...]:
+    blocks = content if isinstance(content, (list, tuple)) else (content,)
+    return tuple(Text(block) if isinstance(block, str) else block for block in blocks)
+
+
+async def _in_thread(work: Callable[[], T]) -> T:
+    """In a thread of its own, which does not keep the process from ending."""
+    future: concurrent.futures.Future[T] = concurrent.futures.Future()
+    context = contextvars.copy_context()
+
+    def run() -> None:
+        try:
+            outcome = context.run(work)
+        except StopIteration as failed:  # a future does not carry it
+            future.set_exception(RuntimeError(f"the handler raised {failed!r}"))
+        except BaseException as failed:
+            future.set_exception(failed)
+        else:
+            future.set_result(outcome)
+
+    threading.Thread(target=run, name="covenant-handler", daemon=True).start()
+    return await asyncio.shield(asyncio.wrap_future(future))
+
+
+# --- patience ----------------------------------------------------------------------------------------------
+
+
+class _Patience:
+    """Asks again while the other side is away. Whatever goes through here may be repeated."""
+
+    def __init__(self, *, is_remote: bool) -> None:
+        self._passing = (
+            (*_PASSING, StoreClosed) if is_remote else _PASSING
+        )  # a daemon comes back, a closed box does not
+        self._is_away = False
+
+    async def until_answered(self, call: Callable[[], Awaitable[T]]) -> T:
+        delay_s = _FIRST_DELAY_S
+        while True:
+            try:
+                answer = await call()
+            except self._passing as failed:
+                self._say(failed)
+                wait_s = max(delay_s * random.uniform(0.5, 1), failed.details.get("retry_after_ms", 0) / 1000)
+                await asyncio.sleep(min(wait_s, _DELAY_S_MAX))
+                delay_s = min(2 * delay_s, _DELAY_S_MAX)
+            else:
+                self._is_away = False
+                return answer
+
+    def _say(self, failed: CovenantError) -> None:
+        """Once, as long as it lasts."""
+        if not self._is_away:
+            log.warning("waiting for the mailbox: %s (%s)", failed, failed.code)
+        self._is_away = True
+
+
+# --- signs of life -----------------------------------------------------------------------------------------
+
+
+class _Line(Protocol):
+    """How the thread of the heartbeats reaches the mailbox."""
+
+    async def beat(self, lease_id: str) -> LeaseStatus: ...
+    async def close(self) -> None: ...
+
+
+class _OwnLine:
+    """A connection of its own to the daemon: it works while the handlers block their loop."""
+
+    def __init__(self, box: Mailbox) -> None:
+        self._box = box
+
+    async def beat(self, lease_id: str) -> LeaseStatus:
+        return await self._box.heartbeat(lease_id)
+
+    async def close(self) -> None:
+        await self._box._engine.close()
+
+
+class _BorrowedLine:
+    """A store in this process lives on the loop of the handlers: all that another thread can do is ask that loop."""
+
+    def __init__(self, box: Mailbox) -> None:
+        self._box = box
+        self._loop = asyncio.get_running_loop()
+
+    async def beat(self, lease_id: str) -> LeaseStatus:
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._box.heartbeat(lease_id), self._loop))
+
+    async def close(self) -> None:
+        pass
+
+
+async def _line_of(box: Mailbox) -> _Line:
+    from covenant.client.engine import RemoteEngine
+    from covenant.client.http import HttpTransport
+    from covenant.client.unix import UnixTransport
+
+    engine: Any = box._engine
+    if not isinstance(engine, RemoteEngine):
+        return _BorrowedLine(box)
+    old: Any = engine._transport
+    new = HttpTransport(old._url) if isinstance(old, HttpTransport) else UnixTransport(old._path)
+    token = await engine._token_of(box.agent)
+    again = RemoteEngine(new, token, {box.agent.display: token})
+    return _OwnLine(Mailbox(again, box.agent, box._incarnation))
+
+
+class _Pulse:
+    """Gives signs of life for all that is held, from a thread with an event loop of its own."""
+
+    def __init__(self, line: _Line, every_ms: int) -> None:
+        self._line = line
+        self._every_s = every_ms / 1000
+        self._held: dict[str, WorkContext] = {}
+        self._gate = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._over: asyncio.Event | None = None
+        self._is_over = False
+        self._is_lost = False
+        self._ended: concurrent.futures.Future[None] = concurrent.futures.Future()
+
+    @contextmanager
+    def holding(self, ctx: WorkContext) -> Iterator[None]:
+        with self._gate:
+            self._held[ctx.lease_id] = ctx
+        try:
+            yield
+        finally:
+            self._drop(ctx)
+
+    def _drop(self, ctx: WorkContext) -> None:
+        with self._gate:
+            self._held.pop(ctx.lease_id, None)
+
+    def start(self) -> None:
+        threading.Thread(target=self._run, name="covenant-heartbeat", daemon=True).start()
+
+    async def stop(self) -> None:
+        self._is_over = True
+        if self._loop is not None and self._over is not None:
+            with suppress(RuntimeError):  # it has ended by itself
+                self._loop.call_soon_threadsafe(self._over.set)
+        await asyncio.wrap_future(self._ended)
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._main())
+        finally:
+            self._ended.set_result(None)
+
+    async def _main(self) -> None:
+        self._over = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        if self._is_over:
+            return
+        beating = asyncio.create_task(self._beat_on())
+        await self._over.wait()
+        beating.cancel()
+        await asyncio.wait([beating])
+        await self._line.close()
+
+    async def _beat_on(self) -> None:
+        while True:
+            await asyncio.sleep(self._every_s)
+            with self._gate:
+                held = list(self._held.values())
+            for at in range(0, len(held), _BEATS_AT_ONCE):
+                await asyncio.gather(*(self._beat(ctx) for ctx in held[at : at + _BEATS_AT_ONCE]))
+
+    async def _beat(self, ctx: WorkContext) -> None:
+        try:
+            ctx._hear(await self._line.beat(ctx.lease_id))
+        except _LEASE_LOST as lost:
+            log.info("the lease of task %s is lost: %s", ctx.task.id, lost.code)
+            ctx._hear_cancel(lost.code)
+            self._drop(ctx)
+        except CovenantError as failed:
+            if not self._is_lost:
+                log.warning("heartbeats do not get through: %s (%s)", failed, failed.code)
+            self._is_lost = True
+        except Exception:
+            log.exception("a heartbeat failed")
+        else:
+            self._is_lost = False

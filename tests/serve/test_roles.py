@@ -1,0 +1,355 @@
+"""Who may do what: every verb, every role, the expected answer. (Contract 25, 26, 27.)"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Final, NamedTuple
+
+import pytest
+
+from covenant import (
+    AgentId,
+    Delivery,
+    ForceError,
+    Idempotency,
+    RepairRequest,
+    Requeue,
+    Result,
+    RetryPolicy,
+    Task,
+    Text,
+)
+from covenant.client.engine import RemoteEngine
+from covenant.client.unix import UnixTransport
+from covenant.exchange.realm import Realm
+from covenant.model.error import CovenantError
+from covenant.model.limits import Limits
+from covenant.model.peer import Capability, Scope
+from covenant.serve import wire as w
+from covenant.serve.places import PLACE_OF, PLACES
+from tests.daemons import OPERATOR_TOKEN, Realmful, start_daemon
+
+OK: Final = "ok"
+ABSENT: Final = "00000000-0000-4000-8000-000000000000"
+ROLES: Final = ("operator", "sender", "worker", "stranger", "bare")
+"""sender and worker may send, respond and cancel; stranger too, but has no part in the task; bare is the worker's
+colleague with no grant at all."""
+
+
+class World(NamedTuple):
+    """One task of each sort, and everybody's connection."""
+
+    engines: dict[str, RemoteEngine]
+    agents: dict[str, AgentId]
+    queued: str
+    held: Delivery
+    cached: str
+    grant: str
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[World]:
+    daemon = await start_daemon("memory:", Limits())
+    realm = Realmful()
+    await realm.enroll(daemon)
+    operator = daemon.exchange.authenticate(OPERATOR_TOKEN)
+    _, bare = await daemon.exchange.enroll(operator, "bare@lab", None, ())
+    transport = UnixTransport(str(daemon.settings.ipc))
+    tokens = {
+        "operator": OPERATOR_TOKEN,
+        "sender": realm.tokens["alice@lab"],
+        "worker": realm.tokens["bob@lab"],
+        "stranger": realm.tokens["carol@lab"],
+        "bare": bare,
+    }
+    engines = {role: RemoteEngine(transport, token) for role, token in tokens.items()}
+    for engine in engines.values():
+        await engine.open()
+    box = realm.open(daemon, "unix")
+    async with box:
+        alice, bob = box.of("alice@lab"), box.of("bob@lab")
+        key = Idempotency("idempotent", "k")
+        await alice.send_task(Task(recipient=bob.agent, intent_text="done before", idempotency=key))
+        await bob.send_result(Result.ok(await bob.recv_task(), [Text("yes")]))
+        await alice.recv_result()
+        await alice.send_task(Task(recipient=bob.agent, intent_text="held"))
+        held = await bob.recv_task()
+        queued = await alice.send_task(Task(recipient=bob.agent, intent_text="queued"))
+        cached = (await box.cached_results()).entries[0].id
+        agents = {"sender": alice.agent, "worker": bob.agent}
+        grants = (await engines["operator"].call(w.ListGrants(limit=100), w.Grants)).capabilities
+        mine = next(grant.id for grant in grants if grant.subject == alice.agent)
+        yield World(engines, agents, queued.task_id, held, cached, mine)
+    await transport.close()
+    await daemon.stop()
+
+
+Make = Callable[[World], w.Request]
+
+NO = "missing_capability"
+UNKNOWN = "unknown_task"
+
+TABLE: Final[dict[str, tuple[Make, dict[str, str]]]] = {
+    # verb: how it is called, and what each role is told, in the order of ROLES
+    "send": (
+        lambda x: w.SendTask(task=Task(recipient=x.agents["worker"], intent_text="more")),
+        dict(zip(ROLES, (OK, OK, OK, OK, NO), strict=True)),
+    ),
+    "send batch": (
+        lambda x: w.SendTasks(tasks=[Task(recipient=x.agents["worker"], intent_text="more")]),
+        dict(zip(ROLES, (OK, OK, OK, OK, OK), strict=True)),  # each item has its own answer
+    ),
+    "send as another": (
+        lambda x: w.SendTask(task=Task(sender=x.agents["sender"], recipient=x.agents["worker"], intent_text="more")),
+        dict(zip(ROLES, ("sender_mismatch", OK, *("sender_mismatch",) * 3), strict=True)),
+    ),
+    "next task": (lambda x: w.RecvTask(), dict.fromkeys(ROLES, OK)),
+    "next task of another": (
+        lambda x: w.RecvTask(recipient="bob@lab"),
+        dict(zip(ROLES, (OK, "not_permitted", OK, "not_permitted", "not_permitted"), strict=True)),
+    ),
+    "next task of all": (
+        lambda x: w.RecvTask(recipient="*"),
+        dict(zip(ROLES, (OK, *("not_permitted",) * 4), strict=True)),
+    ),
+    "next tasks": (lambda x: w.RecvTasks(limit=2), dict.fromkeys(ROLES, OK)),
+    "next result": (lambda x: w.RecvResult(), dict.fromkeys(ROLES, OK)),
+    "next results": (lambda x: w.RecvResults(limit=2), dict.fromkeys(ROLES, OK)),
+    "next result of another": (
+        lambda x: w.RecvResult(peer="alice@lab"),
+        dict(zip(ROLES, (OK, OK, "not_permitted", "not_permitted", "not_permitted"), strict=True)),
+    ),
+    "give back": (lambda x: w.GiveBack(receipt="none"), dict.fromkeys(ROLES, OK)),
+    "recent tasks": (lambda x: w.RecentTasks(), dict.fromkeys(ROLES, OK)),
+    "recent results": (lambda x: w.RecentResults(), dict.fromkeys(ROLES, OK)),
+    "queue": (lambda x: w.Queue(), dict.fromkeys(ROLES, OK)),
+    "get": (
+        lambda x: w.GetTask(task_id=x.queued),
+        dict(zip(ROLES, (OK, OK, OK, UNKNOWN, UNKNOWN), strict=True)),
+    ),
+    "tree": (
+        lambda x: w.GetTree(task_id=x.queued),
+        dict(zip(ROLES, (OK, OK, OK, UNKNOWN, UNKNOWN), strict=True)),
+    ),
+    "why": (
+        lambda x: w.Story(task_id=x.queued),
+        dict(zip(ROLES, (OK, OK, OK, UNKNOWN, UNKNOWN), strict=True)),
+    ),
+    "get result": (
+        lambda x: w.GetResult(task_id=x.queued),
+        dict(zip(ROLES, (OK, OK, OK, UNKNOWN, UNKNOWN), strict=True)),
+    ),
+    "post": (
+        lambda x: w.PostResult(result=Result.ok(x.held, [Text("done")])),
+        dict(zip(ROLES, (OK, NO_PART := "not_permitted", OK, UNKNOWN, UNKNOWN), strict=True)),
+    ),
+    "heartbeat": (
+        lambda x: w.Heartbeat(lease_id=x.held.lease_id),
+        dict(zip(ROLES, (OK, "unknown_lease", OK, "unknown_lease", "unknown_lease"), strict=True)),
+    ),
+    "release": (
+        lambda x: w.Release(lease_id=x.held.lease_id),
+        dict(zip(ROLES, (OK, "unknown_lease", OK, "unknown_lease", "unknown_lease"), strict=True)),
+    ),
+    "cancel": (
+        lambda x: w.Cancel(task_id=x.queued),
+        dict(zip(ROLES, (OK, OK, NO_PART, UNKNOWN, UNKNOWN), strict=True)),
+    ),
+    "requeue": (
+        lambda x: w.Repair(request=RepairRequest(x.held.task.id, Requeue("operator_accepted"), "stuck")),
+        dict(zip(ROLES, (OK, NO, NO, UNKNOWN, UNKNOWN), strict=True)),
+    ),
+    "force error": (
+        lambda x: w.Repair(request=RepairRequest(x.held.task.id, ForceError("no"), "stuck")),
+        dict(zip(ROLES, (OK, NO, NO, UNKNOWN, UNKNOWN), strict=True)),
+    ),
+    "retry-stale, looking": (
+        lambda x: w.RetryStale(),
+        dict(zip(ROLES, (OK, *("not_permitted",) * 4), strict=True)),
+    ),
+    "retry-stale": (
+        lambda x: w.RetryStale(policy=RetryPolicy(enabled=True)),
+        dict(zip(ROLES, (OK, NO, NO, NO, NO), strict=True)),
+    ),
+    "cache": (lambda x: w.ListCache(), dict.fromkeys(ROLES, OK)),
+    "forget": (
+        lambda x: w.ForgetCached(entry_id=x.cached, reason="wrong"),
+        dict(zip(ROLES, (OK, NO, NO, UNKNOWN, UNKNOWN), strict=True)),
+    ),
+    "compact": (lambda x: w.Compact(), dict(zip(ROLES, (OK, NO, NO, NO, NO), strict=True))),
+    "enroll": (
+        lambda x: w.EnrollPeer(display="new@lab"),
+        dict(zip(ROLES, (OK, NO, NO, NO, NO), strict=True)),
+    ),
+    "peers": (lambda x: w.ListPeers(), dict(zip(ROLES, (OK, NO, NO, NO, NO), strict=True))),
+    "revoke a peer": (
+        lambda x: w.RevokePeer(peer="carol@lab"),
+        dict(zip(ROLES, (OK, NO, NO, NO, NO), strict=True)),
+    ),
+    "rotate another's token": (
+        lambda x: w.RotateToken(peer="carol@lab"),
+        dict(zip(ROLES, (OK, NO, NO, OK, NO), strict=True)),
+    ),
+    "rotate one's own token": (lambda x: w.RotateToken(), dict.fromkeys(ROLES, OK)),
+    "grant": (
+        lambda x: w.Grant(subject="bob@lab", action="a2a.send.*"),
+        dict(zip(ROLES, (OK, *("not_permitted",) * 4), strict=True)),
+    ),
+    "grants": (lambda x: w.ListGrants(), dict.fromkeys(ROLES, OK)),
+    "revoke a grant": (
+        lambda x: w.Revoke(grant_id=x.grant),
+        dict(zip(ROLES, (OK, "not_permitted", *("unknown_grant",) * 3), strict=True)),
+    ),
+    "check": (
+        lambda x: w.Check(action="a2a.send.bob@lab", counterparty="bob@lab"),
+        dict.fromkeys(ROLES, OK),
+    ),
+    "check another": (
+        lambda x: w.Check(action="a2a.compact", subject="bob@lab"),
+        dict(zip(ROLES, (OK, NO, OK, NO, NO), strict=True)),
+    ),
+    "audit": (lambda x: w.RecentAudit(), dict.fromkeys(ROLES, OK)),
+    "whoami": (lambda x: w.Whoami(), dict.fromkeys(ROLES, OK)),
+    "version": (lambda x: w.Version(), dict.fromkeys(ROLES, OK)),
+}
+
+
+async def told(world: World, role: str, request: w.Request) -> str:
+    try:
+        await world.engines[role].call(request, PLACE_OF[type(request)].reply)
+    except CovenantError as refusal:
+        return refusal.code
+    return OK
+
+
+@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("verb", TABLE)
+async def test_each_role_is_told_what_the_table_says(world: World, verb: str, role: str) -> None:
+    make, expected = TABLE[verb]
+    assert await told(world, role, make(world)) == expected[role]
+
+
+def test_the_table_has_every_verb() -> None:
+    agents = {"sender": AgentId.named("a@b"), "worker": AgentId.named("c@d")}
+    world = World({}, agents, ABSENT, _delivery(), "slot:x", ABSENT)
+    covered = {type(make(world)) for make, _ in TABLE.values()}
+    assert covered == {place.request for place in PLACES}
+
+
+def _delivery() -> Delivery:
+    return Delivery(Task(recipient=AgentId.named("a@b"), intent_text="x", id=ABSENT), ABSENT, 1, 1)
+
+
+HIDDEN: Final[dict[str, Callable[[str, str, str], w.Request]]] = {
+    # verbs that name something: by the id of a task, of a lease, of a cached result
+    "get": lambda task, lease, slot: w.GetTask(task_id=task),
+    "wait": lambda task, lease, slot: w.GetTask(task_id=task, current_generation=0, wait_ms=10),
+    "tree": lambda task, lease, slot: w.GetTree(task_id=task),
+    "why": lambda task, lease, slot: w.Story(task_id=task),
+    "result": lambda task, lease, slot: w.GetResult(task_id=task),
+    "post": lambda task, lease, slot: w.PostResult(result=Result(task, "ok", (), None, lease)),
+    "cancel": lambda task, lease, slot: w.Cancel(task_id=task),
+    "requeue": lambda task, lease, slot: w.Repair(request=RepairRequest(task, Requeue("idempotent"), "x")),
+    "force": lambda task, lease, slot: w.Repair(request=RepairRequest(task, ForceError("x"), "x")),
+    "heartbeat": lambda task, lease, slot: w.Heartbeat(lease_id=lease),
+    "release": lambda task, lease, slot: w.Release(lease_id=lease),
+    "forget": lambda task, lease, slot: w.ForgetCached(entry_id=slot, reason="x"),
+}
+
+
+@pytest.mark.parametrize("role", ["stranger", "bare"])
+@pytest.mark.parametrize("verb", HIDDEN)
+async def test_what_is_hidden_cannot_be_told_from_what_is_absent(world: World, verb: str, role: str) -> None:
+    """Contract 27: neither by the code, nor by the words, nor by what changes."""
+    make = HIDDEN[verb]
+    there = make(world.held.task.id, world.held.lease_id, world.cached)
+    absent = make(ABSENT, ABSENT, f"slot:{'0' * 64}")
+    before = await world.engines["operator"].call(w.Queue(limit=100), w.QueueReply)
+    answers = []
+    for request in (there, absent):
+        with pytest.raises(CovenantError) as refused:
+            await world.engines[role].call(request, PLACE_OF[type(request)].reply)
+        answers.append((refused.value.code, _without_ids(refused.value, world)))
+    assert answers[0] == answers[1]
+    assert await world.engines["operator"].call(w.Queue(limit=100), w.QueueReply) == before
+
+
+def _without_ids(refusal: CovenantError, world: World) -> str:
+    words = str(refusal.to_wire())
+    for name in (world.held.task.id, world.held.lease_id, world.cached, ABSENT, f"slot:{'0' * 64}"):
+        words = words.replace(name, "…")
+    return words
+
+
+async def test_a_bounded_grant_is_used_up_by_what_succeeds_only(world: World) -> None:
+    """Contract 26: max_uses counts calls that succeed."""
+    operator, bare = world.engines["operator"], world.engines["bare"]
+    await operator.call(w.Grant(subject="bare@lab", action="a2a.send.bob@lab", scope=Scope(max_uses=2)), w.Granted)
+    blank = w.SendTask(task=Task(recipient=world.agents["worker"], intent_text=" "))
+    good = w.SendTask(task=Task(recipient=world.agents["worker"], intent_text="work"))
+    assert await told(world, "bare", blank) == "blank_text"
+    assert [await told(world, "bare", good) for _ in range(3)] == [OK, OK, "scope_mismatch"]
+    grants = (await bare.call(w.ListGrants(), w.Grants)).capabilities
+    assert [grant.uses for grant in grants] == [2]
+
+
+async def test_a_revoked_grant_is_worth_nothing_at_the_next_call(world: World) -> None:
+    """Contract 26: the revocation holds at the next commit."""
+    operator = world.engines["operator"]
+    granted = (await operator.call(w.Grant(subject="bare@lab", action="a2a.send.*"), w.Granted)).capability
+    good = w.SendTask(task=Task(recipient=world.agents["worker"], intent_text="work"))
+    assert await told(world, "bare", good) == OK
+    await operator.call(w.Revoke(grant_id=granted.id), w.Revoked)
+    assert await told(world, "bare", good) == NO
+
+
+async def test_a_grant_is_passed_on_never_wider(world: World) -> None:
+    """Contract 26: delegation."""
+    operator, worker = world.engines["operator"], world.engines["worker"]
+    mine = (
+        await operator.call(
+            w.Grant(subject="bob@lab", action="a2a.repair.requeue", scope=Scope(max_uses=5), delegable=True), w.Granted
+        )
+    ).capability
+    wider = w.Grant(subject="bare@lab", action="a2a.repair.*", parent=mine.id)
+    unbounded = w.Grant(subject="bare@lab", action="a2a.repair.requeue", parent=mine.id)
+    narrower = w.Grant(subject="bare@lab", action="a2a.repair.requeue", scope=Scope(max_uses=1), parent=mine.id)
+    assert await told(world, "worker", wider) == "not_permitted"
+    assert await told(world, "worker", unbounded) == "not_permitted"
+    assert await told(world, "stranger", narrower) == "unknown_grant"
+    passed_on = (await worker.call(narrower, w.Granted)).capability
+    check = w.Check(action="a2a.repair.requeue")
+    assert (await world.engines["bare"].call(check, w.Checked)).grant == passed_on.id
+    await operator.call(w.Revoke(grant_id=mine.id), w.Revoked)
+    assert (await world.engines["bare"].call(check, w.Checked)).passed is False
+
+
+async def test_a_scope_pins_the_task_and_the_lease(world: World) -> None:
+    """Contract 26: scopes pin the counterparty, the task, the lease and the posture."""
+    operator, held = world.engines["operator"], world.held
+    scope = Scope(task_id=held.task.id, lease_id=held.lease_id, duplicate_risk="operator_accepted")
+    await operator.call(w.Grant(subject="bob@lab", action="a2a.repair.requeue", scope=scope), w.Granted)
+
+    def requeue(risk: Any, lease_id: str | None, task_id: str = held.task.id) -> w.Repair:
+        return w.Repair(request=RepairRequest(task_id, Requeue(risk, lease_id), "stuck"))
+
+    assert await told(world, "worker", requeue("operator_accepted", None)) == "scope_mismatch"
+    assert await told(world, "worker", requeue("idempotent", held.lease_id)) == "scope_mismatch"
+    assert await told(world, "worker", requeue("operator_accepted", held.lease_id, world.queued)) == "scope_mismatch"
+    assert await told(world, "worker", requeue("operator_accepted", held.lease_id)) == OK
+
+
+async def test_a_spoofed_label_does_not_open_a_door(world: World) -> None:
+    """Contract 25: the key says who is meant; a grant for bob is none for whoever is called bob."""
+    operator = world.engines["operator"]
+    await operator.call(w.Grant(subject="bare@lab", action="a2a.send.bob@lab"), w.Granted)
+    spoofed = AgentId("bob@lab", world.agents["sender"].pubkey)
+    assert await told(world, "bare", w.SendTask(task=Task(recipient=spoofed, intent_text="x"))) == NO
+
+
+async def test_a_forged_grant_in_the_store_is_worth_nothing(world: World) -> None:
+    """Contract 26: tokens are signed by the realm's key."""
+    real, other = Realm.throwaway(), Realm.throwaway()
+    capability = Capability(ABSENT, AgentId.named("a@b"), "a2a.compact", real.operator, 1)
+    assert real.is_genuine(real.sign_grant(capability))
+    assert not real.is_genuine(other.sign_grant(capability))
