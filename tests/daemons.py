@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from covenant import AgentId, Limits, Mailbox, OpenMailbox
+from covenant.exchange.bounds import Bounds
 from covenant.exchange.realm import Realm
 from covenant.rules.context import Ids
 from covenant.serve import wire as w
@@ -19,9 +20,11 @@ WORKING: Final = ("a2a.send.*", "a2a.respond.*", "a2a.cancel.*")
 _REALM: Final = Realm.throwaway()
 
 
-async def start_daemon(store: str, limits: Limits, clock: Clock | None = None, ids: Ids | None = None) -> Daemon:
+async def start_daemon(
+    store: str, limits: Limits, clock: Clock | None = None, ids: Ids | None = None, bounds: Bounds | None = None
+) -> Daemon:
     socket = Path(tempfile.mkdtemp(prefix="cov-")) / "sock"  # a socket's path is short
-    settings = Settings(store=store, http="127.0.0.1:0", ipc=socket, limits=limits)
+    settings = Settings(store=store, http="127.0.0.1:0", ipc=socket, limits=limits, bounds=bounds or Bounds())
     daemon = Daemon(settings, _REALM, OPERATOR_TOKEN, clock, ids)
     await daemon.start()
     return daemon

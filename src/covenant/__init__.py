@@ -38,6 +38,7 @@ from covenant.model.view import (
     Tree,
     TreeNode,
 )
+from covenant.worker import WorkContext, Worker
 
 __all__ = [
     "AgentId",
@@ -80,4 +81,6 @@ __all__ = [
     "Text",
     "Tree",
     "TreeNode",
+    "WorkContext",
+    "Worker",
 ]

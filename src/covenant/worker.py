@@ -16,7 +16,8 @@ import logging
 import random
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
+from functools import partial
 from types import TracebackType
 from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
@@ -83,6 +84,7 @@ class WorkContext:
         self._box = box
         self._patience = patience
         self._loop = asyncio.get_running_loop()
+        self._thread = threading.get_ident()
         self._asked = asyncio.Event()
         self._partials = 0
         self._numbering = asyncio.Lock()
@@ -139,6 +141,9 @@ class WorkContext:
 
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
         """For a plain function, which cannot await: `ctx.wait(ctx.partial("half"))`."""
+        if threading.get_ident() == self._thread:
+            work.close()
+            raise RuntimeError("on the event loop this would wait for itself: await it instead")
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def _hear(self, status: LeaseStatus) -> None:
@@ -173,7 +178,7 @@ class Worker:
             if type(value) is not int or value < least:
                 raise Malformed(f"{name} is a number from {least}", field=name)
         self.agent = box.agent
-        self._unbound = box
+        self._opened = box
         self._handler = handler
         self._is_async = _is_async(handler)
         self._concurrency = concurrency
@@ -217,11 +222,16 @@ class Worker:
         self._stopping.clear()
 
     async def _serve(self) -> None:
-        self._box = self._unbound.of(self.agent, incarnation=self._incarnation or RandomIds().lease())
-        line = await _line_of(self._box)
-        self._patience = _Patience(is_remote=isinstance(line, _OwnLine))
-        self._pulse = _Pulse(line, self._heartbeat_ms)
-        self._pulse.start()
+        try:
+            self._box = self._opened.of(self.agent, incarnation=self._incarnation or RandomIds().lease())
+            line = await _line_of(self._box)
+            self._patience = _Patience(is_remote=isinstance(line, _OwnLine))
+            async with _Pulse(line, self._heartbeat_ms) as self._pulse:
+                await self._work_on()
+        finally:
+            self._loop = None
+
+    async def _work_on(self) -> None:
         grace_ms = self._grace_ms
         try:
             await self._lease_until_stopped()
@@ -230,8 +240,6 @@ class Worker:
             raise
         finally:
             await asyncio.gather(self._take_nothing_more(), self._finish(grace_ms))
-            await self._pulse.stop()
-            self._loop = None
 
     # --- leasing ------------------------------------------------------------------------------------------
 
@@ -241,8 +249,8 @@ class Worker:
             if room < 1:
                 await self._stopped_or(*self._jobs)
                 continue
-            limit = min(room, self._box.limits.batch_max)
-            self._receiving = asyncio.create_task(self._patience.until_answered(lambda: self._box.recv_tasks(limit)))  # noqa: B023
+            receive = partial(self._box.recv_tasks, min(room, self._box.limits.batch_max))
+            self._receiving = asyncio.create_task(self._patience.until_answered(receive))
             await self._stopped_or(self._receiving)
             if self._receiving.done() and not self._stopping.is_set():
                 receiving, self._receiving = self._receiving, None
@@ -305,7 +313,7 @@ class Worker:
                 raise
             return self._error(ctx, canceled)
         except Exception as failed:
-            log.info("the handler failed on task %s", ctx.task.id, exc_info=failed)
+            log.warning("the handler failed on task %s", ctx.task.id, exc_info=failed)
             return self._error(ctx, failed)
 
     async def _handle(self, ctx: WorkContext) -> Any:
@@ -353,7 +361,7 @@ class Worker:
 
 
 def _is_async(handler: Handler) -> bool:
-    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(getattr(handler, "__call__", None))  # noqa: B004
+    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(type(handler).__call__)
 
 
 def _result_of(returned: Any, delivery: Delivery) -> Result:
@@ -376,20 +384,20 @@ def _blocks(content: Block | Sequence[Block]) -> tuple[Content, ...]:
 async def _in_thread(work: Callable[[], T]) -> T:
     """In a thread of its own, which does not keep the process from ending."""
     future: concurrent.futures.Future[T] = concurrent.futures.Future()
+    future.set_running_or_notify_cancel()  # from here on nobody can cancel it
     context = contextvars.copy_context()
 
     def run() -> None:
         try:
             outcome = context.run(work)
-        except StopIteration as failed:  # a future does not carry it
-            future.set_exception(RuntimeError(f"the handler raised {failed!r}"))
         except BaseException as failed:
-            future.set_exception(failed)
+            is_usual = isinstance(failed, Exception) and not isinstance(failed, StopIteration)
+            future.set_exception(failed if is_usual else RuntimeError(f"the handler raised {failed!r}"))
         else:
             future.set_result(outcome)
 
     threading.Thread(target=run, name="covenant-handler", daemon=True).start()
-    return await asyncio.shield(asyncio.wrap_future(future))
+    return await asyncio.wrap_future(future)
 
 
 # --- patience ----------------------------------------------------------------------------------------------
@@ -490,6 +498,7 @@ class _Pulse:
         self._is_over = False
         self._is_lost = False
         self._ended: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self._thread = threading.Thread(target=self._run, name="covenant-heartbeat", daemon=True)
 
     @contextmanager
     def holding(self, ctx: WorkContext) -> Iterator[None]:
@@ -504,15 +513,17 @@ class _Pulse:
         with self._gate:
             self._held.pop(ctx.lease_id, None)
 
-    def start(self) -> None:
-        threading.Thread(target=self._run, name="covenant-heartbeat", daemon=True).start()
+    async def __aenter__(self) -> _Pulse:
+        self._thread.start()
+        return self
 
-    async def stop(self) -> None:
+    async def __aexit__(self, *_: object) -> None:
+        """Waited for without blocking: a beat under way may need this very loop."""
         self._is_over = True
         if self._loop is not None and self._over is not None:
-            with suppress(RuntimeError):  # it has ended by itself
-                self._loop.call_soon_threadsafe(self._over.set)
+            self._loop.call_soon_threadsafe(self._over.set)
         await asyncio.wrap_future(self._ended)
+        self._thread.join()
 
     def _run(self) -> None:
         try:

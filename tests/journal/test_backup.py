@@ -94,6 +94,7 @@ async def test_the_truth_is_copied_and_what_is_derived_is_not(folder: Path, targ
     kinds = {name.partition("-")[0] for name in contents(folder)}
     assert kinds >= {"journal", "history", "snapshot"}
     report = backup(folder, target)
+    assert not (target / "lock").exists()
     copied = contents(target)
     manifest = json.loads(copied.pop("backup.json"))
     assert copied == chain_of(folder)
@@ -319,7 +320,8 @@ async def test_a_backup_that_was_changed_is_not_restored(folder: Path, target: P
             if name == "backup.json" and changed is not None and is_same_json(changed, content):
                 continue
             code = "backup_failed" if name == "backup.json" and changed is None else "store_damaged"
-            refused(code, lambda: restore(target, place))
+            why = refused(code, lambda: restore(target, place))
+            assert why.details.get("file") == name or code == "backup_failed"
             assert not place.exists()
             (target / name).write_bytes(content)
     restore(target, place)

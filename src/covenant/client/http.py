@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from io import BytesIO
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -15,6 +16,7 @@ from covenant.serve.places import PLACE_OF
 
 _CONNECT_S: Final = 10.0
 _ANSWER_S: Final = 60.0
+_AT_ONCE_BYTES: Final = 1024 * 1024
 
 
 class HttpTransport:
@@ -56,7 +58,7 @@ class HttpTransport:
         params = {name: _text(value) for name, value in query.items() if value is not None}
         try:
             async with self._session.request(
-                method, self._url + path, params=params, data=body, headers=headers
+                method, self._url + path, params=params, data=_payload(body), headers=headers
             ) as response:
                 return await response.read()
         except (aiohttp.ClientError, TimeoutError, OSError) as failed:
@@ -69,6 +71,11 @@ class HttpTransport:
         self._is_closed = True
         if session is not None:
             await session.close()
+
+
+def _payload(body: bytes | None) -> Any:
+    """A large body as a file, which is sent in pieces."""
+    return BytesIO(body) if body is not None and len(body) > _AT_ONCE_BYTES else body
 
 
 def _text(value: Any) -> str:

@@ -114,6 +114,10 @@ class Exchange:
             raise Unauthenticated("a valid token is needed: Authorization: Bearer <token>")
         return caller
 
+    def meter(self, caller: Caller) -> None:
+        """Count one request of this caller; refused when there were too many of late."""
+        self._meter.draw(caller.agent.pubkey)
+
     async def note_stranger(self, transport: str) -> None:
         """Somebody without a valid token: written down, or counted when there are many."""
         count = self._refusals.next(_NOBODY)
@@ -135,7 +139,6 @@ class Exchange:
     # --- doing --------------------------------------------------------------------------------------------
 
     async def run(self, caller: Caller, command: c.Command) -> Any:
-        self._meter.draw(caller.agent.pubkey)
         try:
             return await self.store.run(self._call(caller, command))
         except (NotPermitted, UnknownTask):
@@ -143,7 +146,6 @@ class Exchange:
             raise
 
     async def run_all(self, caller: Caller, commands: Sequence[c.Command]) -> list[Any]:
-        self._meter.draw(caller.agent.pubkey)
         return await self.store.run_all([self._call(caller, command) for command in commands])
 
     async def take(
@@ -170,7 +172,6 @@ class Exchange:
         self, caller: Caller, command: c.LeaseTasks | c.DrainResults, wait_ms: int, undoing: list[c.Command]
     ) -> list[Any]:
         pubkey = caller.agent.pubkey
-        self._meter.draw(pubkey)
         if self.is_draining:
             if isinstance(command, c.LeaseTasks):
                 raise Draining("the daemon is ending and hands out no more tasks")
@@ -179,19 +180,27 @@ class Exchange:
         wait_ms = min(wait_ms, self.bounds.wait_ms_max)
         if wait_ms == 0:
             return await self.store.take(call, 0, undoing)
-        with self.waits.one(pubkey):
-            taken: list[Any] = await self._interruptible(pubkey, self.store.take(call, wait_ms, undoing), [])
-            return taken
+        try:
+            with self.waits.one(pubkey):
+                taken: list[Any] = await self._interruptible(pubkey, self.store.take(call, wait_ms, undoing), [])
+        except asyncio.CancelledError:
+            await self._undo(undoing)
+            raise
+        return taken
+
+    async def _undo(self, undoing: list[c.Command]) -> None:
+        """What was taken in the very moment in which nobody wanted it any more goes back."""
+        for command in undoing:
+            await asyncio.shield(asyncio.ensure_future(self.store.run(command)))
+        undoing.clear()
 
     async def ask(self, caller: Caller, query: Query) -> Any:
-        self._meter.draw(caller.agent.pubkey)
         return await self.store.ask(query, caller)
 
     async def watch(
         self, caller: Caller, task_id: str, after: int, wait_ms: int, cancel_known: bool | None = None
     ) -> QueueEntry:
         pubkey = caller.agent.pubkey
-        self._meter.draw(pubkey)
         query = GetTask(self.by(caller), task_id)
         wait_ms = 0 if self.is_draining else min(wait_ms, self.bounds.wait_ms_max)
         if wait_ms == 0:
@@ -231,7 +240,6 @@ class Exchange:
         return found
 
     async def compact(self, caller: Caller, older_than_ms: int | None) -> Compaction:
-        self._meter.draw(caller.agent.pubkey)
         return await self.store.compact(self._call(caller, c.CompactHistory(self.by(caller), older_than_ms)))
 
     def by(self, caller: Caller) -> AgentId | None:

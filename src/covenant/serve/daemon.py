@@ -209,12 +209,13 @@ class Daemon:
         await self.exchange.close()
 
     async def _sign_heads(self) -> None:
+        """First what a killed predecessor left unsigned, then every second."""
         while True:
-            await asyncio.sleep(SIGN_EVERY_MS / 1000)
             try:
                 await self.exchange.sign_head()
             except CovenantError as failed:
                 log.warning("the end of the chain could not be signed: %s", failed)
+            await asyncio.sleep(SIGN_EVERY_MS / 1000)
 
 
 class _Server(uvicorn.Server):

@@ -79,6 +79,7 @@ class Http:
     async def _answer(self, scope: Scope, receive: Receive) -> bytes | None:
         """The reply; None when the client has gone."""
         caller = await self.authenticate(scope)
+        self.exchange.meter(caller)
         route, parameter = find(scope["method"], scope["path"])
         scope["request"] = route.place.request
         body = await self._body(scope, receive) if route.place.body is not None else b""

@@ -220,6 +220,7 @@ class _Connection(asyncio.Protocol):
         started = perf_counter()
         status = 200
         try:
+            self._exchange.meter(caller)
             reply = await HANDLERS[type(request)](self._exchange, caller, request)
             self._reply(request.id, _encoder.encode(reply))
         except CovenantError as refusal:

@@ -55,7 +55,7 @@ class Route:
         if self.parameter is not None:
             decoded[self.parameter] = parameter
         decoded.pop("kind", None)
-        return read_as(self.place.request, {**members, **decoded}, strict=not members)
+        return read_as(self.place.request, {**members, **decoded}, strict=not query)
 
 
 def _query(query: bytes) -> dict[str, Any]:

@@ -47,6 +47,7 @@ HTTP_STATUS: Final[dict[str, int]] = {
     "unsupported_format": 500,
     "unknown_store": 500,
     "backup_failed": 500,
+    "repair_refused": 409,
     "store_locked": 503,
     "store_unavailable": 503,
     "store_closed": 503,

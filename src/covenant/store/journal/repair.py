@@ -140,11 +140,11 @@ def _repair(here: Files, force: bool, files: FilesOf) -> RepairReport:
     aside.make_folder()
     _note(aside, report)
     here.sync_folder()
-    for name in seen.derived:
-        _move(here, name, aside)
     for name, size in seen.trims.items():
         _keep(here, name, aside)
         here.truncate(name, size)
+    for name in seen.derived:
+        _move(here, name, aside)
     for name in seen.behind:
         _move(here, name, aside)
     left = survey(here).damage

@@ -1,0 +1,193 @@
+"""The socket as a program in any language sees it: frames of four bytes of length and JSON."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import stat
+import struct
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from covenant import AgentId, Limits
+from covenant.serve.daemon import Daemon
+from tests.daemons import OPERATOR_TOKEN, Realmful, start_daemon
+
+BOB = AgentId.named("bob@lab")
+ABSENT = "00000000-0000-4000-8000-000000000000"
+
+
+class Line:
+    """One connection, frame by frame."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    def send(self, message: Any) -> None:
+        self.send_raw(json.dumps(message).encode())
+
+    def send_raw(self, data: bytes) -> None:
+        self.writer.write(struct.pack(">I", len(data)) + data)
+
+    async def read(self) -> dict[str, Any]:
+        (size,) = struct.unpack(">I", await asyncio.wait_for(self.reader.readexactly(4), 20))
+        frame: dict[str, Any] = json.loads(await self.reader.readexactly(size))
+        return frame
+
+    async def ask(self, message: Any) -> dict[str, Any]:
+        self.send(message)
+        return await self.read()
+
+    async def is_closed(self) -> bool:
+        return await asyncio.wait_for(self.reader.read(1), 20) == b""
+
+
+class Office:
+    def __init__(self, daemon: Daemon, tokens: dict[str, str]) -> None:
+        self.daemon = daemon
+        self.tokens = {**tokens, "operator": OPERATOR_TOKEN}
+        self.lines: list[Line] = []
+
+    async def line(self, who: str | None = None) -> Line:
+        line = Line(*await asyncio.open_unix_connection(str(self.daemon.settings.ipc)))
+        self.lines.append(line)
+        if who is not None:
+            answer = await line.ask({"kind": "authenticate", "token": self.tokens.get(who, who)})
+            assert answer["kind"] == "authenticated", answer
+        return line
+
+
+@pytest.fixture
+async def office() -> AsyncIterator[Office]:
+    daemon = await start_daemon("memory:", Limits())
+    realm = Realmful()
+    await realm.enroll(daemon)
+    office = Office(daemon, realm.tokens)
+    yield office
+    for line in office.lines:
+        line.writer.close()
+    await daemon.stop()
+
+
+def send(**more: Any) -> dict[str, Any]:
+    recipient = {"display": BOB.display, "pubkey": BOB.pubkey}
+    return {"kind": "send_a2a_task", "task": {"recipient": recipient, "intent_text": "do the thing"}, **more}
+
+
+async def test_a_task_goes_round_under_the_names_of_the_seed(office: Office) -> None:
+    alice, bob = await office.line("alice@lab"), await office.line("bob@lab")
+    sent = await alice.ask(send())
+    assert sent["kind"] == "a2a_task_queued"
+    taken = await bob.ask({"kind": "try_recv_a2a_task"})
+    assert (taken["kind"], taken["task"]["id"]) == ("a2a_task_opt", sent["task_id"])
+    result = {"task_id": sent["task_id"], "status": "ok", "content": [], "lease_id": taken["lease_id"]}
+    assert (await bob.ask({"kind": "post_a2a_result", "result": result}))["kind"] == "a2a_result_posted"
+    assert (await alice.ask({"kind": "a2a_queue"}))["kind"] == "a2a_queue"
+    assert (await alice.ask({"kind": "recent_a2a_tasks"}))["tasks"][0]["id"] == sent["task_id"]
+    drained = await alice.ask({"kind": "try_recv_a2a_result"})
+    assert (drained["kind"], drained["result"]["task_id"]) == ("a2a_result_opt", sent["task_id"])
+    assert (await alice.ask({"kind": "recent_a2a_results"}))["kind"] == "a2a_results"
+
+
+async def test_the_socket_is_for_its_owner_alone(office: Office) -> None:
+    assert office.daemon.settings.ipc is not None
+    assert stat.S_IMODE(os.stat(office.daemon.settings.ipc).st_mode) == 0o600
+
+
+@pytest.mark.parametrize(
+    "first",
+    [{"kind": "authenticate", "token": "cov_wrong"}, {"kind": "a2a_queue"}, {"kind": "nonsense"}, [], "text"],
+    ids=["wrong token", "another verb", "no verb", "a list", "a text"],
+)
+async def test_a_connection_without_a_token_is_closed(office: Office, first: Any) -> None:
+    line = await office.line()
+    answer = await line.ask(first)
+    assert (answer["kind"], answer["code"]) == ("error", "unauthenticated")
+    assert await line.is_closed()
+
+
+async def test_a_frame_that_does_not_read_is_refused_and_the_next_one_answered(office: Office) -> None:
+    line = await office.line("alice@lab")
+    for raw in (b"", b"{", b"\xff", b"[" * 10_000, b'{"kind":"unheard_of"}', b'{"kind":"send_a2a_task","task":5}'):
+        line.send_raw(raw)
+        assert (await line.read())["code"] == "malformed"
+    line.send({"kind": "get_a2a_task", "id": 7, "task_id": 5})
+    answer = await line.read()
+    assert (answer["id"], answer["code"]) == (7, "malformed")
+    assert (await line.ask({"kind": "whoami"}))["agent"]["display"] == "alice@lab"
+
+
+async def test_a_frame_over_the_limit_closes_the_connection(office: Office) -> None:
+    line = await office.line("alice@lab")
+    line.writer.write(struct.pack(">I", 8 * 1024 * 1024 + 1))
+    assert (await line.read())["code"] == "too_large"
+    assert await line.is_closed()
+
+
+async def test_requests_with_an_id_run_side_by_side(office: Office) -> None:
+    alice, bob = await office.line("alice@lab"), await office.line("bob@lab")
+    bob.send({"kind": "try_recv_a2a_task", "id": "slow", "wait_ms": 20_000})
+    assert (await bob.ask({"kind": "whoami", "id": "quick"}))["id"] == "quick"
+    await alice.ask(send())
+    answer = await bob.read()
+    assert (answer["id"], answer["kind"]) == ("slow", "a2a_task_opt")
+
+
+async def test_requests_without_an_id_are_answered_in_their_order(office: Office) -> None:
+    line = await office.line("alice@lab")
+    for number in range(50):
+        line.send(send() if number % 2 else {"kind": "whoami"})
+    kinds = [(await line.read())["kind"] for _ in range(50)]
+    assert kinds == ["whoami", "a2a_task_queued"] * 25
+
+
+async def test_who_waited_longest_on_a_connection_is_served_first(office: Office) -> None:
+    alice, bob = await office.line("alice@lab"), await office.line("bob@lab")
+    for number in range(4):
+        bob.send({"kind": "try_recv_a2a_task", "id": number, "wait_ms": 20_000})
+    assert (await bob.ask({"kind": "whoami", "id": 9}))["id"] == 9
+    for number in range(4):
+        await alice.ask(send())
+        assert (await bob.read())["id"] == number
+
+
+async def test_a_revoked_token_closes_its_connections(office: Office) -> None:
+    operator, alice, bob = [await office.line(who) for who in ("operator", "alice@lab", "bob@lab")]
+    assert (await operator.ask({"kind": "revoke_peer", "peer": "bob@lab"}))["kind"] == "peer_revoked"
+    assert (await bob.read())["code"] == "unauthenticated"
+    assert await bob.is_closed()
+    assert (await alice.ask({"kind": "whoami"}))["kind"] == "whoami"
+
+
+async def test_a_rotated_token_closes_the_connections_of_the_old_one(office: Office) -> None:
+    bob = await office.line("bob@lab")
+    bob.send({"kind": "rotate_token"})
+    first = await bob.read()
+    second = first if first["kind"] == "peer_token_rotated" else await bob.read()
+    assert second["kind"] in ("peer_token_rotated", "error")
+    assert (await (await office.line("operator")).ask({"kind": "whoami"}))["role"] == "operator"
+
+
+async def test_a_reader_that_does_not_read_costs_the_daemon_a_bounded_amount(office: Office) -> None:
+    """It is read from no further until it has taken what it was told; others do not notice."""
+    lazy, other = await office.line("alice@lab"), await office.line("bob@lab")
+    flood = json.dumps({"kind": "a2a_queue", "limit": 100}).encode()
+    frame = struct.pack(">I", len(flood)) + flood
+    for _ in range(20):
+        await other.ask(send())
+    for _ in range(20_000):
+        lazy.writer.write(frame)
+    for _ in range(20):
+        assert (await other.ask({"kind": "whoami"}))["kind"] == "whoami"
+    unsent = sum(
+        connection._transport.get_write_buffer_size()
+        for ipc in [office.daemon._ipc]
+        if ipc is not None
+        for connection in ipc.connections
+        if connection._transport is not None
+    )
+    assert unsent < 64 * 1024 * 1024

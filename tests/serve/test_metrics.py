@@ -1,0 +1,212 @@
+"""The numbers are right, and they name nobody."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Final
+
+import aiohttp
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from covenant import AgentId, Idempotency, Limits, Mailbox, OpenMailbox, Result, Task
+from covenant.model.error import CovenantError
+from covenant.serve.daemon import Daemon
+from covenant.serve.metrics import BUCKETS_S, STALE_MS
+from covenant.store.clock import ManualClock
+from tests.daemons import OPERATOR_TOKEN, Realmful, start_daemon
+
+LABELS: Final = {"verb", "status", "why", "what", "state", "le"}
+
+
+class Numbers:
+    """One look at the page."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self._samples = {
+            (sample.name, frozenset(sample.labels.items())): sample.value
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+        }
+
+    def __call__(self, name: str, **labels: str) -> float:
+        return self._samples[f"covenant_{name}", frozenset(labels.items())]
+
+    def requests(self, verb: str, status: str = "2xx") -> float:
+        return self("requests_total", verb=verb, status=status)
+
+    @property
+    def label_names(self) -> set[str]:
+        return {label for _, labels in self._samples for label, _ in labels}
+
+
+class Watched:
+    def __init__(self, daemon: Daemon, session: aiohttp.ClientSession, tokens: dict[str, str]) -> None:
+        self.daemon = daemon
+        self.session = session
+        self.tokens = tokens
+
+    async def look(self) -> Numbers:
+        async with self.session.get(f"{self.daemon.url}/metrics") as response:
+            assert response.status == 200
+            assert response.content_type == "text/plain"
+            return Numbers(await response.text())
+
+    async def until(self, what: str, count: int) -> Numbers:
+        """A look at the moment when so many of these are open."""
+        async with asyncio.timeout(10):
+            while True:
+                numbers = await self.look()
+                if numbers("open", what=what) == count:
+                    return numbers
+
+    async def get(self, path: str, token: str = OPERATOR_TOKEN) -> int:
+        async with self.session.get(
+            f"{self.daemon.url}{path}", headers={"Authorization": f"Bearer {token}"}
+        ) as response:
+            await response.read()
+            return response.status
+
+
+@pytest.fixture
+async def realm() -> Realmful:
+    return Realmful()
+
+
+@pytest.fixture
+async def watched(tmp_path: Path, clock: ManualClock, realm: Realmful) -> AsyncIterator[Watched]:
+    daemon = await start_daemon(f"file:{tmp_path / 'data'}", Limits(), clock)
+    await realm.enroll(daemon)
+    async with aiohttp.ClientSession() as session:
+        yield Watched(daemon, session, realm.tokens)
+    await daemon.stop()
+
+
+@pytest.fixture(params=["http", "unix"])
+async def box(request: pytest.FixtureRequest, watched: Watched, realm: Realmful) -> AsyncIterator[OpenMailbox]:
+    async with realm.open(watched.daemon, request.param) as opened:
+        yield opened
+
+
+@pytest.fixture
+def alice(box: OpenMailbox) -> Mailbox:
+    return box.of("alice@lab")
+
+
+@pytest.fixture
+def bob(box: OpenMailbox) -> Mailbox:
+    return box.of("bob@lab")
+
+
+async def test_requests_are_counted_by_verb_and_status(watched: Watched, alice: Mailbox, bob: Mailbox) -> None:
+    for _ in range(3):
+        await alice.send_task(Task(recipient=bob.agent, intent_text="look"))
+    with pytest.raises(CovenantError):
+        await alice.send_task(Task(recipient=AgentId.named("nobody@lab"), intent_text="look"))
+    numbers = await watched.look()
+    assert numbers.requests("send_a2a_task") == 3
+    assert numbers.requests("send_a2a_task", "4xx") == 1
+    assert numbers.requests("send_a2a_task", "5xx") == 0
+    assert numbers("request_seconds_count", verb="send_a2a_task") == 4
+    assert numbers("request_seconds_bucket", verb="send_a2a_task", le="+Inf") == 4
+    assert numbers("request_seconds_bucket", verb="send_a2a_task", le=str(BUCKETS_S[-1])) == 4
+    assert 0 < numbers("request_seconds_sum", verb="send_a2a_task") < 4 * BUCKETS_S[-1]
+
+
+async def test_what_reaches_no_verb_is_counted_apart(watched: Watched) -> None:
+    assert await watched.get("/nowhere") == 404
+    assert await watched.get("/whoami", token="cov_wrong") == 401
+    numbers = await watched.look()
+    assert numbers.requests("other", "4xx") == 2
+    assert numbers.requests("whoami", "4xx") == 0
+
+
+async def test_denials_are_counted(watched: Watched) -> None:
+    assert await watched.get("/whoami", token="cov_wrong") == 401
+    assert await watched.get("/peers", token=watched.tokens["alice@lab"]) == 403
+    numbers = await watched.look()
+    assert numbers("denials_total", why="unauthenticated") == 1
+    assert numbers("denials_total", why="not_permitted") == 1
+
+
+async def test_tasks_are_counted_where_they_stand(watched: Watched, alice: Mailbox, bob: Mailbox) -> None:
+    once = Idempotency("idempotent", "k")
+    for _ in range(3):
+        await alice.send_task(Task(recipient=bob.agent, intent_text="look"))
+    for _ in range(2):
+        await alice.send_task(Task(recipient=bob.agent, intent_text="look", idempotency=once))
+    delivery = await bob.recv_task()
+    numbers = await watched.look()
+    standing = {state: numbers("tasks", state=state) for state in ("ready", "following", "in_flight")}
+    assert standing == {"ready": 3, "following": 1, "in_flight": 1}
+    assert numbers("results_pending") == 0
+    await bob.send_result(Result.ok(delivery))
+    numbers = await watched.look()
+    assert numbers("tasks", state="in_flight") == 0
+    assert numbers("results_pending") == 1
+    await alice.recv_result()
+    assert (await watched.look())("results_pending") == 0
+
+
+async def test_silent_leases_are_told(watched: Watched, clock: ManualClock, alice: Mailbox, bob: Mailbox) -> None:
+    numbers = await watched.look()
+    assert numbers("lease_oldest_seconds") == numbers("leases_stale") == 0
+    leases = []
+    for _ in range(2):
+        await alice.send_task(Task(recipient=bob.agent, intent_text="look"))
+        leases.append(await bob.recv_task())
+    clock.advance(STALE_MS)
+    numbers = await watched.look()
+    assert numbers("lease_oldest_seconds") == STALE_MS / 1000
+    assert numbers("leases_stale") == 0
+    clock.advance(1)
+    assert (await watched.look())("leases_stale") == 2
+    await bob.heartbeat(leases[0])
+    assert (await watched.look())("leases_stale") == 1
+
+
+async def test_the_journal_tells_what_it_did(watched: Watched, alice: Mailbox, bob: Mailbox) -> None:
+    before = await watched.look()
+    await alice.send_task(Task(recipient=bob.agent, intent_text="look"))
+    after = await watched.look()
+    for name in ("commits", "events", "syncs", "bytes"):
+        assert after(f"journal_{name}_total") > before(f"journal_{name}_total")
+    for name in ("archived", "snapshots", "reopened"):
+        assert after(f"journal_{name}_total") == 0
+
+
+async def test_what_is_open_is_counted(watched: Watched, box: OpenMailbox) -> None:
+    waiting = asyncio.create_task(box.of("carol@lab").recv_task())
+    numbers = await watched.until("waits", 1)
+    assert numbers("open", what="http_connections") >= 1
+    waiting.cancel()
+    await asyncio.wait([waiting])
+    await watched.until("waits", 0)
+
+
+async def test_connections_of_the_local_socket_are_counted(watched: Watched, realm: Realmful) -> None:
+    assert (await watched.look())("open", what="ipc_connections") == 0
+    async with realm.open(watched.daemon, "unix"):
+        assert (await watched.look())("open", what="ipc_connections") == 1
+    await watched.until("ipc_connections", 0)
+
+
+async def test_nobody_is_named(watched: Watched, alice: Mailbox, bob: Mailbox) -> None:
+    sent = await alice.send_task(Task(recipient=bob.agent, intent_text="look"))
+    await bob.recv_task()
+    numbers = await watched.look()
+    assert numbers.label_names <= LABELS
+    for name in ("alice", "bob", alice.agent.pubkey, sent.task_id, "look"):
+        assert name not in numbers.text
+
+
+async def test_a_store_without_a_journal_has_none_of_its_numbers() -> None:
+    daemon = await start_daemon("memory:", Limits())
+    async with aiohttp.ClientSession() as session:
+        numbers = await Watched(daemon, session, {}).look()
+    await daemon.stop()
+    assert "covenant_journal" not in numbers.text
+    assert numbers("tasks", state="ready") == 0

@@ -1,0 +1,319 @@
+"""The description of the API is complete, and what the daemon answers never lies outside of it."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import aiohttp
+import jsonschema_rs
+import msgspec
+import pytest
+
+from covenant import AgentId, Limits
+from covenant.model.record import TaskState
+from covenant.serve.daemon import Daemon
+from covenant.serve.openapi import TAGS, description
+from covenant.serve.page import HTML, POLICY
+from covenant.serve.places import PLACES, Place
+from covenant.serve.status import HTTP_STATUS
+from tests.daemons import OPERATOR_TOKEN, Realmful, start_daemon
+
+DOCUMENT: Final[dict[str, Any]] = msgspec.json.decode(msgspec.json.encode(description(Limits())))
+PAGES: Final = ("/healthz", "/readyz", "/version", "/metrics", "/a2a/events", "/openapi.json", "/docs")
+NOWHERE: Final = "00000000-0000-0000-0000-000000000000"
+_OPEN: Final = ("Error",)  # may hold more than it says
+
+
+class Described:
+    """What the description says of answers. `is_closed`: a member that is not described is a fault, too."""
+
+    def __init__(self, document: dict[str, Any], is_closed: bool = True) -> None:
+        self._document = copy.deepcopy(document)
+        self._validators: dict[tuple[str, str, int], jsonschema_rs.Draft202012Validator] = {}
+        if is_closed:
+            for name, schema in self._document["components"]["schemas"].items():
+                if "properties" in schema and name not in _OPEN:
+                    schema["additionalProperties"] = False
+
+    def check(self, method: str, path: str, status: int, answer: Any) -> None:
+        """Raises unless this may be the answer of this route."""
+        key = (method, path, status)
+        if key not in self._validators:
+            self._validators[key] = jsonschema_rs.Draft202012Validator(self._schema(*key))
+        self._validators[key].validate(answer)
+
+    def _schema(self, method: str, path: str, status: int) -> dict[str, Any]:
+        responses = self._document["paths"][path][method.lower()]["responses"]
+        assert str(status) in responses, f"{method} {path} is not said to answer {status}"
+        response = responses[str(status)]
+        if "$ref" in response:
+            response = self._document["components"]["responses"][response["$ref"].rpartition("/")[2]]
+        return {**response["content"]["application/json"]["schema"], "components": self._document["components"]}
+
+
+class Api:
+    """A client that believes no answer before it was compared with the description."""
+
+    def __init__(self, daemon: Daemon, tokens: dict[str, str], session: aiohttp.ClientSession) -> None:
+        self.seen: set[tuple[str, str, int]] = set()
+        self._url = str(daemon.url)
+        self._tokens = {**tokens, "operator": OPERATOR_TOKEN, "nobody": "cov_unknown"}
+        self._session = session
+        self._described = Described(DOCUMENT)
+
+    async def call(self, who: str, method: str, path: str, body: Any = None, **members: str | int) -> tuple[int, Any]:
+        """Members that are in the path go there, the others into the query."""
+        place = path.format_map(members)
+        query = {name.rstrip("_"): str(value) for name, value in members.items() if f"{{{name}}}" not in path}
+        headers = {"Authorization": f"Bearer {self._tokens[who]}"}
+        data = None if body is None else msgspec.json.encode(body)
+        async with self._session.request(
+            method, self._url + place, params=query, data=data, headers=headers
+        ) as response:
+            answer = await response.json()
+            self._described.check(method, path, response.status, answer)
+            self.seen.add((method, path, response.status))
+            return response.status, answer
+
+    async def ok(self, who: str, method: str, path: str, body: Any = None, **members: str | int) -> Any:
+        status, answer = await self.call(who, method, path, body, **members)
+        assert status == 200, answer
+        return answer
+
+    async def refused(self, code: str, who: str, method: str, path: str, body: Any = None, **members: str | int) -> Any:
+        status, answer = await self.call(who, method, path, body, **members)
+        assert (status, answer["code"]) == (HTTP_STATUS[code], code)
+        return answer
+
+
+@pytest.fixture
+async def api(tmp_path: Path) -> AsyncIterator[Api]:
+    daemon = await start_daemon(f"file:{tmp_path / 'data'}", Limits())
+    realm = Realmful()
+    await realm.enroll(daemon)
+    async with aiohttp.ClientSession() as session:
+        yield Api(daemon, realm.tokens, session)
+    await daemon.stop()
+
+
+def task_for(name: str, **members: Any) -> dict[str, Any]:
+    agent = AgentId.named(name)
+    return {"recipient": {"display": agent.display, "pubkey": agent.pubkey}, "intent_text": "look", **members}
+
+
+def idempotent(key: str) -> dict[str, str]:
+    return {"duplicate_safety": "idempotent", "key": key}
+
+
+# --- the document ------------------------------------------------------------------------------------------
+
+
+def methods_of(place: Place) -> tuple[str, ...]:
+    return (place.method, *place.also)
+
+
+@pytest.mark.parametrize("place", PLACES, ids=lambda place: f"{place.method} {place.path}")
+def test_every_verb_is_described(place: Place) -> None:
+    for method in methods_of(place):
+        operation = DOCUMENT["paths"][place.path][method.lower()]
+        assert operation["summary"] == place.summary
+        assert operation["tags"][0] in TAGS
+        assert ("requestBody" in operation) == (place.body is not None)
+
+
+def test_nothing_is_described_that_is_not_there() -> None:
+    described = {(method.upper(), path) for path, methods in DOCUMENT["paths"].items() for method in methods}
+    there = {(method, place.path) for place in PLACES for method in methods_of(place)}
+    assert described == there | {("GET", path) for path in PAGES}
+
+
+def test_every_operation_has_a_name_of_its_own() -> None:
+    names = [o["operationId"] for methods in DOCUMENT["paths"].values() for o in methods.values()]
+    assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize("place", PLACES, ids=lambda place: f"{place.method} {place.path}")
+def test_every_member_of_a_request_has_its_place(place: Place) -> None:
+    """In the path, in the query or in the body: nowhere else, and not twice."""
+    operation = DOCUMENT["paths"][place.path][place.method.lower()]
+    members = {field.encode_name for field in msgspec.structs.fields(place.request)} - {"id"}
+    if place.path == "/version":
+        return
+    placed = [parameter["name"] for parameter in operation["parameters"]]
+    if place.body == "*":
+        placed += operation["requestBody"]["content"]["application/json"]["schema"]["properties"]
+    elif place.body is not None:
+        placed.append(place.body)
+    assert sorted(placed) == sorted(members)
+
+
+def test_every_code_is_described_under_its_status() -> None:
+    for code, status in HTTP_STATUS.items():
+        response = DOCUMENT["components"]["responses"][f"Error{status}"]
+        assert code in response["content"]["application/json"]["schema"]["properties"]["code"]["enum"]
+
+
+def references(node: Any) -> Iterator[str]:
+    if isinstance(node, dict):
+        if "$ref" in node:
+            yield node["$ref"]
+        for value in node.values():
+            yield from references(value)
+    elif isinstance(node, list):
+        for value in node:
+            yield from references(value)
+
+
+def test_every_reference_leads_somewhere() -> None:
+    for reference in set(references(DOCUMENT)):
+        node = DOCUMENT
+        for part in reference.removeprefix("#/").split("/"):
+            node = node[part]
+
+
+def test_every_schema_is_used() -> None:
+    used = {reference.rpartition("/")[2] for reference in references(DOCUMENT) if "/schemas/" in reference}
+    assert set(DOCUMENT["components"]["schemas"]) == used
+
+
+def test_the_bounds_are_those_in_force() -> None:
+    document = description(Limits(page_max=7, batch_max=3))
+    listing = document["paths"]["/a2a/queue"]["get"]["parameters"]
+    assert next(p["schema"]["maximum"] for p in listing if p["name"] == "limit") == 7
+    batch = document["paths"]["/a2a/tasks/next/batch"]["post"]["requestBody"]["content"]["application/json"]
+    assert batch["schema"]["properties"]["limit"] == {"type": "integer", "minimum": 1, "maximum": 3}
+
+
+# --- the answers -------------------------------------------------------------------------------------------
+
+
+async def test_every_answer_is_as_described(api: Api) -> None:
+    await one_task_to_its_end(api)
+    await many_tasks_and_the_cache(api)
+    await repair_and_retry(api)
+    await who_may_do_what(api)
+    await the_service(api)
+    answered = {(method, path) for method, path, status in api.seen if status == 200}
+    verbs = {(method, place.path) for place in PLACES for method in methods_of(place)}
+    assert verbs - answered == set()
+
+
+async def one_task_to_its_end(api: Api) -> None:
+    nothing = await api.ok("bob@lab", "GET", "/a2a/tasks/next", wait_ms=1)
+    assert nothing["task"] is None
+    content = [{"type": "text", "text": "é"}, {"type": "json", "value": {"n": [1, None, 2.5]}}]
+    sent = await api.ok("alice@lab", "POST", "/a2a/tasks", task_for("bob@lab", content=content, parent=NOWHERE))
+    task_id = sent["task_id"]
+    lease = await api.ok("bob@lab", "GET", "/a2a/tasks/next")
+    await api.ok("bob@lab", "POST", "/a2a/leases/{lease_id}/heartbeat", {}, lease_id=lease["lease_id"])
+    await api.ok("bob@lab", "POST", "/a2a/leases/{lease_id}/release", {"reason": "late"}, lease_id=lease["lease_id"])
+    await api.refused(
+        "lease_superseded", "bob@lab", "POST", "/a2a/leases/{lease_id}/heartbeat", {}, lease_id=lease["lease_id"]
+    )
+    lease = await api.ok("bob@lab", "POST", "/a2a/tasks/next", incarnation="two")
+    answer = {"task_id": task_id, "lease_id": lease["lease_id"]}
+    await api.ok(
+        "bob@lab", "POST", "/a2a/results", {**answer, "status": "partial", "content": content}, incarnation="two"
+    )
+    await api.ok("bob@lab", "POST", "/a2a/results", {**answer, "status": "ok"})
+    await api.ok("alice@lab", "GET", "/a2a/queue", state="result_pending")
+    await api.ok("alice@lab", "GET", "/a2a/results/next")
+    await api.ok("alice@lab", "POST", "/a2a/results/next")
+    await api.ok("alice@lab", "GET", "/a2a/results/{task_id}", task_id=task_id)
+    await api.ok("alice@lab", "GET", "/a2a/results/recent")
+    await api.ok("operator", "GET", "/a2a/tasks/{task_id}", task_id=task_id, current_generation=1, wait_ms=1)
+    await api.ok("alice@lab", "GET", "/a2a/tasks/{task_id}/tree", task_id=NOWHERE)
+    await api.ok("alice@lab", "GET", "/a2a/tasks/{task_id}/why", task_id=task_id)
+    await api.refused("unknown_task", "carol@lab", "GET", "/a2a/tasks/{task_id}", task_id=task_id)
+    await api.refused("bad_id", "alice@lab", "GET", "/a2a/tasks/{task_id}", task_id="x")
+
+
+async def many_tasks_and_the_cache(api: Api) -> None:
+    tasks = [task_for("bob@lab", idempotency=idempotent("k")), task_for("nobody@lab"), task_for("bob@lab")]
+    batch = await api.ok("alice@lab", "POST", "/a2a/tasks/batch", {"tasks": tasks})
+    assert ["error" in item for item in batch["items"]] == [False, True, False]
+    await api.ok("alice@lab", "POST", "/a2a/tasks", tasks[0])
+    for state in TaskState:
+        await api.ok("operator", "GET", "/a2a/queue", state=state, min_lease_age_ms=0)
+    leased = await api.ok("bob@lab", "POST", "/a2a/tasks/next/batch", {"limit": 10, "receipt": "r"})
+    await api.ok("bob@lab", "POST", "/a2a/give-back", {"receipt": "r"})
+    leased = await api.ok("bob@lab", "POST", "/a2a/tasks/next/batch", {"limit": 10})
+    for lease in leased["deliveries"]:
+        answer = {"task_id": lease["task"]["id"], "lease_id": lease["lease_id"], "status": "ok"}
+        await api.ok("bob@lab", "POST", "/a2a/results", answer)
+        await api.refused("result_conflict", "bob@lab", "POST", "/a2a/results", {**answer, "error_message": "no"})
+    await api.ok("alice@lab", "POST", "/a2a/tasks", tasks[0])
+    await api.ok("alice@lab", "POST", "/a2a/results/next/batch", {"limit": 10})
+    cached = await api.ok("operator", "GET", "/a2a/cache", limit=1)
+    entry = cached["entries"][0]["id"]
+    await api.ok("operator", "DELETE", "/a2a/cache", entry_id=entry, reason="old")
+    await api.refused("unknown_task", "operator", "DELETE", "/a2a/cache", entry_id=entry, reason="old")
+    await api.ok("alice@lab", "GET", "/a2a/tasks/recent", limit=3)
+    await api.refused("too_large", "alice@lab", "GET", "/a2a/tasks/recent", limit=10**6)
+
+
+async def repair_and_retry(api: Api) -> None:
+    for key in ("one", "two"):
+        await api.ok("alice@lab", "POST", "/a2a/tasks", task_for("bob@lab", idempotency=idempotent(key)))
+    leased = await api.ok("bob@lab", "POST", "/a2a/tasks/next/batch", {"limit": 2})
+    first, second = (delivery["task"]["id"] for delivery in leased["deliveries"])
+    await api.ok("alice@lab", "GET", "/a2a/tasks/{task_id}/why", task_id=first)
+    requeue = {"task_id": first, "command": {"action": "requeue", "duplicate_risk": "idempotent"}, "reason": "gone"}
+    await api.refused("missing_capability", "bob@lab", "POST", "/a2a/repair", requeue)
+    await api.ok("operator", "POST", "/a2a/repair", requeue)
+    await api.refused("not_leased", "operator", "POST", "/a2a/repair", requeue)
+    await api.ok("operator", "POST", "/a2a/retry-stale", {"policy": {"min_lease_age_ms": 0}, "scheduled": True})
+    await api.ok("operator", "POST", "/a2a/retry-stale", {"policy": {"min_lease_age_ms": 0, "enabled": True}})
+    await api.ok("alice@lab", "POST", "/a2a/tasks/{task_id}/cancel", {"reason": "enough"}, task_id=second)
+    await api.ok("bob@lab", "GET", "/a2a/tasks/next")
+    force = {"task_id": first, "command": {"action": "force_error", "message": "no"}, "reason": "gone"}
+    await api.ok("operator", "POST", "/a2a/repair", force)
+    await api.ok("alice@lab", "GET", "/a2a/tasks/{task_id}/why", task_id=first)
+
+
+async def who_may_do_what(api: Api) -> None:
+    await api.ok("operator", "POST", "/peers", {"display": "dan@lab", "grants": ["a2a.send.*"]})
+    await api.refused("peer_conflict", "operator", "POST", "/peers", {"display": "dan@lab"})
+    await api.ok("operator", "GET", "/peers", limit=2)
+    await api.ok("operator", "POST", "/peers/rotate", {"peer": "dan@lab"})
+    scope = {"max_uses": 3, "duplicate_risk": "idempotent"}
+    grant = {"subject": "dan@lab", "action": "a2a.repair.requeue", "scope": scope, "delegable": True}
+    granted = await api.ok("operator", "POST", "/capabilities", grant)
+    await api.ok("operator", "GET", "/capabilities", subject="dan@lab")
+    await api.ok("operator", "GET", "/capabilities/check", action="a2a.repair.requeue", subject="dan@lab")
+    await api.ok("alice@lab", "GET", "/capabilities/check", action="a2a.send.bob@lab", counterparty="bob@lab")
+    await api.refused("bad_action", "operator", "POST", "/capabilities", {"subject": "dan@lab", "action": "all"})
+    await api.ok("operator", "DELETE", "/capabilities/{grant_id}", grant_id=granted["capability"]["id"])
+    await api.ok("operator", "DELETE", "/peers/{peer}", peer="dan@lab", reason="left")
+    await api.refused("unknown_peer", "operator", "DELETE", "/peers/{peer}", peer="erin@lab")
+    await api.ok("operator", "GET", "/audit", limit=1000)
+    await api.ok("alice@lab", "GET", "/audit", limit=5)
+
+
+async def the_service(api: Api) -> None:
+    await api.ok("operator", "GET", "/whoami")
+    await api.refused("unauthenticated", "nobody", "GET", "/whoami")
+    await api.ok("operator", "POST", "/a2a/compact", {"older_than_ms": 0})
+    await api.refused("malformed", "operator", "POST", "/a2a/compact", {"older_than_ms": "now"})
+    for page in ("/version", "/healthz", "/readyz"):
+        await api.ok("nobody", "GET", page)
+    assert await api.ok("nobody", "GET", "/openapi.json") == DOCUMENT
+
+
+# --- the page to try it ------------------------------------------------------------------------------------
+
+
+async def test_the_page_loads_nothing_from_elsewhere_and_says_so(api: Api) -> None:
+    async with aiohttp.ClientSession() as session, session.get(f"{api._url}/docs") as response:
+        assert response.status == 200
+        assert response.headers["content-security-policy"] == POLICY
+        text = await response.text()
+    assert text.encode() == HTML
+    assert "default-src 'none'" in POLICY and "unsafe" not in POLICY
+    assert re.findall(r"(?:src|href)=[\"'](?!data:,|#)", text) == []
+    assert re.findall(r"\son[a-z]+=|\sstyle=|https?://", text) == []
+    assert text.count("<script") == text.count("<style") == 1
