@@ -25,8 +25,8 @@ $(BENCH): $(DEV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,bench]'
 	@touch $@
 
-run: $(DEV)  ## Set up, then run the fan-out example on the journal
-	$(BIN)/python examples/fan_out.py
+run: $(DEV)  ## Set up, then run the daemon, with a first task going round
+	$(BIN)/python examples/serve.py
 
 test: lint  ## Set up, then lint, check types and run the tests
 	$(BIN)/python -m pytest -n 2
@@ -47,4 +47,4 @@ soak: $(DEV)  ## The long versions of the crash and model tests
 	$(BIN)/python -m pytest -n 2 -m soak
 
 clean:  ## Remove the virtual environment and what tests and examples leave
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis data
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis data .covenant

@@ -35,6 +35,13 @@ _CELLS: Final = {
     "made": "history.made",
     "snapped": "history.snapped",
     "opened": "history.opened",
+    "daemon": "serve_daemon.daemon",
+    "http floor": "serve_daemon.floor",
+    "http": "serve_load.http",
+    "ipc": "serve_load.ipc",
+    "wakes": "serve_load.wakes",
+    "polls": "serve_polls.polls",
+    "checks": "serve_checks.checks",
 }
 
 

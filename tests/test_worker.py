@@ -444,6 +444,23 @@ async def test_a_superseded_result_is_told_and_never_posted_again(
     assert [result.content for result in (await box.get_task(uid(1))).late_results] == [(Text("attempt 1"),)]
 
 
+async def test_a_lost_lease_is_not_beaten_any_more(
+    alice: Mailbox, bob: Mailbox, box: OpenMailbox, clock: ManualClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "covenant.worker")
+    hands = Hands()
+    async with Worker(bob, hands, concurrency=2, heartbeat_ms=BEAT_MS):
+        lost, held = [await alice.send_task(plain(bob, id=uid(number))) for number in (2, 1)]
+        first, second = await hands.hold(), await hands.hold()
+        await alice.cancel_task(lost.task_id)
+        await soon((first if first.task.id == lost.task_id else second).canceled())
+        for _ in range(3):
+            await beaten(box, clock)
+        hands.may_end.set()
+        assert {(await drain(alice)).task_id for _ in range(2)} == {lost.task_id, held.task_id}
+    assert caplog.text.count("is lost") == 1
+
+
 async def test_each_start_is_an_incarnation_of_its_own(local: OpenMailbox) -> None:
     alice, bob = local.of("alice@lab"), local.of("bob@lab")
     incarnations: list[str] = []
@@ -575,7 +592,7 @@ async def test_a_worker_that_is_cancelled_gives_back_what_it_held(
     await alice.send_task(plain(bob, id=uid(1)))
     await hands.hold()
     running.cancel()
-    await asyncio.wait([running])
+    await soon(asyncio.wait([running]))
     assert running.cancelled()
     assert (await box.get_task(uid(1))).state is TaskState.QUEUED
 

@@ -31,4 +31,4 @@ def test_the_conformance_suite_names_every_point() -> None:
     suite = (ROOT / "tests" / "conformance").glob("test_*.py")
     text = "\n".join(path.read_text(encoding="utf-8") for path in suite)
     covered = {int(number) for number in re.findall(r'"""Contract (\d+):', text)}
-    assert covered == set(POINTS)
+    assert covered >= set(POINTS)

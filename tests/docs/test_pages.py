@@ -113,3 +113,17 @@ def test_a_page_has_no_table_out_of_shape(path: Path) -> None:
         cells = len(line.replace("\\|", "").split("|")) if line.startswith("|") else 0
         assert not (width and cells) or cells == width, f"{title(path)}: {line}"
         width = cells
+
+
+def test_the_page_about_ipc_has_every_verb() -> None:
+    from covenant.serve.places import PLACES
+
+    told = {row[0].strip("`"): row[1].strip("`") for row in rows(page("ipc.md")) if row[0].startswith("`")}
+    assert told == {str(place.request.__struct_config__.tag): f"{place.method} {place.path}" for place in PLACES}
+
+
+def test_the_page_about_trust_has_every_action() -> None:
+    from covenant.rules.grant import ACTIONS, PEER_ACTIONS
+
+    told = {word.partition("<")[0] for row in rows(page("trust.md")) for word in names_in(row[0])}
+    assert {*ACTIONS, *PEER_ACTIONS} <= told

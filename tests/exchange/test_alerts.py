@@ -276,12 +276,14 @@ class Receiver:
     def __init__(self) -> None:
         self.url = ""
         self.got: list[dict[str, Any]] = []
+        self.asked: set[tuple[str, str]] = set()
         self.answer: Callable[[], Awaitable[web.Response]] = self._ok
 
     async def _ok(self) -> web.Response:
         return web.Response(status=204)
 
     async def take(self, request: web.Request) -> web.Response:
+        self.asked.add((request.method, request.path))
         assert request.headers["Content-Type"] == "application/json"
         self.got.append(json.loads(await request.read()))
         return await self.answer()
@@ -403,6 +405,7 @@ async def test_what_is_not_taken_is_posted_again(
     await later(clock, lambda: len(receiver.got) == 3)
     await posts(posting, posted=1, failed=0)
     assert receiver.got[0] == receiver.got[1] == receiver.got[2]
+    assert receiver.asked == {("POST", "/hook")}
 
 
 async def test_after_five_tries_an_alert_is_given_up_and_the_next_one_goes_out(

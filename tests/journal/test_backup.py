@@ -46,11 +46,22 @@ def place(tmp_path: Path) -> Path:
     return tmp_path / "restored"
 
 
-async def make_journal(folder: Path, limits: Limits = SMALL) -> None:
+async def make_journal(folder: Path) -> None:
     clock = ManualClock()
-    async with open_journal(folder, clock=clock, limits=limits) as box:
+    async with open_journal(folder, clock=clock) as box:
         await busy_run(box, clock, rounds=6)
         await tidy(box)
+
+
+async def make_journal_that_dropped_segments(folder: Path) -> None:
+    clock = ManualClock()
+    async with open_journal(folder, clock=clock, limits=DROPPING) as box:
+        await busy_run(box, clock, rounds=6)
+        clock.advance(1_000)
+        await box.compact()
+        await tidy(box)
+    assert len(list(folder.glob("history-*"))) == 1
+    assert len(list(folder.glob("journal-*"))) > 2
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -88,9 +99,7 @@ async def test_a_backup_of_an_open_mailbox_is_the_same_mailbox(folder: Path, tar
 
 
 async def test_the_truth_is_copied_and_what_is_derived_is_not(folder: Path, target: Path) -> None:
-    await make_journal(folder, DROPPING)
-    async with open_journal(folder, limits=DROPPING, clock=ManualClock(ManualClock().now_ms() + 60_000)) as box:
-        await box.compact()
+    await make_journal_that_dropped_segments(folder)
     kinds = {name.partition("-")[0] for name in contents(folder)}
     assert kinds >= {"journal", "history", "snapshot"}
     report = backup(folder, target)
@@ -299,17 +308,18 @@ async def test_a_damaged_journal_is_not_taken_for_a_backup(folder: Path, target:
     assert list(target.iterdir()) == []
 
 
-async def test_a_journal_without_its_beginning_is_not_taken_for_a_backup(folder: Path, target: Path) -> None:
-    await make_journal(folder)
+@pytest.mark.parametrize("drops", [False, True], ids=["nothing dropped", "behind what was dropped"])
+async def test_a_journal_without_its_beginning_is_not_taken_for_a_backup(
+    folder: Path, target: Path, drops: bool
+) -> None:
+    await (make_journal_that_dropped_segments if drops else make_journal)(folder)
     min(folder.glob("journal-*")).unlink()
     refused("store_damaged", lambda: backup(folder, target))
     assert list(target.iterdir()) == []
 
 
 async def test_a_backup_that_was_changed_is_not_restored(folder: Path, target: Path, place: Path) -> None:
-    await make_journal(folder, DROPPING)
-    async with open_journal(folder, limits=DROPPING, clock=ManualClock(ManualClock().now_ms() + 60_000)) as box:
-        await box.compact()
+    await make_journal_that_dropped_segments(folder)
     backup(folder, target)
     for name, content in contents(target).items():
         for changed in (content[:-1], content + b"\n", content[:50] + b"?" + content[51:], b"", None):
@@ -358,11 +368,12 @@ async def test_a_manifest_that_the_files_do_not_bear_out_is_refused(
     assert not place.exists()
 
 
-async def test_a_manifest_that_leaves_out_the_end_is_refused(folder: Path, target: Path, place: Path) -> None:
-    await make_journal(folder)
+@pytest.mark.parametrize("at", [0, 1, 2, -1], ids=["history", "first segment", "second", "last"])
+async def test_a_manifest_that_leaves_out_a_file_is_refused(folder: Path, target: Path, place: Path, at: int) -> None:
+    await make_journal_that_dropped_segments(folder)
     backup(folder, target)
     manifest = json.loads((target / "backup.json").read_bytes())
-    manifest["files"].pop()
+    manifest["files"].pop(at)
     (target / "backup.json").write_text(json.dumps(manifest))
     refused("store_damaged", lambda: restore(target, place))
     assert not place.exists()

@@ -118,6 +118,12 @@ def sound_prefix(folder: Path) -> dict[str, bytes]:
     return kept
 
 
+def last_event(segments: dict[str, bytes]) -> int:
+    lines = [json.loads(line) for content in segments.values() for line in content.splitlines()]
+    ends = [line["first"] - 1 if "first" in line else line["seq"] + max(1, len(line["events"])) - 1 for line in lines]
+    return max(ends, default=0)
+
+
 def is_misnamed(path: Path, header: bytes) -> bool:
     return path.name != f"journal-{json.loads(header)['first']:020d}.jsonl"
 
@@ -527,8 +533,67 @@ async def test_a_damaged_history_is_not_repaired(folder: Path) -> None:
     assert contents(folder) == before
 
 
-async def test_a_journal_without_its_beginning_is_not_repaired(folder: Path) -> None:
+async def test_a_damaged_history_that_nobody_needs_goes_aside(folder: Path, tmp_path: Path) -> None:
+    """Nothing was dropped yet: every segment is there."""
     await make_journal(folder)
+    forget_snapshots(folder)
+    (folder / "history-00000000000000000090.jsonl").write_bytes(b"garbage\n")
+    with pytest.raises(CovenantError) as refusal:
+        await open_journal(folder)
+    assert refusal.value.code == "store_damaged"
+    forget_snapshots(folder)
+    kept = sound_prefix(folder)
+    report = repair(folder, dry_run=False)
+    assert (report.lines, report.files) == (0, ["history-00000000000000000090.jsonl"])
+    assert await state_in(folder) == await state_of(kept, tmp_path / "prefix")
+
+
+async def test_whatever_is_damaged_behind_a_history_the_sound_prefix_is_left(folder: Path, tmp_path: Path) -> None:
+    """And what is damaged before the event of the history is refused, whatever else is."""
+    rng = random.Random(11)
+    await make_journal_that_dropped_segments(folder)
+    await go_on(folder)
+    original = tmp_path / "original"
+    folder.rename(original)
+    (history,) = original.glob("history-*")
+    outcomes = {"cut": 0, "refused": 0}
+    for _ in range(TRIES // 5):
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(original, folder)
+        rng.choice([change_a_byte, tamper_with_a_line, cut_a_segment, lose_a_segment])(folder, rng)
+        before, kept = contents(folder), sound_prefix(folder)
+        try:
+            report = repair(folder, dry_run=False, force=True)
+        except CovenantError as refusal:
+            assert contents(folder) == before
+            lost_first = not (folder / segment(original, 0).name).exists()
+            reaches = last_event(kept) >= int(history.stem.removeprefix("history-"))
+            assert refusal.code == "unsupported_format" or lost_first or not reaches
+            outcomes["refused"] += 1
+            continue
+        outcomes["cut"] += bool(report.lines)
+        assert sound_prefix(folder) == kept
+        assert verify(folder).is_sound
+        forget_snapshots(folder)
+        assert await state_in(folder) == await state_of(kept, tmp_path / "prefix", history)
+    assert min(outcomes.values()) > TRIES // 50
+
+
+async def test_a_report_that_does_not_read_is_left_alone(folder: Path) -> None:
+    await make_journal(folder)
+    forget_snapshots(folder)
+    a_changed_line(folder)
+    (folder / "damaged-1").mkdir()
+    (folder / "damaged-1" / "repair.json").write_bytes(b"\xff")
+    assert repair(folder, dry_run=False).moved_to == "damaged-2"
+    assert (folder / "damaged-1" / "repair.json").read_bytes() == b"\xff"
+
+
+@pytest.mark.parametrize("make", [make_journal, make_journal_that_dropped_segments])
+async def test_a_journal_without_its_beginning_is_not_repaired(
+    folder: Path, make: Callable[[Path], Awaitable[None]]
+) -> None:
+    await make(folder)
     segment(folder, 0).unlink()
     before = contents(folder)
     refused("repair_refused", lambda: repair(folder, dry_run=False, force=True))

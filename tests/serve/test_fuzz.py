@@ -9,7 +9,7 @@ import struct
 import tempfile
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -17,8 +17,8 @@ import msgspec
 import pytest
 import requests
 import schemathesis
+import uvloop
 from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis import strategies as st
 from schemathesis import Case, GenerationMode
 
 from covenant import AgentId
@@ -35,7 +35,7 @@ T = TypeVar("T")
 QUICK_CASES: Final = 4  # of each operation, kind of data and caller: about 600 in all
 SOAK_CASES: Final = 64  # about 10,000
 FRAMES: Final = 100_000
-FRAMES_OF_A_CONNECTION: Final = 200
+FRAMES_OF_A_CONNECTION: Final = 400
 SEED: Final = 20240229
 PATIENCE_S: Final = 30
 CALLERS: Final = ("operator", "alice@lab")
@@ -86,7 +86,7 @@ class Running:
     """A house on a loop of its own, for clients that block."""
 
     def __init__(self, folder: Path) -> None:
-        self._loop = asyncio.new_event_loop()
+        self._loop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
         self.house = self.call(self._open(folder))
@@ -126,6 +126,7 @@ class Salt:
 
     def __init__(self) -> None:
         self._known: dict[str, deque[Any]] = {}
+        self._chance = random.Random(SEED)
 
     def learn(self, answer: Any) -> None:
         if isinstance(answer, dict):
@@ -139,17 +140,17 @@ class Salt:
             for value in answer:
                 self.learn(value)
 
-    def into(self, members: Any, chance: random.Random) -> None:
+    def into(self, members: Any) -> None:
         if isinstance(members, list):
             for value in members:
-                self.into(value, chance)
+                self.into(value)
         elif isinstance(members, dict):
             for name, value in members.items():
                 known = self._known.get("id" if name == "grant_id" else name)
-                if known and chance.random() < 0.7:
-                    members[name] = chance.choice(known)
+                if known and self._chance.random() < 0.7:
+                    members[name] = self._chance.choice(known)
                 else:
-                    self.into(value, chance)
+                    self.into(value)
 
 
 class Fuzz:
@@ -164,9 +165,9 @@ class Fuzz:
         self._salt = Salt()
         self._session = requests.Session()
 
-    def say(self, who: str, case: Case, chance: random.Random) -> None:
+    def say(self, who: str, case: Case[Any]) -> None:
         for members in (case.path_parameters, case.query, case.body):
-            self._salt.into(members, chance)
+            self._salt.into(members)
         token = self._running.call(self._running.house.token(who))
         headers = {"Authorization": f"Bearer {token}"}
         response = case.call(base_url=self._url, headers=headers, session=self._session, timeout=PATIENCE_S)
@@ -197,9 +198,9 @@ class Fuzz:
             ):
 
                 @rules
-                @given(operation.as_strategy(generation_mode=mode), st.randoms(use_true_random=False))
-                def one(case: Case, chance: random.Random) -> None:
-                    self.say(who, case, chance)
+                @given(operation.as_strategy(generation_mode=mode))
+                def one(case: Case[Any]) -> None:
+                    self.say(who, case)
 
                 one()
 
@@ -207,7 +208,7 @@ class Fuzz:
 def operations() -> list[Any]:
     """All but the stream, which does not end."""
     schema = schemathesis.openapi.from_dict(DOCUMENT)
-    found = [operation.ok() for operation in schema.get_all_operations()]
+    found: list[Any] = [operation.ok() for operation in schema.get_all_operations()]  # type: ignore[union-attr]
     return [operation for operation in found if operation.path != "/a2a/events"]
 
 
@@ -228,3 +229,225 @@ def test_no_answer_lies_outside_the_description_in_a_long_run(running: Running, 
     fuzz.run(who, SOAK_CASES, is_same_every_time=False)
     assert fuzz.count >= 5000
     assert {200, 400, 404, 409} <= fuzz.statuses
+
+
+# --- IPC ---------------------------------------------------------------------------------------------------
+
+
+LENGTH: Final = struct.Struct(">I")
+LEFT_OUT: Final = ("rotate_token", "revoke_peer")  # they end the connection, as they should
+AGENT: Final = {"display": "bob@lab", "pubkey": AgentId.named("bob@lab").pubkey}
+MEMBERS: Final[dict[str, Any]] = {
+    "task": task_for("bob@lab", content=[{"type": "json", "value": {"a": [1, 2.5, None]}}]),
+    "tasks": [task_for("bob@lab"), task_for("bob@lab", idempotency=idempotent("k"))],
+    "result": {"task_id": NOWHERE, "status": "ok", "content": [{"type": "text", "text": "é"}]},
+    "request": {"task_id": NOWHERE, "command": {"action": "force_error", "message": "no"}, "reason": "gone"},
+    "policy": {"min_lease_age_ms": 0},
+    "scope": {"max_uses": 1},
+    "grants": ["a2a.send.*"],
+    "display": "dan@lab",
+    "subject": "bob@lab",
+    "counterparty": "bob@lab",
+    "action": "a2a.send.bob@lab",
+    "state": "queued",
+    "duplicate_risk": "idempotent",
+    "task_id": NOWHERE,
+    "lease_id": NOWHERE,
+    "grant_id": NOWHERE,
+    "entry_id": "slot:x",
+    "reason": "because",
+    "receipt": "r",
+    "limit": 3,
+    "wait_ms": 1,
+    "before": 9,
+}
+
+
+def frames_that_read() -> list[dict[str, Any]]:
+    """One of each verb, with all of its members that are not left to chance."""
+    frames = []
+    for place in PLACES:
+        kind = str(place.request.__struct_config__.tag)
+        names = [field.encode_name for field in msgspec.structs.fields(place.request)]
+        if kind not in LEFT_OUT:
+            frames.append({"kind": kind, **{name: MEMBERS[name] for name in names if name in MEMBERS}})
+    return frames
+
+
+class Mutations:
+    """What goes wrong on a wire, and what somebody might do on purpose."""
+
+    def __init__(self, seed: int) -> None:
+        self.chance = random.Random(seed)
+        self._frames = frames_that_read()
+        self._kinds = [frame["kind"] for frame in self._frames]
+        self._number = 0
+        self._within: list[Callable[[dict[str, Any]], bytes]] = [
+            self._as_it_is,
+            self._flipped,
+            self._cut,
+            self._of_another_kind,
+            self._nested,
+            self._huge,
+            self._not_text,
+            self._with_an_odd_id,
+            self._noise,
+        ]
+
+    def payload(self) -> bytes:
+        """One frame without its length."""
+        self._number += 1
+        frame = {"id": self._number, **self.chance.choice(self._frames)}
+        if "receipt" in frame:
+            frame["receipt"] = f"r{self._number}"
+        return self.chance.choice(self._within)(frame)
+
+    def broken(self) -> bytes:
+        """A frame whose length lies, or that does not end."""
+        data = self.payload()
+        size = self.chance.choice((0, 1, len(data) - 1, len(data) + 1, 2**31, 2**32 - 1, self.chance.randrange(2**32)))
+        return LENGTH.pack(max(0, size)) + data[: self.chance.randrange(len(data) + 1)]
+
+    def _as_it_is(self, frame: dict[str, Any]) -> bytes:
+        return msgspec.json.encode(frame)
+
+    def _flipped(self, frame: dict[str, Any]) -> bytes:
+        data = bytearray(msgspec.json.encode(frame))
+        for _ in range(self.chance.randrange(1, 5)):
+            data[self.chance.randrange(len(data))] ^= 1 << self.chance.randrange(8)
+        return bytes(data)
+
+    def _cut(self, frame: dict[str, Any]) -> bytes:
+        data = msgspec.json.encode(frame)
+        return data[: self.chance.randrange(len(data))]
+
+    def _of_another_kind(self, frame: dict[str, Any]) -> bytes:
+        kinds = [*self._kinds, "", "authenticate", "error", 7, None, ["a2a_queue"]]
+        return msgspec.json.encode({**frame, "kind": self.chance.choice(kinds)})
+
+    def _nested(self, frame: dict[str, Any]) -> bytes:
+        name = self.chance.choice([name for name in frame if name != "id"])
+        depth = self.chance.choice((10, 65, 2000))
+        opened, closed = self.chance.choice((("[", "]"), ('{"a":', "}")))
+        marked = msgspec.json.encode({**frame, name: "HERE"})
+        return marked.replace(b'"HERE"', (opened * depth + "1" + closed * depth).encode())
+
+    def _huge(self, frame: dict[str, Any]) -> bytes:
+        names = [name for name, value in frame.items() if isinstance(value, int)]
+        name = self.chance.choice([*names, "limit", "wait_ms", "not_before_ms", "expires_ms", "older_than_ms"])
+        numbers = ("-1", "0", "1e3", "1.5", "1e999", "-0", str(2**31), str(2**53), str(2**63), str(-(2**70)), "9" * 400)
+        marked = msgspec.json.encode({**frame, name: "HERE"})
+        return marked.replace(b'"HERE"', self.chance.choice(numbers).encode())
+
+    def _not_text(self, frame: dict[str, Any]) -> bytes:
+        data = msgspec.json.encode(frame)
+        at = self.chance.randrange(len(data))
+        wrong = (b"\xff", b"\xc3", b"\xed\xa0\x80", b"\x00", b"\\ud800", b"\\u0000", b"\xf4\x90\x80\x80")
+        return data[:at] + self.chance.choice(wrong) + data[at:]
+
+    def _with_an_odd_id(self, frame: dict[str, Any]) -> bytes:
+        ids: list[Any] = [1, 1, "1", "", "é" * 100, 2**64, -1, None, 1.5, True, [1], {"a": 1}]
+        return msgspec.json.encode({**frame, "id": self.chance.choice(ids)})
+
+    def _noise(self, frame: dict[str, Any]) -> bytes:
+        return self.chance.randbytes(self.chance.randrange(100))
+
+
+class Line:
+    """One connection of a client that has read what it should do."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    @classmethod
+    async def open(cls, house: House) -> Line:
+        return cls(*await asyncio.open_unix_connection(str(house.daemon.settings.ipc)))
+
+    def say(self, data: bytes) -> None:
+        self._writer.write(data)
+
+    async def hear(self) -> dict[str, Any] | None:
+        """One answer; None at the end of the connection."""
+        try:
+            (size,) = LENGTH.unpack(await self._reader.readexactly(4))
+            answer: dict[str, Any] = msgspec.json.decode(await self._reader.readexactly(size))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            return None
+        assert isinstance(answer["kind"], str)
+        assert answer["kind"] != "error" or HTTP_STATUS[answer["code"]] < 500, answer
+        return answer
+
+    async def ask(self, **frame: Any) -> dict[str, Any] | None:
+        data = msgspec.json.encode(frame)
+        self.say(LENGTH.pack(len(data)) + data)
+        return await self.hear()
+
+    async def close(self) -> None:
+        self._writer.close()
+
+
+async def greeted(house: House, who: str) -> Line:
+    line = await Line.open(house)
+    answer = await line.ask(kind="authenticate", token=await house.token(who))
+    assert answer is not None and answer["kind"] == "authenticated"
+    return line
+
+
+async def lives(house: House) -> None:
+    line = await greeted(house, "alice@lab")
+    answer = await line.ask(kind="whoami", id="still there?")
+    assert answer is not None and (answer["kind"], answer["id"]) == ("whoami", "still there?")
+    await line.close()
+
+
+async def every_frame_is_answered(house: House, mutations: Mutations) -> int:
+    line = await greeted(house, mutations.chance.choice(CALLERS))
+    frames = [mutations.payload() for _ in range(FRAMES_OF_A_CONNECTION)]
+    line.say(b"".join(LENGTH.pack(len(frame)) + frame for frame in frames))
+    for number in range(len(frames)):
+        assert await line.hear() is not None, f"{number} answers of {len(frames)}"
+    await line.close()
+    return len(frames)
+
+
+async def lies_about_lengths_are_survived(house: House, mutations: Mutations) -> int:
+    line = await greeted(house, mutations.chance.choice(CALLERS))
+    count = mutations.chance.randrange(1, 20)
+    line.say(b"".join(mutations.broken() for _ in range(count)))
+    line._writer.write_eof()
+    while await line.hear() is not None:
+        pass
+    await line.close()
+    return count
+
+
+async def strangers_are_shown_the_door(house: House, mutations: Mutations) -> int:
+    line = await Line.open(house)
+    frames = [mutations.payload() for _ in range(mutations.chance.randrange(1, 10))]
+    line.say(b"".join(LENGTH.pack(len(frame)) + frame for frame in frames))
+    answer = await line.hear()
+    assert answer is not None and answer["code"] == "unauthenticated"
+    assert await line.hear() is None
+    await line.close()
+    return len(frames)
+
+
+async def attacked(folder: Path) -> None:
+    house = House(folder)
+    await house.open()
+    mutations = Mutations(SEED)
+    attacks = (every_frame_is_answered, lies_about_lengths_are_survived, strangers_are_shown_the_door)
+    count = 0
+    while count < FRAMES:
+        for attack in attacks:
+            async with asyncio.timeout(PATIENCE_S):
+                count += await attack(house, mutations)
+        await lives(house)
+    await house.daemon.stop()
+
+
+@pytest.mark.usefixtures("no_errors")
+def test_whatever_comes_over_the_socket_the_daemon_lives(tmp_path: Path) -> None:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(attacked(tmp_path))

@@ -45,28 +45,27 @@ def _tell(session: Session, found: w.AuditReply) -> None:
     if not found.rows:
         click.echo("no such rows" + ("" if found.cursor is None else " so far back"))
     else:
-        columns = (Column("seq"), Column("when"), Column("who"), Column("what"), Column("more", fits=True))
+        columns = (Column("seq"), Column("when"), Column("who"), Column("what"), Column("more", wraps=True))
         rows = ((str(row.seq), ago(row.at_ms), *row_cells(row)) for row in reversed(found.rows))
         print_table(columns, rows)
     if found.cursor is not None:
         click.echo(f"\nolder: {session.command(f'audit recent --before {found.cursor}')} (and the same filters)")
 
 
-def row_cells(row: AuditRow, with_task: bool = True) -> tuple[str, Cell, str]:
-    """Who, what, and all the rest that a row tells."""
-    kind = row.kind.replace("_", " ")
+def row_cells(row: AuditRow, *, with_task: bool = True) -> tuple[str, Cell, str]:
+    """Who, what, and the rest that a row tells; in the story of one task, that is less."""
     if row.passed is None:
-        what = Cell(kind, "")
+        what = Cell(row.kind, "")
     else:
-        what = Cell(f"{kind}: {'yes' if row.passed else 'no'}", "green" if row.passed else "red")
-    told = [row.action, row.subject, row.task_id if with_task else None]
-    told += [f"attempt {row.attempt}" if row.attempt is not None else None, _named("lease", row.lease_id)]
-    told += [_named("risk", row.duplicate_risk), _named("declared", row.declared), _named("grant", row.grant)]
+        what = Cell(f"{row.kind}: {'yes' if row.passed else 'no'}", "green" if row.passed else "red")
+    told = [row.action, row.subject, *([row.task_id, _named("grant", row.grant)] if with_task else ())]
+    told += [_named("attempt", row.attempt), _named("lease", row.lease_id)]
+    told += [_named("risk", row.duplicate_risk), _named("declared", row.declared)]
     told += [row.reason, *(f"{name} {count}" for name, count in row.counts.items())]
     return safe(row.actor), what, safe(", ".join(part for part in told if part))
 
 
-def _named(name: str, value: str | None) -> str | None:
+def _named(name: str, value: object) -> str | None:
     return None if value is None else f"{name} {value}"
 
 

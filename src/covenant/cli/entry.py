@@ -6,6 +6,7 @@ import click
 
 from covenant.cli.table import Cell, print_fields
 from covenant.cli.words import MINUTE_MS, ago, brief, clock, now_ms, safe, said, span
+from covenant.model.agent import AgentId
 from covenant.model.record import TaskState
 from covenant.model.task import Result, Task
 from covenant.model.view import QueueEntry
@@ -21,9 +22,11 @@ _RESULT_COLOURS = {"ok": "green", "error": "red", "partial": "yellow"}
 
 
 def state_cell(entry: QueueEntry) -> Cell:
+    """With the number of the attempt, once it is not the first."""
+    again = f" #{entry.attempt}" if entry.attempt > 1 else ""
     if is_stale(entry):
-        return Cell("stale", "red")
-    return Cell(entry.state.replace("_", " "), _COLOURS[entry.state])
+        return Cell(f"stale{again}", "red")
+    return Cell(f"{entry.state.replace('_', ' ')}{again}", _COLOURS[entry.state])
 
 
 def silent_ms(entry: QueueEntry) -> int:
@@ -36,7 +39,12 @@ def is_stale(entry: QueueEntry) -> bool:
 
 
 def between(task: Task) -> str:
-    return f"{task.sender} → {task.recipient}"
+    return f"{short(task.sender)} → {short(task.recipient)}"
+
+
+def short(agent: AgentId | None) -> str:
+    """As it may be typed: `bob` is `bob@local`."""
+    return "" if agent is None else agent.display.removesuffix("@local")
 
 
 def state_line(entry: QueueEntry) -> str:
@@ -45,7 +53,7 @@ def state_line(entry: QueueEntry) -> str:
     if entry.outcome is not None:
         parts.append(f"{entry.outcome.replace('_', ' ')} {ago(entry.finished_ms)}".strip())
     if entry.leased_to is not None:
-        parts.append(f"held by {entry.leased_to} since {span(now_ms() - (entry.leased_at_ms or 0))}")
+        parts.append(f"held by {short(entry.leased_to)} for {span(now_ms() - (entry.leased_at_ms or 0))}")
     if entry.attempt:
         parts.append(f"attempt {entry.attempt}")
     parts += _odd(entry)

@@ -8,7 +8,7 @@ from typing import Final
 import click
 from msgspec import Struct
 
-from covenant.cli.entry import between, is_stale, result_brief, silent_ms, state_cell, status_cell
+from covenant.cli.entry import between, is_stale, result_brief, short, silent_ms, state_cell, status_cell
 from covenant.cli.option import answers, cursor_option, limit_option
 from covenant.cli.session import Session
 from covenant.cli.table import Cell, Column, print_table
@@ -99,7 +99,6 @@ def _print_tasks(tasks: list[QueueEntry]) -> None:
     columns = (
         Column("task"),
         Column("state"),
-        Column("try"),
         Column("from → to", fits=True),
         Column("since"),
         Column("what", fits=True),
@@ -112,7 +111,6 @@ def _row(entry: QueueEntry) -> tuple[str | Cell, ...]:
     return (
         entry.task.id,
         state_cell(entry),
-        str(entry.attempt or ""),
         between(entry.task),
         ago(since),
         brief(entry.task.intent_text),
@@ -124,7 +122,7 @@ def _advise(session: Session, stale: list[QueueEntry]) -> None:
     for entry in stale[:_ADVISED_MAX]:
         why = reason_of(entry)
         command = session.command((why.command or "").removeprefix("covenant "))
-        click.echo(f"\n{entry.leased_to} has given no sign of life for {span(silent_ms(entry))}; if it is gone:")
+        click.echo(f"\n{short(entry.leased_to)} has given no sign of life for {span(silent_ms(entry))}; if it is gone:")
         click.echo(f"  {command}")
     if len(stale) > _ADVISED_MAX:
         click.echo(f"\nand {len(stale) - _ADVISED_MAX} more: {session.command('why TASK_ID')} tells for each")

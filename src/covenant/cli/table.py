@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import click
 
+_GAP: Final = 2
+_LEAST: Final = 8
+_ID: Final = 42  # an id, and the word before it
+
 
 class Column(NamedTuple):
-    """`fits`: it may be shortened so that the others, ids above all, stay whole."""
+    """On a terminal, one that `fits` is shortened and one that `wraps` is broken, so that ids stay whole."""
 
     title: str
     fits: bool = False
+    wraps: bool = False
 
 
 class Cell(NamedTuple):
@@ -38,22 +43,36 @@ def _print_plain(columns: Sequence[Column], rows: Sequence[Sequence[Cell]]) -> N
 
 def _print_fitted(columns: Sequence[Column], rows: Sequence[Sequence[Cell]]) -> None:
     """rich is slow to import, and only a terminal needs it."""
+    from rich.cells import cell_len
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for place, column in enumerate(columns):
-        widest = max((len(row[place].text) for row in rows), default=0)
-        table.add_column(
-            column.title.upper(),
-            no_wrap=True,
-            overflow="ellipsis",
-            min_width=4 if column.fits else max(widest, len(column.title)),
-        )
+    console = Console(highlight=False)
+    wanted = [
+        max(len(column.title), *(cell_len(row[place].text) for row in rows)) for place, column in enumerate(columns)
+    ]
+    widths = _fitted(columns, wanted, console.width)
+    console.width = max(console.width, sum(widths) + _GAP * len(widths))  # the terminal breaks what is too long
+    table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
+    for column, width in zip(columns, widths, strict=True):
+        table.add_column(column.title.upper(), no_wrap=not column.wraps, overflow="ellipsis", width=width)
     for row in rows:
         table.add_row(*(Text(cell.text, style=cell.style) for cell in row))
-    Console(highlight=False, soft_wrap=False).print(table)
+    console.print(table)
+
+
+def _fitted(columns: Sequence[Column], wanted: Sequence[int], room: int) -> list[int]:
+    """What each column gets: the rigid ones all that they want, the others their share of the rest."""
+    widths = list(wanted)
+    flexible = (place for place, column in enumerate(columns) if column.fits or column.wraps)
+    fitting = sorted(flexible, key=lambda place: wanted[place])
+    left = room - _GAP * (len(columns) - 1) - sum(wanted) + sum(wanted[place] for place in fitting)
+    for number, place in enumerate(fitting):
+        least = _ID if columns[place].wraps else _LEAST
+        widths[place] = min(wanted[place], max(least, left // (len(fitting) - number)))
+        left -= widths[place]
+    return widths
 
 
 def print_fields(fields: Iterable[tuple[str, str | None]]) -> None:

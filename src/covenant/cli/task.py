@@ -11,7 +11,7 @@ from typing import Any, Final
 import click
 import msgspec
 
-from covenant.cli.entry import print_entry, print_result, state_cell, state_line
+from covenant.cli.entry import print_entry, print_result, short, state_cell, state_line
 from covenant.cli.option import FOR_EVER, Duration, answers, wait_option
 from covenant.cli.session import Daemon, Session, waits
 from covenant.cli.words import brief, clock, now_ms
@@ -104,6 +104,7 @@ def _tell_sent(session: Session, queued: w.TaskQueued, got: w.ResultOpt | None, 
     click.echo(f"sent {queued.task_id}{beside}")
     if got is not None and got.result is not None:
         print_result(got.result)
+        click.echo(click.style(f"(it waits to be received: {session.command('a2a results --next')})", dim=True))
     elif wait_ms is not None:
         click.echo(f"no result yet; wait on with: {session.command(f'a2a watch {queued.task_id}')}", err=True)
 
@@ -217,6 +218,5 @@ def _node(node: TreeNode) -> str:
     entry = node.entry
     cell = state_cell(entry)
     state = cell.text if entry.outcome is None else entry.outcome.replace("_", " ")
-    return (
-        f"{node.id}  {click.style(state, fg=cell.style)}  {entry.task.recipient}  {brief(entry.task.intent_text, 50)}"
-    )
+    told = (node.id, click.style(state, fg=cell.style), short(entry.task.recipient), brief(entry.task.intent_text, 50))
+    return "  ".join(told)

@@ -28,7 +28,7 @@ def _tell(session: Session, story: w.StoryReply) -> None:
     click.echo(f"{between(task)}: {state_line(story.entry)}\n")
     if not story.complete:
         click.echo("(what happened first is past retention)")
-    columns = (Column("when"), Column("who"), Column("what"), Column("more", fits=True))
+    columns = (Column("when"), Column("who"), Column("what"), Column("more", wraps=True))
     print_table(columns, ((ago(row.at_ms), *row_cells(row, with_task=False)) for row in story.rows))
     click.echo(f"\n{click.style(story.reason.replace('_', ' '), bold=True)}: {_explained(story)}")
     if story.command is not None:

@@ -10,6 +10,7 @@ from typing import Any, Final, cast
 import msgspec
 
 from covenant.client.reply import encode, read_reply
+from covenant.client.socketpath import within_reach
 from covenant.model.error import CovenantError, StoreClosed, Unreachable
 from covenant.serve import wire as w
 
@@ -60,7 +61,8 @@ def _is_lost(making: asyncio.Task[_Connection]) -> bool:
 async def _connect(path: str, token: str) -> _Connection:
     loop = asyncio.get_running_loop()
     try:
-        _, connection = await loop.create_unix_connection(_Connection, path)
+        with within_reach(path) as reached:
+            _, connection = await loop.create_unix_connection(_Connection, reached)
     except OSError as failed:
         raise Unreachable(f"no daemon at {path}: {failed.strerror or failed}", outcome="not_sent") from failed
     try:

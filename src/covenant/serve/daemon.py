@@ -164,6 +164,7 @@ class Daemon:
             listening = socket.create_server((host, port), family=family, backlog=_BACKLOG)
         except OSError as failed:
             raise BadSetting(f"cannot listen on {self.settings.http}: {failed.strerror}", name="--http") from failed
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # asyncio does not, for a socket made like this
         self.address = listening.getsockname()[:2]
         return listening
 

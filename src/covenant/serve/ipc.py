@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import socket
 import stat
 import struct
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Any, Final, cast
 
 import msgspec
 
+from covenant.client.socketpath import within_reach
 from covenant.exchange.exchange import Exchange
 from covenant.model.error import BadSetting, CovenantError, Internal, Malformed, TooLarge, Unauthenticated
 from covenant.model.peer import Caller
@@ -51,12 +53,8 @@ class Ipc:
     async def start(self) -> None:
         _clear_stale(self.path)
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        before = os.umask(0o177)
-        try:
-            loop = asyncio.get_running_loop()
-            self._server = await loop.create_unix_server(lambda: _Connection(self), str(self.path))
-        finally:
-            os.umask(before)
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_unix_server(lambda: _Connection(self), sock=_bound(self.path))
 
     async def stop(self) -> None:
         """Take no more connections, let what is under way be answered, then close."""
@@ -71,6 +69,21 @@ class Ipc:
         for connection in list(self.connections):
             if connection.caller is not None and connection.caller.agent.pubkey == pubkey:
                 connection.part(Unauthenticated("the token is not valid any more"))
+
+
+def _bound(path: Path) -> socket.socket:
+    """For its owner alone, from the first moment."""
+    bound = socket.socket(socket.AF_UNIX)
+    before = os.umask(0o177)
+    try:
+        with within_reach(path) as reached:
+            bound.bind(reached)
+    except OSError as failed:
+        bound.close()
+        raise BadSetting(f"cannot listen on {path}: {failed.strerror or failed}", name="--ipc") from failed
+    finally:
+        os.umask(before)
+    return bound
 
 
 def _clear_stale(path: Path) -> None:

@@ -18,6 +18,8 @@ from covenant.serve import wire as w
 from covenant.serve.why import reason_of
 from covenant.version import VERSION
 
+_SIGNED_MAX: Final = 2**53 - 1  # a grant is signed as canonical JSON, which has no larger number
+
 Handler: TypeAlias = Callable[[Exchange, Caller, Any], Awaitable[w.Reply]]
 
 
@@ -238,6 +240,9 @@ async def rotate_token(x: Exchange, caller: Caller, r: w.RotateToken) -> w.Token
 
 
 async def grant(x: Exchange, caller: Caller, r: w.Grant) -> w.Granted:
+    numbers = {"expires_ms": r.expires_ms, "max_uses": r.scope.max_uses, "version": r.scope.version}
+    for name, number in numbers.items():
+        check_count(number or 0, name, _SIGNED_MAX)
     granted = await x.grant(caller, r.subject, r.action, r.scope, r.expires_ms, r.delegable, r.parent)
     return w.Granted(capability=granted)
 

@@ -23,7 +23,7 @@ from covenant.model.error import BackupFailed, CovenantError, StoreDamaged, Unsu
 from covenant.store.journal.engine import LOCK, Head
 from covenant.store.journal.files import Files
 from covenant.store.journal.segment import PREFIX, Position, Reader, read_header, segment_name, segment_names
-from covenant.store.journal.snapshot import HISTORY, SnapshotHeader, read_snapshot, snapshot_names
+from covenant.store.journal.snapshot import HISTORY, read_snapshot, snapshot_names
 from covenant.store.journal.verify import verify
 
 MANIFEST: Final = "backup.json"
@@ -164,34 +164,28 @@ def _copied(source: Files, copy: Files) -> tuple[Manifest, int]:
 
 def _copy_once(source: Files, copy: Files) -> Manifest:
     names = source.names("", ".jsonl")
-    base: SnapshotHeader | None = None
+    begins = 0
     for name in [name for name in names if name.startswith(HISTORY)][-1:]:
         source.copy_to(name, copy, name)
-        base, _ = read_snapshot(copy, name)
-    after = segment_name(0 if base is None else base.dropped_until)
+        begins = read_snapshot(copy, name)[0].dropped_until
     for name in names:
-        if name.startswith(PREFIX) and name > after:
+        if name.startswith(PREFIX) and name > segment_name(begins):
             source.copy_to(name, copy, name)
-    end = _cut_to_chain(copy, base)
+    end = _cut_to_chain(copy)
     copy.sync_folder()
     manifest = Manifest("backup", FORMAT_VERSION, end.seq, end.hash.decode(), end.at, _files_in(copy))
-    _must_be_sound(copy, manifest)
+    _must_be_whole(copy, manifest)
     return manifest
 
 
-def _cut_to_chain(copy: Files, base: SnapshotHeader | None) -> Position:
+def _cut_to_chain(copy: Files) -> Position:
     """A line that was being written when it was read is left out, and what never counted."""
     reader = Reader(copy)
-    begins = reader.position.seq
     for _ in reader:
         pass
     end = reader.position
     if end.file is None or end.line == 0:
         raise BackupFailed("the journal has no line yet", folder=str(copy.folder))
-    if base is None and begins > 0:
-        raise StoreDamaged(f"what stood before event {begins + 1} is missing", file=segment_names(copy)[0], line=1)
-    if base is not None and end.seq < base.seq:
-        raise StoreDamaged(f"the chain ends before event {base.seq}, of its history", file=end.file, line=end.line + 1)
     for name in segment_names(copy):
         if name > end.file:
             copy.remove(name)
@@ -228,6 +222,23 @@ def _write_manifest(copy: Files, manifest: Manifest) -> None:
         file.close()
     copy.rename(making, MANIFEST)
     copy.sync_folder()
+
+
+def _must_be_whole(copy: Files, manifest: Manifest) -> None:
+    """Sound from its first line to its head, with nothing missing between what a history stands in for and the rest."""
+    found = verify(copy.folder, manifest.head)
+    if not found.is_sound or found.head != manifest.head or found.torn_bytes:
+        why = "; ".join(found.damage) or "its chain has another head"
+        raise StoreDamaged(f"the copy is not sound: {why}", file=MANIFEST, line=0)
+    begins = 0
+    for name in snapshot_names(copy, HISTORY)[-1:]:
+        header, _ = read_snapshot(copy, name)
+        begins = header.dropped_until
+        if manifest.seq < header.seq:
+            raise StoreDamaged(f"the chain ends before event {header.seq} of {name}", file=name, line=1)
+    first = segment_name(begins + 1)
+    if first not in segment_names(copy):
+        raise StoreDamaged(f"{first} is missing", file=first, line=0)
 
 
 # --- and back ----------------------------------------------------------------------------------------------
@@ -273,11 +284,4 @@ def _fill(beside: Files, copy: Files, manifest: Manifest) -> None:
         if _measured(beside, file.name) != file:
             raise StoreDamaged(f"{file.name} is not the file that was backed up", file=file.name, line=0)
     beside.sync_folder()
-    _must_be_sound(beside, manifest)
-
-
-def _must_be_sound(copy: Files, manifest: Manifest) -> None:
-    found = verify(copy.folder, manifest.head)
-    if not found.is_sound or found.head != manifest.head or found.torn_bytes:
-        why = "; ".join(found.damage) or "its chain has another head"
-        raise StoreDamaged(f"the copy is not sound: {why}", file=MANIFEST, line=0)
+    _must_be_whole(beside, manifest)

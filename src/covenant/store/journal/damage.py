@@ -151,10 +151,10 @@ def _history(files: Files, snapshots: _Snapshots) -> str | None:
 def _missing(files: Files, names: list[str], base: SnapshotHeader | None, end: Position) -> StoreDamaged | None:
     """What the sound chain leans on and is not there. A history knows of everything up to the event at which it was
     written, so that no state before that can be told from it."""
-    if base is None:
-        if names and names[0] != segment_name(1):
-            return _wrong(names[0], 1, f"what stood before {names[0]} is missing, with no history in its place")
-    elif end.seq < base.seq or not _stands(files, base):
+    first = segment_name(1 if base is None else base.dropped_until + 1)
+    if first not in names and (names or base is not None):
+        return _wrong(first, 0, f"{first} is missing")
+    if base is not None and (end.seq < base.seq or not _stands(files, base)):
         return _wrong(base.file, 0, f"the sound chain ends before event {base.seq}, where the history was written")
     return None
 

@@ -140,11 +140,11 @@ def _repair(here: Files, force: bool, files: FilesOf) -> RepairReport:
     aside.make_folder()
     _note(aside, report)
     here.sync_folder()
+    for name in seen.derived:
+        _move(here, name, aside)
     for name, size in seen.trims.items():
         _keep(here, name, aside)
         here.truncate(name, size)
-    for name in seen.derived:
-        _move(here, name, aside)
     for name in seen.behind:
         _move(here, name, aside)
     left = survey(here).damage
@@ -158,10 +158,10 @@ def _repair(here: Files, force: bool, files: FilesOf) -> RepairReport:
 def _unfinished(files: Files, seen: Survey) -> RepairReport | None:
     """The report of a repair that was killed, if it made the cut that is to be made, or all of it was done."""
     number = _last_number(files)
-    if number == 0:
+    try:
+        report = msgspec.json.decode(b"".join(files.read(f"{FOLDER}{number}/{REPORT}")), type=RepairReport)
+    except (FileNotFoundError, msgspec.MsgspecError, UnicodeDecodeError):
         return None
-    path = f"{FOLDER}{number}/{REPORT}"
-    report = msgspec.json.decode(b"".join(files.read(path)), type=RepairReport)
     is_it = seen.damage is None or (report.damage is not None and report.damage.head == seen.damage.head)
     return report if is_it and not report.done else None
 

@@ -1,0 +1,166 @@
+"""The servers under load, each in a process of its own: a real daemon, and the floor beside it.
+
+The daemon keeps its journal on the disk, and every caller has a token and grants. The floor is the same HTTP server
+with the same settings and nothing behind it: it reads the body and answers what the daemon would.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import psutil  # type: ignore[import-untyped]
+import uvicorn
+
+from bench.covenant_cycle import url_of
+from bench.serve_seats import Seat, Served, raise_open_files
+from bench.work import INTENT, REPLY, Figures
+from covenant import AgentId, Result, Task, Text
+from covenant.exchange.exchange import Exchange
+from covenant.exchange.realm import Realm
+from covenant.model import command as c
+from covenant.model.peer import Caller
+from covenant.serve import daemon as daemon_module
+from covenant.serve import wire as w
+from covenant.serve.daemon import Daemon, Settings
+from covenant.serve.places import PLACE_OF
+from covenant.serve.verbs import HANDLERS
+
+_OPERATOR_TOKEN: Final = "cov_bench_operator"
+_WORKING: Final = ("a2a.send.*", "a2a.respond.*", "a2a.cancel.*")
+_BACKLOG: Final = 4096
+_KEEP_ALIVE_S: Final = 75
+
+
+class ExchangeWithoutDoor(Exchange):
+    """For the benchmark alone: commands go to the store as if nobody had to be let in, and nothing is audited."""
+
+    def _call(self, caller: Caller, command: c.Command) -> Any:
+        return command
+
+
+async def daemon(
+    folder: Path, scheme: str, peers: int, door: bool, turns: AsyncIterator[None]
+) -> AsyncIterator[Figures]:
+    """First what it weighs when it is up; then, for each turn, that and what its journal has done so far."""
+    raise_open_files()
+    if not door:
+        daemon_module.Exchange = ExchangeWithoutDoor  # type: ignore[misc]
+    with tempfile.TemporaryDirectory(prefix="cov-") as short:  # a socket's path is short
+        path = Path(short) / "sock"
+        settings = Settings(store=url_of(folder / "data", scheme), http="127.0.0.1:0", ipc=path)
+        serving = Daemon(settings, Realm.throwaway(), _OPERATOR_TOKEN)
+        await serving.start()
+        seats = await _enrolled(serving, peers)
+        assert serving.address is not None
+        Served(
+            pid=os.getpid(),
+            port=serving.address[1],
+            socket=str(path),
+            seats=seats,
+            replies=await _replies(serving, seats[0]),
+        ).write(folder)
+        yield _weight()
+        async for _ in turns:
+            yield {**_weight(), **_journal(serving)}
+        await serving.stop()
+
+
+async def _enrolled(serving: Daemon, peers: int) -> list[Seat]:
+    operator = serving.exchange.authenticate(_OPERATOR_TOKEN)
+    names = [f"p{number}@bench" for number in range(peers)]
+    enrolled = await asyncio.gather(
+        *(serving.exchange.enroll(operator, name, AgentId.named(name).pubkey, _WORKING) for name in names)
+    )
+    return [Seat(AgentId(view.display, view.pubkey), token) for view, token in enrolled]
+
+
+async def _replies(serving: Daemon, seat: Seat) -> dict[str, str]:
+    """One cycle from within, so that the floor can answer in the same sizes."""
+    exchange = serving.exchange
+    caller = exchange.authenticate(seat.token)
+    found: dict[str, str] = {}
+
+    async def call(request: w.Request) -> Any:
+        reply = await HANDLERS[type(request)](exchange, caller, request)
+        found[PLACE_OF[type(request)].path] = msgspec.json.encode(reply).decode()
+        return reply
+
+    await call(w.SendTask(task=Task(recipient=seat.agent, intent_text=INTENT)))
+    lent = await call(w.RecvTask())
+    await call(w.PostResult(result=Result(lent.task.id, "ok", (Text(REPLY),), None, lent.lease_id)))
+    await call(w.RecvResult())
+    return found
+
+
+def _weight() -> Figures:
+    return {"rss_mib": psutil.Process().memory_info().rss / 1024 / 1024}
+
+
+def _journal(serving: Daemon) -> Figures:
+    stats: Any = getattr(serving.store, "stats", None)
+    return {} if stats is None else {"events": stats.events, "syncs": stats.syncs, "bytes": stats.bytes}
+
+
+# --- the floor ---------------------------------------------------------------------------------------------
+
+
+async def floor(folder: Path, beside: str, turns: AsyncIterator[None]) -> AsyncIterator[Figures]:
+    """The settings of the server are those of `covenant.serve.daemon`, and stay those of uvicorn if it changes."""
+    raise_open_files()
+    model = Served.read(Path(beside))
+    listening = socket.create_server(("127.0.0.1", 0), backlog=_BACKLOG)
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    config = uvicorn.Config(
+        _Bare({path: reply.encode() for path, reply in model.replies.items()}),
+        http="httptools",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        date_header=False,
+        backlog=_BACKLOG,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+    )
+    server = uvicorn.Server(config)
+    serving = asyncio.create_task(server.serve(sockets=[listening]))
+    while not server.started:
+        await asyncio.sleep(0.01)
+    Served(pid=os.getpid(), port=listening.getsockname()[1], seats=model.seats, replies=model.replies).write(folder)
+    yield _weight()
+    async for _ in turns:
+        yield _weight()
+    server.should_exit = True
+    with suppress(asyncio.CancelledError):
+        await serving
+
+
+class _Bare:
+    def __init__(self, replies: dict[str, bytes]) -> None:
+        self._replies = {
+            path: (
+                {
+                    "type": "http.response.start",
+                    "status": 200,
+                    "headers": [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(reply))],
+                },
+                {"type": "http.response.body", "body": reply},
+            )
+            for path, reply in replies.items()
+        }
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["method"] == "POST":
+            while (await receive()).get("more_body"):
+                pass
+        start, body = self._replies[scope["path"]]
+        await send(start)
+        await send(body)
