@@ -16,8 +16,10 @@ from typing import Final
 import msgspec
 
 from bench import machine
-from bench.plan import Plan, Run
-from bench.report import sections
+from bench.plan import Plan
+from bench.report import Section, sections
+from bench.serve_plan import ServiceRun
+from bench.serve_report import service_sections
 from bench.table import render, summary
 
 RESULTS: Final = Path(__file__).resolve().parent / "results"
@@ -34,9 +36,12 @@ def main() -> None:
     work.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(dir=work))
     began = time.monotonic()
-    run = Run(plan, folder)
+    run = ServiceRun(plan, folder)
     try:
-        run.all(with_peers=not options.no_peers, with_history=not options.no_history)
+        if not options.only_serve:
+            run.all(with_peers=not options.no_peers, with_history=not options.no_history)
+        if not options.no_serve:
+            run.service()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         if not any(work.iterdir()):
@@ -47,15 +52,20 @@ def main() -> None:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m bench",
-        description="Covenant beside the bare disk and beside its peers: durable cycles, replies, memory, start-up.",
-        epilog="Results go to bench/results/latest.txt and latest.json. A full run takes some 12 minutes and 4 GB.",
+        description="Covenant beside the bare disk and beside its peers: durable cycles, replies, memory, start-up, "
+        "and the service in front of it.",
+        epilog="Results go to bench/results/latest.txt and latest.json, those of --only-serve to serve.txt and "
+        "serve.json. A full run takes some 15 minutes and 4 GB.",
     )
-    parser.add_argument("--quick", action="store_true", help="some 2 minutes: short windows, 50,000 for the million")
+    parser.add_argument("--quick", action="store_true", help="some 3 minutes: short windows, 50,000 for the million")
     parser.add_argument("--rounds", type=int, metavar="N", help="turns of each comparison (default 5, quick 3)")
     parser.add_argument("--seconds", type=float, metavar="S", help="length of a window (default 1.5, quick 0.7)")
     parser.add_argument("--many", type=int, metavar="N", help="tasks in the large store, events in the opened log")
     parser.add_argument("--no-peers", action="store_true", help="leave out Huey, DBOS and the hand-written queue")
     parser.add_argument("--no-history", action="store_true", help="leave out the large stores and the start-up")
+    serve = parser.add_mutually_exclusive_group()
+    serve.add_argument("--no-serve", action="store_true", help="leave out the service")
+    serve.add_argument("--only-serve", action="store_true", help="the service alone, some 2 minutes")
     parser.add_argument("--memory", action="store_true", help="the store without a disk: only to try the bench itself")
     options = parser.parse_args()
     for name in ("rounds", "seconds", "many"):
@@ -81,14 +91,24 @@ def _plan(options: argparse.Namespace) -> Plan:
     )
 
 
-def _publish(run: Run, options: argparse.Namespace, seconds: float) -> None:
-    with_peers, with_history = not options.no_peers, not options.no_history
-    found = sections(run.rounds, run.plan, with_peers=with_peers, with_history=with_history)
+def _sections(run: ServiceRun, options: argparse.Namespace) -> list[Section]:
+    found: list[Section] = []
+    if not options.only_serve:
+        with_peers, with_history = not options.no_peers, not options.no_history
+        found += sections(run.rounds, run.plan, with_peers=with_peers, with_history=with_history)
+    if not options.no_serve:
+        found += service_sections(run.rounds)
+    return found
+
+
+def _publish(run: ServiceRun, options: argparse.Namespace, seconds: float) -> None:
+    found = _sections(run, options)
     rows = [row for _, of_section in found for row in of_section]
     facts = machine.facts()
     about = ", ".join(f"{name} {value}" for name, value in facts.items())
     sizes = ", ".join(str(size) for size in run.sizes)
-    how = f"Journal lines of a cycle: {sizes} bytes. {run.plan.rounds} rounds, {seconds:.0f} s in all."
+    lines = "" if options.only_serve else f"Journal lines of a cycle: {sizes} bytes. "
+    how = f"{lines}{run.plan.rounds} rounds, {seconds:.0f} s in all."
     text = "\n\n".join([render(found), summary(rows), f"{_NOTE}\n{how}\n{about}"])
     print(text)
     document = {
@@ -99,8 +119,9 @@ def _publish(run: Run, options: argparse.Namespace, seconds: float) -> None:
         "rows": [row.as_json() for row in rows],
         "rounds": run.rounds.figures,
     }
-    (RESULTS / "latest.txt").write_text(text + "\n")
-    (RESULTS / "latest.json").write_text(json.dumps(document, indent=2) + "\n")
+    name = "serve" if options.only_serve else "latest"
+    (RESULTS / f"{name}.txt").write_text(text + "\n")
+    (RESULTS / f"{name}.json").write_text(json.dumps(document, indent=2) + "\n")
 
 
 if __name__ == "__main__":

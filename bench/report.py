@@ -51,7 +51,7 @@ def _cycles(rounds: Rounds) -> list[Row]:
         bar = FLOOR_BAR if clients == CLIENTS[-1] else None
         measure = f"cycles, {clients} client{'s' if clients > 1 else ''}"
         rows.append(
-            _beside(rounds, measure, _PER_S, (f"covenant {clients}", "rate"), (floor, "rate"), bar, f"{form} floor")
+            beside(rounds, measure, _PER_S, (f"covenant {clients}", "rate"), (floor, "rate"), bar, f"{form} floor")
         )
     return rows
 
@@ -77,10 +77,10 @@ def _replies(rounds: Rounds) -> list[Row]:
             bar = REPLY_BAR if (clients, figure) == (PEER_CLIENTS, "p99") else None
             name = f"reply {figure}, {clients} client{'s' if clients > 1 else ''}"
             ours, bare = (f"covenant {clients}", f"{figure}_ms"), (f"bare beside {clients}", f"{figure}_ms")
-            rows.append(_beside(rounds, name, _MS, ours, bare, bar, "fdatasync"))
+            rows.append(beside(rounds, name, _MS, ours, bare, bar, "fdatasync"))
             if clients == PEER_CLIENTS:
                 paced = ("paced", f"{figure}_ms")
-                rows.append(_beside(rounds, "... beside one with our bytes and gaps", _MS, ours, paced, None, "paced"))
+                rows.append(beside(rounds, "... beside one with our bytes and gaps", _MS, ours, paced, None, "paced"))
     return rows
 
 
@@ -90,7 +90,7 @@ def _events(rounds: Rounds) -> list[Row]:
         floor = rounds.best([f"group {form} {clients}" for form in FLOOR_FORMS], "rate")
         measure = f"events per fdatasync, {clients} client{'s' if clients > 1 else ''}"
         ours = (f"covenant {clients}", "events_per_sync")
-        rows.append(_beside(rounds, measure, "", ours, (floor, "per_sync"), None, f"{floor.split()[1]} floor"))
+        rows.append(beside(rounds, measure, "", ours, (floor, "per_sync"), None, f"{floor.split()[1]} floor"))
     return rows
 
 
@@ -108,13 +108,13 @@ def _peers(rounds: Rounds) -> list[Row]:
     ours = (f"covenant {PEER_CLIENTS}", "rate")
     queue, direct = ("dbos queue", "rate"), ("dbos direct", "rate")
     rows = [
-        _beside(rounds, "cycles beside Huey (SQLite)", _PER_S, ours, ("huey", "rate"), HUEY_BAR, "huey"),
+        beside(rounds, "cycles beside Huey (SQLite)", _PER_S, ours, ("huey", "rate"), HUEY_BAR, "huey"),
         # The same work is a task handed to a worker: its queue. A direct call hands nothing over.
-        _beside(rounds, "cycles beside DBOS (SQLite)", _PER_S, ours, queue, DBOS_BAR, "dbos queue"),
-        _beside(rounds, "... called directly, nobody in between", _PER_S, ours, direct, None, "dbos direct"),
+        beside(rounds, "cycles beside DBOS (SQLite)", _PER_S, ours, queue, DBOS_BAR, "dbos queue"),
+        beside(rounds, "... called directly, nobody in between", _PER_S, ours, direct, None, "dbos direct"),
     ]
     measure = "cycles beside a hand-written SQLite queue"
-    rows.append(_beside(rounds, measure, _PER_S, ours, ("queue", "rate"), QUEUE_BAR, "queue"))
+    rows.append(beside(rounds, measure, _PER_S, ours, ("queue", "rate"), QUEUE_BAR, "queue"))
     return rows
 
 
@@ -123,10 +123,10 @@ def _pasts(rounds: Rounds, plan: Plan) -> list[Row]:
     for past in PASTS:
         many, few = (f"cycles {past} many", "rate"), (f"cycles {past} few", "rate")
         measure = f"cycles, {PEER_CLIENTS} clients, {plan.many:,} {past}"
-        rows.append(_beside(rounds, measure, _PER_S, many, few, PAST_BAR, f"{plan.few:,}:"))
+        rows.append(beside(rounds, measure, _PER_S, many, few, PAST_BAR, f"{plan.few:,}:"))
     for past in PASTS:
         many, few = (f"fill {past} many", "rss_mib"), (f"fill {past} few", "rss_mib")
-        rows.append(_beside(rounds, f"memory, {plan.many:,} {past}", _MIB, many, few, None, f"{plan.few:,}:"))
+        rows.append(beside(rounds, f"memory, {plan.many:,} {past}", _MIB, many, few, None, f"{plan.few:,}:"))
     queued, resolved = (_growth_mib(rounds, past) for past in PASTS)
     per_task = None if queued is None else queued * 1024 * 1024 / (plan.many - plan.few)
     rows.append(Row(measure="memory per queued task", covenant=per_task, unit="bytes"))
@@ -153,11 +153,11 @@ def _starts(rounds: Rounds) -> list[Row]:
                 continue
             bar = START_BAR if (past, start) == ("resolved", "snapshot") else None
             ours, other = (f"start {past} {start}", "seconds"), (f"start {past} replay", "seconds")
-            rows.append(_beside(rounds, f"{measure}, {past}", "s", ours, other, bar, "full replay"))
+            rows.append(beside(rounds, f"{measure}, {past}", "s", ours, other, bar, "full replay"))
     return rows
 
 
-def _beside(
+def beside(
     rounds: Rounds,
     measure: str,
     unit: str,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
-from statistics import median
 from time import perf_counter_ns
 from typing import Final
 
@@ -20,8 +19,8 @@ from covenant.store.clock import RandomIds
 from covenant.store.state import State
 
 _SUBJECTS: Final = 10
-_SLICES: Final = 41
-_CHECKS_AT_ONCE: Final = 2000
+_SLICES: Final = 200
+_CHECKS_AT_ONCE: Final = 500
 _NOW_MS: Final = 1_800_000_000_000
 
 
@@ -34,7 +33,7 @@ def checks(folder: Path, few: int, many: int) -> Figures:
     for _ in range(_SLICES):
         for name, side in sides.items():
             times[name].append(side.slice_ns())
-    return {f"{name}_ns": median(found) for name, found in times.items()}
+    return {f"{name}_ns": min(found) for name, found in times.items()}  # of so short a thing, the rest is the machine
 
 
 class _Side:

@@ -148,10 +148,7 @@ class Cycle:
 
 
 class _Connection(asyncio.Protocol):
-    """`done` ends with the work of the connection, or with what went wrong in it."""
-
     def __init__(self) -> None:
-        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._transport: asyncio.Transport | None = None
         self._rest = b""
 
@@ -159,6 +156,7 @@ class _Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but its class
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
         self.fail(exc or UnexpectedReply("the server hung up"))
 
     def data_received(self, data: bytes) -> None:
@@ -171,22 +169,41 @@ class _Connection(asyncio.Protocol):
     def _take(self, data: bytes) -> None:
         """Everything that has come and was not looked at yet."""
 
+    @abstractmethod
+    def fail(self, wrong: Exception) -> None:
+        """Tell whoever waits for something from here."""
+
     def write(self, data: bytes) -> None:
-        assert self._transport is not None
+        if self._transport is None:
+            raise UnexpectedReply("the server hung up")
         self._transport.write(data)
 
-    def fail(self, wrong: Exception) -> None:
-        if not self.done.done():
-            self.done.set_exception(wrong)
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+
+
+class Load(_Connection):
+    """Clients in their cycles. `done` is done when all of them have ended, or when something went wrong."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def begin(self) -> None:
+        self.done = asyncio.get_running_loop().create_future()
+        self._begin()
+
+    @abstractmethod
+    def _begin(self) -> None: ...
 
     def end(self) -> None:
         if not self.done.done():
             self.done.set_result(None)
 
-    def close(self) -> None:
-        self.end()
-        if self._transport is not None:
-            self._transport.close()
+    def fail(self, wrong: Exception) -> None:
+        if not self.done.done():
+            self.done.set_exception(wrong)
 
 
 class HttpConnection(_Connection):
@@ -210,12 +227,12 @@ class HttpConnection(_Connection):
     def replied(self, body: bytes) -> None: ...
 
 
-class HttpLoad(HttpConnection):
+class HttpLoad(Load, HttpConnection):
     def __init__(self, cycle: Cycle) -> None:
         super().__init__()
         self._cycle = cycle
 
-    def begin(self) -> None:
+    def _begin(self) -> None:
         self.write(self._cycle.begin())
 
     def replied(self, body: bytes) -> None:
@@ -247,7 +264,7 @@ class HttpCaller(HttpConnection):
             self._reply.set_exception(wrong)
 
 
-class IpcLoad(_Connection):
+class IpcLoad(Load):
     """Several clients on one connection; what a read brings to ask goes out in one write."""
 
     def __init__(self, token: str, cycles: Sequence[Cycle]) -> None:
@@ -255,13 +272,14 @@ class IpcLoad(_Connection):
         self.ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._cycles = cycles
         self._token = token
-        self._under_way = len(cycles)
+        self._under_way = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         self.write(frame(w.Authenticate(token=self._token)))
 
-    def begin(self) -> None:
+    def _begin(self) -> None:
+        self._under_way = len(self._cycles)
         self.write(b"".join([cycle.begin() for cycle in self._cycles]))
 
     def _take(self, data: bytes) -> None:
@@ -276,7 +294,7 @@ class IpcLoad(_Connection):
         self._rest = data[place:]
         if asked:
             self.write(b"".join(asked))
-        if self._under_way == 0:
+        elif self._under_way == 0:
             self.end()
 
     def _on_frame(self, reply: bytes, asked: list[bytes]) -> None:

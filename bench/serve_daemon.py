@@ -52,7 +52,7 @@ async def daemon(
     """First what it weighs when it is up; then, for each turn, that and what its journal has done so far."""
     raise_open_files()
     if not door:
-        daemon_module.Exchange = ExchangeWithoutDoor  # type: ignore[misc]
+        vars(daemon_module)["Exchange"] = ExchangeWithoutDoor  # which the daemon will make
     with tempfile.TemporaryDirectory(prefix="cov-") as short:  # a socket's path is short
         path = Path(short) / "sock"
         settings = Settings(store=url_of(folder / "data", scheme), http="127.0.0.1:0", ipc=path)
@@ -132,7 +132,7 @@ async def floor(folder: Path, beside: str, turns: AsyncIterator[None]) -> AsyncI
     )
     server = uvicorn.Server(config)
     serving = asyncio.create_task(server.serve(sockets=[listening]))
-    while not server.started:
+    while not server.started:  # noqa: ASYNC110  # uvicorn offers nothing to wait for
         await asyncio.sleep(0.01)
     Served(pid=os.getpid(), port=listening.getsockname()[1], seats=model.seats, replies=model.replies).write(folder)
     yield _weight()

@@ -6,12 +6,14 @@ import asyncio
 import gc
 import os
 import time
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Final
 
 import psutil  # type: ignore[import-untyped]
 
 from bench.floor import RECORD_BYTES
+from bench.history import Turns
 from bench.serve_client import (
     NEXT_PATH,
     VERBS,
@@ -19,68 +21,74 @@ from bench.serve_client import (
     HttpCaller,
     HttpLoad,
     IpcLoad,
+    Load,
     http_request,
     over_http,
     over_ipc,
 )
 from bench.serve_seats import Served
-from bench.work import Figures, Tally, Window, percentile
+from bench.work import Figures, Tally, Window
 
 HOST: Final = "127.0.0.1"
 WAKE_ALLOWANCE_MS: Final = 1.5
 _OVERTIME_S: Final = 30.0
+_STAGGER_S: Final = 0.004
 _PARK_S: Final = 0.003  # after this the waiting request has long arrived
 _WAIT_MS: Final = 20_000
 
 
-async def http(folder: Path, server: str, connections: int, warm_s: float, seconds: float) -> Figures:
-    """Each connection belongs to a peer of its own, and has one request under way."""
+async def http(
+    folder: Path, server: str, connections: int, warm_s: float, seconds: float, turns: Turns
+) -> AsyncIterator[Figures]:
+    """Each connection belongs to a peer of its own, and has one request under way. A turn is one window."""
     served = Served.read(Path(server))
-    tallies = _tallies()
+    tallies: list[Tally] = []
     loads = [HttpLoad(Cycle(over_http(seat), tallies)) for seat in served.seats[:connections]]
     loop = asyncio.get_running_loop()
     for load in loads:
         await loop.create_connection(lambda load=load: load, HOST, served.port)  # type: ignore[misc]
-    return await _run(served, loads, tallies, warm_s, seconds)
+    yield {"clients": len(loads)}
+    async for _ in turns:
+        yield await _window(served, loads, tallies, Window(warm_s, seconds))
 
 
 async def ipc(
-    folder: Path, server: str, connections: int, in_flight: int, warm_s: float, seconds: float
-) -> Figures:
+    folder: Path, server: str, connections: int, in_flight: int, warm_s: float, seconds: float, turns: Turns
+) -> AsyncIterator[Figures]:
     """Each connection belongs to a peer of its own, and has so many requests under way at once."""
     served = Served.read(Path(server))
-    tallies = _tallies()
-    loads = []
+    tallies: list[Tally] = []
+    loads = [
+        IpcLoad(seat.token, [Cycle(over_ipc(seat, number), tallies) for number in range(in_flight)])
+        for seat in served.seats[:connections]
+    ]
     loop = asyncio.get_running_loop()
-    for seat in served.seats[:connections]:
-        cycles = [Cycle(over_ipc(seat, number), tallies) for number in range(in_flight)]
-        _, load = await loop.create_unix_connection(lambda: IpcLoad(seat.token, cycles), served.socket)  # noqa: B023
+    for load in loads:
+        await loop.create_unix_connection(lambda load=load: load, served.socket)  # type: ignore[misc]
         await load.ready
-        loads.append(load)
-    return await _run(served, loads, tallies, warm_s, seconds)
+    yield {"clients": len(loads) * in_flight}
+    async for _ in turns:
+        yield await _window(served, loads, tallies, Window(warm_s, seconds))
 
 
-def _tallies() -> list[Tally]:
-    """One for each verb; their window begins when everybody is connected."""
-    nothing_yet = Window(0, 0)
-    return [Tally(nothing_yet) for _ in VERBS]
-
-
-async def _run(
-    served: Served, loads: list[HttpLoad] | list[IpcLoad], tallies: list[Tally], warm_s: float, seconds: float
-) -> Figures:
+async def _window(served: Served, loads: Sequence[Load], tallies: list[Tally], window: Window) -> Figures:
+    """The tallies, one for each verb, are shared by all cycles."""
+    tallies[:] = [Tally(window) for _ in VERBS]
     gc.collect()
     gc.disable()  # a pause of the load is no time of the server
-    window = Window(warm_s, seconds)
-    for tally in tallies:
-        tally.window = window
-    for load in loads:
-        load.begin()
-    async with asyncio.timeout(warm_s + seconds + _OVERTIME_S):
-        spent, *_ = await asyncio.gather(_spent(served.pid, window), *(load.done for load in loads))
-    for load in loads:
-        load.close()
-    return _figures(tallies, window, spent)
+    async with asyncio.timeout(window.seconds + _OVERTIME_S), asyncio.TaskGroup() as group:
+        spent = group.create_task(_spent(served.pid, window))
+        for number, load in enumerate(loads):
+            group.create_task(_drive(load, number % len(VERBS) * _STAGGER_S))
+    gc.enable()
+    return _figures(tallies, window, spent.result())
+
+
+async def _drive(load: Load, delay_s: float) -> None:
+    """Not all at once: clients that share a sync go on in step, and would all ask for the same."""
+    await asyncio.sleep(delay_s)
+    load.begin()
+    await load.done
 
 
 async def _spent(server: int, window: Window) -> tuple[float, float]:
@@ -101,8 +109,9 @@ def _figures(tallies: list[Tally], window: Window, spent: tuple[float, float]) -
         total.times += tally.times
     figures = total.figures()
     for verb, tally in zip(VERBS, tallies, strict=True):
-        of_verb = tally.figures()
-        figures |= {f"{verb}_p50_ms": of_verb["p50_ms"], f"{verb}_p99_ms": of_verb["p99_ms"]}
+        if tally.count:
+            of_verb = tally.figures()
+            figures |= {f"{verb}_p50_ms": of_verb["p50_ms"], f"{verb}_p99_ms": of_verb["p99_ms"]}
     server_s, load_s = spent
     figures["server_us"] = server_s / total.count * 1e6
     figures["load_us"] = load_s / total.count * 1e6

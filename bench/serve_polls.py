@@ -67,16 +67,12 @@ async def _send(caller: HttpCaller, seat: Seat, count: int) -> list[str]:
     found: list[str] = []
     while len(found) < count:
         body = msgspec.json.encode({"tasks": [task] * min(_BATCH, count - len(found))})
-        reply: Any = msgspec.json.decode(
-            await caller.ask(http_request("POST", f"{SEND_PATH}/batch", seat.token, body))
-        )
+        reply: Any = msgspec.json.decode(await caller.ask(http_request("POST", f"{SEND_PATH}/batch", seat.token, body)))
         found += [item["sent"]["task_id"] for item in reply["items"]]
     return found
 
 
-async def _open(
-    served: Served, seat: Seat, tasks: list[str], heard: asyncio.Queue[tuple[str, float]]
-) -> list[_Poll]:
+async def _open(served: Served, seat: Seat, tasks: list[str], heard: asyncio.Queue[tuple[str, float]]) -> list[_Poll]:
     loop = asyncio.get_running_loop()
     found: list[_Poll] = []
     for at in range(0, len(tasks), _AT_ONCE):
@@ -120,6 +116,9 @@ class _Poll(HttpConnection):
         self._task = task
         self._heard = heard
         self._generation = 1
+
+    def fail(self, wrong: Exception) -> None:
+        """A poll that is lost is missed when it should be woken."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)

@@ -86,6 +86,7 @@ class WorkContext:
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
         self._asked = asyncio.Event()
+        self._is_done = False  # the handler has ended: what becomes of the lease is no news to it
         self._partials = 0
         self._numbering = asyncio.Lock()
 
@@ -299,6 +300,7 @@ class Worker:
             except asyncio.CancelledError:
                 await self._interrupted(ctx)
                 return
+            ctx._is_done = True
             await self._settle(ctx, outcome)
 
     async def _outcome_of(self, ctx: WorkContext) -> Result | Release:
@@ -407,9 +409,8 @@ class _Patience:
     """Asks again while the other side is away. Whatever goes through here may be repeated."""
 
     def __init__(self, *, is_remote: bool) -> None:
-        self._passing = (
-            (*_PASSING, StoreClosed) if is_remote else _PASSING
-        )  # a daemon comes back, a closed box does not
+        # A daemon comes back; a box in this process that was closed does not.
+        self._passing: tuple[type[CovenantError], ...] = (*_PASSING, StoreClosed) if is_remote else _PASSING
         self._is_away = False
 
     async def until_answered(self, call: Callable[[], Awaitable[T]]) -> T:
@@ -554,9 +555,10 @@ class _Pulse:
         try:
             ctx._hear(await self._line.beat(ctx.lease_id))
         except _LEASE_LOST as lost:
-            log.info("the lease of task %s is lost: %s", ctx.task.id, lost.code)
-            ctx._hear_cancel(lost.code)
             self._drop(ctx)
+            if not ctx._is_done:
+                log.info("the lease of task %s is lost: %s", ctx.task.id, lost.code)
+                ctx._hear_cancel(lost.code)
         except CovenantError as failed:
             if not self._is_lost:
                 log.warning("heartbeats do not get through: %s (%s)", failed, failed.code)

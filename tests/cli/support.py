@@ -136,7 +136,9 @@ LAST_LINE: Final = "a2a status"
 
 def fields(block: str) -> dict[str, str]:
     """What the block of a daemon that is ready says: where it listens, where things are."""
-    pairs = (line.split(None, 1) for line in block.splitlines() if line.startswith("  ") and "covenant" not in line[:12])
+    pairs = (
+        line.split(None, 1) for line in block.splitlines() if line.startswith("  ") and "covenant" not in line[:12]
+    )
     return {pair[0]: pair[1] for pair in pairs if len(pair) == 2}
 
 

@@ -68,7 +68,9 @@ def test_what_is_said_of_a_task_is_sent(covenant: Client, bob: Client) -> None:
     bob("a2a", "post", task_id, "--lease-id", got["lease_id"], "--file", "-", stdin=blocks)
     again = covenant.json("a2a", "send", "bob", "draft", "--kind", "brief", "--key", "brief-42", "--wait")
     assert again["replayed"] and again["result"]["content"] == [{"type": "json", "value": {"pages": 3}}]
-    assert '"pages": 3' in covenant.text("a2a", "send", "bob", "draft", "--kind", "brief", "--key", "brief-42", "--wait")
+    assert '"pages": 3' in covenant.text(
+        "a2a", "send", "bob", "draft", "--kind", "brief", "--key", "brief-42", "--wait"
+    )
 
     drawn = covenant.text("a2a", "tree", parent)
     assert drawn.splitlines()[0] == f"{parent}  (no task here)"

@@ -33,7 +33,8 @@ from tests.serve.test_openapi import DOCUMENT, NOWHERE, Described, idempotent, t
 T = TypeVar("T")
 
 QUICK_CASES: Final = 4  # of each operation, kind of data and caller: about 600 in all
-SOAK_CASES: Final = 64  # about 10,000
+SOAK_CASES: Final = 74  # about 10,000
+REQUESTS: Final = 2000  # broken ones
 FRAMES: Final = 100_000
 FRAMES_OF_A_CONNECTION: Final = 400
 SEED: Final = 20240229
@@ -231,6 +232,71 @@ def test_no_answer_lies_outside_the_description_in_a_long_run(running: Running, 
     assert {200, 400, 404, 409} <= fuzz.statuses
 
 
+# --- HTTP, byte by byte ------------------------------------------------------------------------------------
+
+
+HEAD: Final = b"%b HTTP/1.1\r\nHost: here\r\nAuthorization: Bearer %b\r\n"
+SOUND: Final = (
+    (b"GET /a2a/queue?limit=3&state=queued", b""),
+    (b"GET /a2a/tasks/00000000-0000-0000-0000-000000000000/why", b""),
+    (b"GET /audit?before=9&limit=1", b""),
+    (b"POST /a2a/compact", b'{"older_than_ms": 5}'),
+    (b"POST /a2a/tasks", msgspec.json.encode(task_for("bob@lab"))),
+)
+
+
+async def spoken(house: House, data: bytes) -> bytes:
+    """What the daemon says to somebody who says this and no more."""
+    assert house.daemon.address is not None
+    reader, writer = await asyncio.open_connection(*house.daemon.address)
+    writer.write(data)
+    writer.write_eof()
+    async with asyncio.timeout(PATIENCE_S):
+        answer = await reader.read()
+    writer.close()
+    return answer
+
+
+async def misspoken_to(folder: Path) -> None:
+    house = House(folder)
+    await house.open()
+    chance = random.Random(SEED)
+    for _ in range(REQUESTS):
+        line, body = chance.choice(SOUND)
+        head = HEAD % (line, (await house.token("alice@lab")).encode())
+        data = bytearray(head + b"Content-Length: %d\r\n\r\n%b" % (len(body), body))
+        for _ in range(chance.randrange(5)):
+            data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
+        end = chance.choice((len(data), chance.randrange(len(data))))
+        answer = await spoken(house, bytes(data[:end]))
+        assert not answer.startswith(b"HTTP/1.1 5"), (data, answer)
+    await lives(house)
+    await house.daemon.stop()
+
+
+@pytest.mark.usefixtures("no_errors")
+def test_bytes_that_are_not_quite_http_do_no_harm(tmp_path: Path) -> None:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(misspoken_to(tmp_path))
+
+
+async def interrupted(folder: Path) -> None:
+    house = House(folder)
+    await house.open()
+    token = await house.token("alice@lab")
+    head = HEAD % (b"POST /peers/rotate", token.encode()) + b"Content-Length: 20\r\n\r\n"
+    for said in (b"", b'{"peer"'):
+        assert await spoken(house, head + said) == b""
+        assert house.daemon.exchange.authenticate(token)
+    await house.daemon.stop()
+
+
+@pytest.mark.usefixtures("no_errors")
+def test_who_hangs_up_in_the_middle_of_a_request_has_asked_for_nothing(tmp_path: Path) -> None:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(interrupted(tmp_path))
+
+
 # --- IPC ---------------------------------------------------------------------------------------------------
 
 
@@ -282,17 +348,17 @@ class Mutations:
         self._frames = frames_that_read()
         self._kinds = [frame["kind"] for frame in self._frames]
         self._number = 0
-        self._within: list[Callable[[dict[str, Any]], bytes]] = [
-            self._as_it_is,
-            self._flipped,
-            self._cut,
-            self._of_another_kind,
-            self._nested,
-            self._huge,
-            self._not_text,
-            self._with_an_odd_id,
-            self._noise,
-        ]
+        self._within: dict[Callable[[dict[str, Any]], bytes], int] = {
+            self._as_it_is: 1,
+            self._flipped: 6,
+            self._cut: 3,
+            self._of_another_kind: 2,
+            self._nested: 2,
+            self._huge: 2,
+            self._not_text: 4,
+            self._with_an_odd_id: 1,
+            self._noise: 2,
+        }
 
     def payload(self) -> bytes:
         """One frame without its length."""
@@ -300,7 +366,8 @@ class Mutations:
         frame = {"id": self._number, **self.chance.choice(self._frames)}
         if "receipt" in frame:
             frame["receipt"] = f"r{self._number}"
-        return self.chance.choice(self._within)(frame)
+        (mutate,) = self.chance.choices(list(self._within), list(self._within.values()))
+        return mutate(frame)
 
     def broken(self) -> bytes:
         """A frame whose length lies, or that does not end."""

@@ -132,6 +132,16 @@ async def test_denials_are_counted(watched: Watched) -> None:
     assert numbers("denials_total", why="not_permitted") == 1
 
 
+async def test_a_stranger_at_the_local_socket_is_counted_and_written_down(watched: Watched) -> None:
+    with pytest.raises(CovenantError):
+        await Mailbox.open(f"unix:{watched.daemon.settings.ipc}", token="cov_wrong")
+    numbers = await watched.look()
+    assert numbers("denials_total", why="unauthenticated") == 1
+    assert numbers.requests("authenticate", "4xx") == 1
+    rows = [row for logged in await watched.daemon.store.log_back(None, 5) for row in logged.audit]
+    assert [row.reason for row in rows if row.kind == "authentication_failed"] == ["ipc"]
+
+
 async def test_tasks_are_counted_where_they_stand(watched: Watched, alice: Mailbox, bob: Mailbox) -> None:
     once = Idempotency("idempotent", "k")
     for _ in range(3):

@@ -353,3 +353,28 @@ async def test_a_forged_grant_in_the_store_is_worth_nothing(world: World) -> Non
     capability = Capability(ABSENT, AgentId.named("a@b"), "a2a.compact", real.operator, 1)
     assert real.is_genuine(real.sign_grant(capability))
     assert not real.is_genuine(other.sign_grant(capability))
+
+
+async def test_the_right_to_rotate_does_not_reach_the_operator(world: World) -> None:
+    """Contract 26: nobody becomes the operator by way of a grant."""
+    operator = world.engines["operator"]
+    for action in ("peers.rotate", "peers.revoke", "peers.enroll"):
+        await operator.call(w.Grant(subject="bare@lab", action=action), w.Granted)
+    assert await told(world, "bare", w.RotateToken(peer="operator@local")) == "not_permitted"
+    assert await told(world, "bare", w.RevokePeer(peer="operator@local")) == "not_permitted"
+    assert await told(world, "bare", w.EnrollPeer(display="x@lab", grants=["a2a.*"])) == "not_permitted"
+    assert await told(world, "bare", w.EnrollPeer(display="operator@local")) == "peer_conflict"
+    assert await told(world, "operator", w.Whoami()) == OK
+
+
+async def test_a_flood_of_refusals_is_counted_and_not_written(world: World) -> None:
+    """Contract 28: rows up to a number in a minute, then a count."""
+    send = w.SendTask(task=Task(recipient=world.agents["worker"], intent_text="x"))
+    for _ in range(100):
+        assert await told(world, "bare", send) == NO
+    batch = w.SendTasks(tasks=[Task(recipient=world.agents["worker"], intent_text="x")] * 50)
+    assert await told(world, "bare", batch) == OK
+    audit = w.RecentAudit(limit=500, actor="bare@lab")
+    rows = (await world.engines["operator"].call(audit, w.AuditReply)).rows
+    assert 50 <= len(rows) <= 60
+    assert not any(row.passed for row in rows)

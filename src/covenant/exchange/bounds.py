@@ -93,15 +93,12 @@ class Refusals:
             return -1
         return silent
 
-    def note(self, peer: str) -> None:
-        """There was one."""
-        minute, written, silent = self._seen.get(peer, (0, 0, 0))
+    def note(self, peer: str, written: bool) -> None:
+        """There was one, and it was written down or not."""
+        minute, count, silent = self._seen.get(peer, (0, 0, 0))
         now = int(monotonic() // 60)
         if now != minute:
-            minute, written = now, 0
+            minute, count = now, 0
         if len(self._seen) >= _PEERS_MAX:
             self._seen.clear()
-        if written >= self._per_min:
-            self._seen[peer] = (minute, written, silent + 1)
-        else:
-            self._seen[peer] = (minute, written + 1, 0)
+        self._seen[peer] = (minute, count + 1, 0) if written else (minute, count, silent + 1)

@@ -25,6 +25,7 @@ from covenant.model.error import (
     Malformed,
     MissingCapability,
     NotPermitted,
+    SenderMismatch,
     Unauthenticated,
     UnknownPeer,
     UnknownTask,
@@ -43,6 +44,7 @@ SIGN_EVERY_MS: Final = 1000
 _STORY_MAX: Final = 1000
 _SCAN_MAX: Final = 2000
 _NOBODY: Final = "nobody"
+_WRITTEN_DOWN: Final = (NotPermitted, UnknownTask, SenderMismatch)
 
 log = logging.getLogger("covenant.exchange")
 
@@ -121,7 +123,7 @@ class Exchange:
     async def note_stranger(self, transport: str) -> None:
         """Somebody without a valid token: written down, or counted when there are many."""
         count = self._refusals.next(_NOBODY)
-        self._refusals.note(_NOBODY)
+        self._refusals.note(_NOBODY, count >= 0)
         if count >= 0:
             await self.store.run(c.NoteRefusal(None, "authentication_failed", transport, count))
 
@@ -139,14 +141,22 @@ class Exchange:
     # --- doing --------------------------------------------------------------------------------------------
 
     async def run(self, caller: Caller, command: c.Command) -> Any:
+        call = self._call(caller, command)
         try:
-            return await self.store.run(self._call(caller, command))
-        except (NotPermitted, UnknownTask):
-            self._refusals.note(caller.agent.pubkey)
+            return await self.store.run(call)
+        except _WRITTEN_DOWN:
+            self._refusals.note(caller.agent.pubkey, call.refusals >= 0)
             raise
 
     async def run_all(self, caller: Caller, commands: Sequence[c.Command]) -> list[Any]:
-        return await self.store.run_all([self._call(caller, command) for command in commands])
+        """Of a batch, one refusal is written down; the others are counted."""
+        calls = [self._call(caller, command) for command in commands[:1]]
+        calls += [c.Call(caller, command, -1) for command in commands[1:]]
+        replies = await self.store.run_all(calls)
+        for call, reply in zip(calls, replies, strict=True):
+            if isinstance(reply, _WRITTEN_DOWN):
+                self._refusals.note(caller.agent.pubkey, call.refusals >= 0)
+        return replies
 
     async def take(
         self, caller: Caller, command: c.LeaseTasks | c.DrainResults, wait_ms: int, receipt: str | None = None
@@ -302,10 +312,7 @@ class Exchange:
         agent = caller.agent if name is None else self.agent(name)
         token = make_token()
         command = c.RotateToken(self.by(caller), agent.pubkey, digest_of(token))
-        if agent == caller.agent:
-            view: PeerView = await self.store.run(command)
-        else:
-            view = await self.run(caller, command)
+        view: PeerView = await self.run(caller, command)
         # Once the reply is out: who changes its own token hears the new one on a connection that this closes.
         asyncio.get_running_loop().call_soon(self._trust_lost, agent.pubkey)
         return view, token
@@ -384,6 +391,8 @@ class Exchange:
             found.append(logged)
             seq = _previous(logged, entry.task.id)
         rows = [row for logged in reversed(found) for row in rows_of(logged) if _is_about(row, logged, entry.task.id)]
+        if not caller.is_operator:  # by which grant somebody else was let in is not this caller's to know
+            rows = [row for row in rows if row.kind != "capability_check" or row.actor == caller.agent.display]
         return entry, rows, seq == 0
 
     async def sign_head(self) -> None:

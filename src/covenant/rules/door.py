@@ -260,6 +260,12 @@ def _administration(action: str, label: str) -> Callable[[Any, Caller, View, Con
     return demand_of
 
 
+def _rotate(command: c.RotateToken, caller: Caller, view: View, ctx: Context) -> Demand | None:
+    """Everybody may change its own token."""
+    own = caller.is_operator or command.pubkey == caller.agent.pubkey
+    return None if own else Demand("peers.rotate", "peers:rotate")
+
+
 DEMANDS: dict[type, Callable[[Any, Caller, View, Context], Demand | None]] = {
     c.SendTask: _send,
     c.PostResult: _respond,
@@ -269,6 +275,6 @@ DEMANDS: dict[type, Callable[[Any, Caller, View, Context], Demand | None]] = {
     c.ForgetCached: _forget,
     c.CompactHistory: _plain("a2a.compact", "a2a:compact"),
     c.EnrollPeer: _administration("peers.enroll", "peers:enroll"),
-    c.RotateToken: _administration("peers.rotate", "peers:rotate"),
+    c.RotateToken: _rotate,
     c.RevokePeer: _administration("peers.revoke", "peers:revoke"),
 }

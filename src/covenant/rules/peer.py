@@ -39,6 +39,8 @@ def enroll(command: EnrollPeer, view: View, ctx: Context) -> Commit:
 def rotate(command: RotateToken, view: View, ctx: Context) -> Commit:
     """A new token; the old one is worth nothing from this commit on."""
     peer = _living(command.pubkey, view)
+    if peer.role is Role.OPERATOR and command.by is not None:
+        raise NotPermitted("the operator's token is the operator's to change", peer=peer.agent.display)
     row = AuditRow("token_rotated", subject=peer.agent.display, scope_id=f"peer:{command.pubkey}")
     return Commit((e.TokenRotated(peer_key(command.pubkey), command.token),), shown(peer), (row,))
 

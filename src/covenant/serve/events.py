@@ -121,6 +121,7 @@ class Events:
 
     async def page(self, scope: Scope, receive: Receive, send: Send) -> None:
         caller = await self._authenticate(scope)
+        self._exchange.meter(caller)
         asked = _cursor_of(scope)
         newest = await self._store.log_back(None, 1)
         end = newest[0].last if newest else 0

@@ -37,6 +37,10 @@ _encoder: Final = msgspec.json.Encoder()
 log = logging.getLogger("covenant.http")
 
 
+class HungUp(Exception):
+    """The client went away in the middle of what it was saying: that counts for nothing."""
+
+
 class Http:
     """`pages` are the routes that are not verbs: health, metrics, events, the API description."""
 
@@ -63,6 +67,8 @@ class Http:
             data = await self._answer(scope, receive)
         except CovenantError as refusal:
             status = await self._refuse(scope, send, refusal)
+        except HungUp:
+            status = GONE
         except asyncio.CancelledError:
             raise
         except Exception:
@@ -127,13 +133,13 @@ class Http:
             size = len(body)
             while message.get("more_body"):
                 message = await receive()
-                if message["type"] == "http.disconnect":
-                    raise asyncio.CancelledError
                 parts.append(message.get("body", b""))
                 size += len(parts[-1])
                 if size > limit:
                     raise TooLarge(f"a body of more than {limit} bytes", field="body", size=size, limit=limit)
             body = b"".join(parts)
+        if message["type"] == "http.disconnect":
+            raise HungUp
         if len(body) > limit:
             raise TooLarge(f"a body of {len(body)} bytes", field="body", size=len(body), limit=limit)
         return body

@@ -48,6 +48,7 @@ class Ipc:
         self.connections: set[_Connection] = set()
         self.on_request: OnRequest | None = None  # told of each verb when it ends
         self._server: asyncio.Server | None = None
+        self._noting: set[asyncio.Task[None]] = set()
         exchange.watch_trust(self._close_of)
 
     async def start(self) -> None:
@@ -64,6 +65,19 @@ class Ipc:
         for connection in list(self.connections):
             await connection.finish()
         self.path.unlink(missing_ok=True)
+
+    def note_stranger(self) -> None:
+        """Written down behind the back of the connection, which is closed by then."""
+        noting = asyncio.get_running_loop().create_task(self.exchange.note_stranger("ipc"))
+        self._noting.add(noting)
+        noting.add_done_callback(self._noted)
+        if self.on_request is not None:
+            self.on_request(wire.Authenticate, HTTP_STATUS[Unauthenticated.code], 0.0)
+
+    def _noted(self, noting: asyncio.Task[None]) -> None:
+        self._noting.discard(noting)
+        if not noting.cancelled() and (failed := noting.exception()) is not None:
+            log.warning("a stranger could not be written down: %s", failed)
 
     def _close_of(self, pubkey: str) -> None:
         for connection in list(self.connections):
@@ -196,9 +210,11 @@ class _Connection(asyncio.Protocol):
         try:
             caller = self._exchange.authenticate(request.token)
             self._exchange.connections.enter(caller.agent.pubkey)
+        except Unauthenticated as stranger:
+            self._ipc.note_stranger()
+            self.part(stranger)
+            return
         except CovenantError as refusal:
-            if isinstance(refusal, Unauthenticated):
-                self._begin(self._exchange.note_stranger("ipc"))
             self.part(refusal)
             return
         self.caller = caller

@@ -294,8 +294,7 @@ class Embedded:
     def _apply(self, commit: Commit, now: int, by: str) -> None:
         state = self.state
         events = commit.events
-        prev = [state.order_of(event) for event in events]
-        self._record(Logged(state.order + 1, now, by, events, prev if any(prev) else (), commit.audit))
+        self._record(Logged(state.order + 1, now, by, events, state.orders_before(events), commit.audit))
         if events:
             state.apply(events, now)
         else:

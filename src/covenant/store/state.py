@@ -386,12 +386,21 @@ class State:
                 found.append(grant)
         return found
 
-    def order_of(self, event: Event) -> int:
-        """Which event last touched the record of this one; 0 if none did."""
-        record = self.records.get(event.key)
-        if record is None and type(event) not in CREATING:
-            record = self.get(event.key)
-        return 0 if record is None or type(record) is Tombstone else record.order
+    def orders_before(self, events: Sequence[Event]) -> Sequence[int]:
+        """For each event, which one last touched its record: 0 if none did. Nothing at all when that goes for all."""
+        records = self.records
+        orders = []
+        found = False
+        for event in events:
+            record = records.get(event.key)
+            if record is None and type(event) not in CREATING:
+                record = self.get(event.key)
+            if record is None or type(record) is Tombstone:
+                orders.append(0)
+            else:
+                orders.append(record.order)
+                found = True
+        return orders if found else ()
 
     def get(self, key: Key) -> Record | Tombstone | None:
         record = self.records.get(key)

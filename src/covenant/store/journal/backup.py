@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Final
 
 import msgspec
 from msgspec import Struct
 
 from covenant.model.error import BackupFailed, CovenantError, StoreDamaged, UnsupportedFormat
 from covenant.store.journal.engine import LOCK, Head
-from covenant.store.journal.files import Files
+from covenant.store.journal.files import Files, FilesOf
 from covenant.store.journal.segment import PREFIX, Position, Reader, read_header, segment_name, segment_names
 from covenant.store.journal.snapshot import HISTORY, read_snapshot, snapshot_names
 from covenant.store.journal.verify import verify
@@ -31,8 +31,6 @@ RESTORING: Final = ".restoring"
 FORMAT_VERSION: Final = 1
 TRIES_MAX: Final = 10
 _NAME: Final = re.compile(rf"(?:{PREFIX}|{HISTORY})[0-9]{{20}}\.jsonl")
-
-FilesOf: TypeAlias = Callable[[Path], Files]  # how a folder is reached: a test stands in between
 
 
 class BackedUp(Struct, frozen=True):

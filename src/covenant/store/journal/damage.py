@@ -81,12 +81,16 @@ class _Shown(Files):
 
 
 def survey(files: Files) -> Survey:
-    """May run beside a mailbox that is open: what it appends meanwhile is not looked at."""
+    """May run beside a mailbox that is open: what it appends meanwhile is not looked at, and when its housekeeping
+    replaces files, the survey begins again."""
     for _ in range(_TRIES):
+        histories = snapshot_names(files, HISTORY)
         try:
-            return _surveyed(files)
+            found = _surveyed(files)
         except FileNotFoundError:
-            continue  # housekeeping has replaced a file meanwhile: look again
+            continue
+        if snapshot_names(files, HISTORY) == histories:
+            return found
     raise StoreUnavailable("files go away while they are read", outcome="unknown")
 
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TypeAlias
 
 from covenant.model.error import StoreLocked
 
@@ -149,6 +150,9 @@ class Files:
             file.seek(start)
             while block := file.read(_READ_BYTES):
                 yield block
+
+
+FilesOf: TypeAlias = Callable[[Path], Files]  # how several folders are reached
 
 
 def _sync_folder(path: Path) -> None:

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import errno
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import chain, count
 from pathlib import Path
-from typing import Final, TypeAlias
+from typing import Final
 
 import msgspec
 from msgspec import Struct
@@ -22,7 +23,7 @@ from covenant.model.error import RepairRefused, StoreDamaged, StoreFull, StoreUn
 from covenant.model.record import LATE_PREFIX, PART_PREFIX
 from covenant.store.journal.damage import Damage, Survey, survey
 from covenant.store.journal.engine import LOCK
-from covenant.store.journal.files import Files
+from covenant.store.journal.files import Files, FilesOf
 from covenant.store.journal.line import split_lines
 
 FOLDER: Final = "damaged-"
@@ -32,8 +33,6 @@ _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
 _TASK: Final = re.compile(
     rf"(?:{PART_PREFIX}|{LATE_PREFIX})?([0-9a-f]{{8}}(?:-[0-9a-f]{{4}}){{3}}-[0-9a-f]{{12}})(?::|$)"
 )
-
-FilesOf: TypeAlias = Callable[[Path], Files]  # how a folder is reached: a test stands in between
 
 
 class RepairReport(Struct):
@@ -52,14 +51,15 @@ class RepairReport(Struct):
 
 def inspect(folder: str | Path) -> Damage | None:
     """What is wrong with the journal, if anything is. Changes nothing, and nobody need stop for it."""
-    return survey(_existing(Files(folder))).damage
+    with _told_as_unavailable():
+        return survey(_existing(Files(folder))).damage
 
 
 def repair(folder: str | Path, *, dry_run: bool, force: bool = False, files: FilesOf = Files) -> RepairReport:
     """Cut the journal behind its last sound line. One that still starts from a snapshot is cut only by `force`, because
     what would be lost is in use."""
     here = _existing(files(Path(folder)))
-    try:
+    with _told_as_unavailable():
         if dry_run:
             return _report(here, survey(here), force)
         lock = here.lock(LOCK)
@@ -67,9 +67,15 @@ def repair(folder: str | Path, *, dry_run: bool, force: bool = False, files: Fil
             return _repair(here, force, files)
         finally:
             lock.release()
+
+
+@contextmanager
+def _told_as_unavailable() -> Iterator[None]:
+    try:
+        yield
     except OSError as failed:
         kind = StoreFull if failed.errno in _NO_ROOM else StoreUnavailable
-        raise kind(f"the repair was interrupted ({failed.strerror}): run it again", outcome="unknown") from failed
+        raise kind(f"the folder cannot be read or written ({failed.strerror})", outcome="unknown") from failed
 
 
 def _existing(files: Files) -> Files:

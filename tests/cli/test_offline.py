@@ -1,0 +1,61 @@
+"""What reads the folder itself: the audit and the journal, while a daemon runs on it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests.cli.conftest import Served
+from tests.cli.support import Client, run
+
+
+def test_the_audit_is_read_back(covenant: Client, served: Served) -> None:
+    task_id = served.stale.safe
+    rows = covenant.json("audit", "recent", "--task", task_id)["rows"]
+    assert [row["kind"] for row in rows] == ["leased", "sent"]
+    assert rows[1]["actor"] == "alice@lab"
+    said = covenant.text("audit", "recent", "-n", "5", "--kind", "peer_enrolled", "--actor", "operator")
+    assert "bob@local" in said and "peer_enrolled" in said and task_id not in said
+
+
+def test_the_record_is_verified_and_exported_beside_a_running_daemon(covenant: Client, served: Served) -> None:
+    assert f"{served.home}/data is sound" in covenant.text("audit", "verify")
+    found = covenant.json("audit", "verify", "--store", f"file:{served.home}/data")
+    assert found["kind"] == "audit_integrity" and found["valid"] and found["report"]["damage"] == []
+
+    lines = [json.loads(line) for line in covenant.text("audit", "export").splitlines()]
+    assert [row["seq"] for row in lines] == sorted(row["seq"] for row in lines)
+    assert {"sent", "leased", "peer_enrolled"} <= {row["kind"] for row in lines}
+    exported = covenant.json("audit", "export", "--after", "3")
+    assert exported["kind"] == "audit_export"
+    assert exported["rows"] == [row for row in lines if row["seq"] > 3]
+
+
+def test_a_journal_is_backed_up_damaged_and_mended(covenant: Client, tmp_path: Path) -> None:
+    assert "is sound" in covenant.text("journal", "verify")
+    copy = tmp_path / "copy"
+    assert f"to {copy}: 1 file" in covenant.text("journal", "backup", str(copy))
+    assert covenant.json("journal", "backup", str(tmp_path / "other"))["report"]["files"] == 1
+
+    data = tmp_path / "home" / "data"
+    elsewhere = Client(tmp_path / "home")
+    assert f"restored {copy} to {data}" in elsewhere.text("journal", "restore", str(copy))
+    restored = run("journal", "restore", str(copy), "--store", f"file:{tmp_path}/again", "--json")
+    assert restored.json["kind"] == "journal_restore"
+    assert elsewhere.refused("journal", "restore", str(copy)) == "backup_failed"
+    assert "nothing to repair" in elsewhere.text("journal", "repair")
+
+    segment = next(data.glob("journal-*.jsonl"))
+    lines = segment.read_bytes().splitlines(keepends=True)
+    lines[-2] = lines[-2].replace(b'"seq"', b'"sEq"')
+    segment.write_bytes(b"".join(lines))
+    damaged = elsewhere.json("journal", "verify", code=1)
+    assert not damaged["valid"] and damaged["report"]["damage"]
+    assert "is damaged" in elsewhere.text("audit", "verify", code=1)
+
+    before = segment.read_bytes()
+    preview = elsewhere.text("journal", "repair", "--dry-run")
+    assert "would be cut off" in preview and segment.read_bytes() == before
+    report = elsewhere.json("journal", "repair")["report"]
+    assert report["done"] and (data / report["moved_to"]).is_dir()
+    assert elsewhere.json("journal", "verify")["valid"]

@@ -1,0 +1,109 @@
+"""`covenant serve`: how it begins, what it refuses to begin with, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from tests.cli.support import Client, Process, process, run, serving
+
+
+def test_a_daemon_says_where_it_is_and_ends_in_order_while_a_client_waits(home: Path) -> None:
+    with serving(home, "--log", "json") as (daemon, told):
+        assert told["http"].startswith("http://127.0.0.1:")
+        assert told["ipc"] == str(home / "sock") and told["data"] == f"file:{home}/data"
+        assert told["token"].startswith(str(home / "operator.token"))
+        client = Client(home)
+        running = client.json("version")["daemon"]
+        assert running["realm"] == told["realm"]
+        assert f"daemon {running['version']} at unix:{home}/sock, realm {told['realm']}" in client.text("version")
+
+        second = run("serve", "--home", str(home), "--http", "127.0.0.1:0")
+        assert (second.code, second.out) == (1, "")
+        assert len(second.err.splitlines()) == 1 and "(store_locked)" in second.err
+
+        client("peers", "enroll", "bob")
+        task_id = client.json("a2a", "send", "bob", "wait for it")["task_id"]
+        with client.running("a2a", "watch", task_id) as watching:
+            watching.read_until("queued")  # and then it waits
+            daemon.signal(signal.SIGTERM)
+            ended = daemon.rest()
+            assert (ended.code, ended.out) == (0, "")
+            lost = watching.rest()
+            assert lost.code == 1 and "(unreachable)" in lost.err
+    rows = [json.loads(line) for line in ended.err.splitlines()]
+    assert [row["message"] for row in rows][0::2] == ["ready", "ended"]
+    assert all(set(row) == {"ts", "level", "logger", "message"} for row in rows)
+    assert not (home / "sock").exists()
+    assert client.json("audit", "verify")["valid"]
+
+
+def test_a_second_signal_ends_it_at_once(home: Path) -> None:
+    with serving(home) as (daemon, told):
+        address = urlsplit(told["http"])
+        with socket.create_connection((str(address.hostname), int(address.port or 0))) as half:
+            token = (home / "operator.token").read_text().strip()
+            request = (
+                f"POST /a2a/compact HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {token}\r\nContent-Length: 9\r\n\r\n"
+            )
+            half.sendall(request.encode() + b"{")  # a request that never ends keeps it from ending
+            Client(home)("a2a", "status")  # by now it has that
+            daemon.signal(signal.SIGINT)
+            daemon.read_until("ending", "stderr")
+            daemon.signal(signal.SIGINT)
+            assert daemon.rest().code == 130
+
+
+def test_a_port_in_use_is_told_in_one_line(home: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        refused = run("serve", "--home", str(home), "--http", address)
+    assert refused.code == 2 and refused.out == ""
+    assert refused.err.startswith(f"error: cannot listen on {address}: ") and refused.err.endswith("(bad_setting)\n")
+    assert len(refused.err.splitlines()) == 1
+
+
+def test_a_secret_that_others_can_read_is_refused(home: Path) -> None:
+    (home / "operator.token").write_text("cov_known_to_all\n")
+    (home / "operator.token").chmod(0o644)
+    for refused in (run("serve", "--home", str(home)), run("a2a", "status", "--home", str(home))):
+        assert refused.code == 1 and "(unsafe_file)" in refused.err and "chmod 600" in refused.err
+
+
+def test_what_makes_no_sense_is_wrong_usage(home: Path) -> None:
+    at_home = ("serve", "--home", str(home))
+    for options in (
+        ("--http", "0.0.0.0:0"),
+        ("--http", "nowhere"),
+        ("--http", "off", "--ipc", "off"),
+        ("--ipc", f"/tmp/{'x' * 120}"),
+        ("--queue-depth", "0"),
+    ):
+        refused = run(*at_home, *options)
+        assert (refused.code, refused.out) == (2, ""), options
+        assert refused.err.startswith("error: ") and refused.err.endswith("(bad_setting)\n")
+        assert len(refused.err.splitlines()) == 1
+
+
+def test_a_damaged_folder_is_told_and_not_served(home: Path) -> None:
+    with process("serve", "--home", str(home), "--http", "off", "--queue-depth", "1") as daemon:
+        assert "http   off" in daemon.read_until("a2a status")
+        client = Client(home)
+        client("peers", "enroll", "bob")
+        client("a2a", "send", "bob", "one")
+        assert client.refused("a2a", "send", "bob", "two") == "queue_full"
+        _end(daemon)
+    for file in (*(home / "data").glob("snapshot-*"), *(home / "data").glob("archive*")):
+        file.unlink()
+    segment = next((home / "data").glob("journal-*.jsonl"))
+    segment.write_bytes(segment.read_bytes().replace(b'"one"', b'"two"'))
+    refused = run("serve", "--home", str(home), "--http", "127.0.0.1:0")
+    assert refused.code == 1 and "(store_damaged)" in refused.err
+
+
+def _end(daemon: Process) -> None:
+    daemon.signal(signal.SIGTERM)
+    assert daemon.rest().code == 0

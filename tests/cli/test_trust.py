@@ -1,0 +1,94 @@
+"""Peers and capabilities from the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from covenant import AgentId
+from tests.cli.conftest import Served
+from tests.cli.support import Client, run, serving
+
+
+def test_a_peer_comes_in_and_is_thrown_out(covenant: Client) -> None:
+    key = AgentId.named("carol@lab").pubkey
+    said = covenant.text("peers", "enroll", "carol@lab", "--key", key, "--grant", "a2a.send.bob")
+    assert key in said and "a2a.send.bob@local" in said and "The token is shown this once." in said
+    token = next(line.split()[1] for line in said.splitlines() if line.startswith("token"))
+
+    carol = Client(covenant.home, token)
+    assert carol.json("capabilities", "check", "a2a.send.bob")["passed"]
+    assert carol.refused("peers", "list") == "missing_capability"
+    rotated = carol.json("peers", "rotate")
+    assert rotated["kind"] == "peer_token_rotated" and rotated["display"] == "carol@lab"
+    assert carol.refused("a2a", "status") == "unauthenticated"
+    assert "shown this once" in covenant.text("peers", "rotate", "carol@lab")
+
+    listed = {peer["display"]: peer for peer in covenant.json("peers", "list")["peers"]}
+    assert listed["operator@local"]["role"] == "operator" and listed["carol@lab"]["pubkey"] == key
+    assert f"revoked carol@lab ({key})" in covenant.text("peers", "revoke", "carol@lab", "--reason", "left")
+    assert "revoked" in covenant.text("peers", "list")
+    assert covenant.refused("peers", "revoke", "carol@lab") == "unknown_peer"
+
+    dave = covenant.json("peers", "enroll", "dave")
+    assert dave["kind"] == "peer_enrolled" and {"display", "pubkey", "token"} <= set(dave)
+    assert covenant.json("peers", "revoke", "dave")["display"] == "dave@local"
+
+
+def test_a_right_is_given_and_taken(covenant: Client, bob: Client) -> None:
+    assert bob.refused("a2a", "compact") == "missing_capability"
+    checked = bob("capabilities", "check", "a2a.compact", code=1)
+    assert checked.out == "no: bob@local may not a2a.compact (missing_capability)\n"
+
+    scope = json.dumps({"max_uses": 2})
+    said = covenant.text("capabilities", "grant", "bob", "a2a.compact", "--scope", scope, "--expires-in", "30d")
+    assert "used 0 of 2 times" in said and "expires in 29 days" in said
+    grant_id = said.split()[1]
+    assert bob.json("a2a", "compact")["kind"] == "a2a_compacted"
+    assert grant_id in bob.text("capabilities", "check", "a2a.compact")
+    assert "used 1 of 2 times" in covenant.text("capabilities", "list", "--subject", "bob")
+    assert "revoked" in covenant.text("capabilities", "revoke", grant_id, "--reason", "enough")
+
+    granted = covenant.json("capabilities", "grant", "bob", "a2a.repair.requeue", "--delegable")["capability"]
+    assert granted["action"] == "a2a.repair.requeue" and granted["delegable"]
+    listed = covenant.json("capabilities", "list", "--subject", "bob", "-n", "100")
+    assert granted["id"] in [one["id"] for one in listed["capabilities"]]
+    revoked = covenant.json("capabilities", "revoke", granted["id"])
+    assert revoked["kind"] == "capability_revoked" and revoked["capability"]["revoked_ms"]
+    risk = ("--duplicate-risk", "operator-accepted")
+    asked = covenant.json("capabilities", "check", "a2a.repair.requeue", "--subject", "bob", *risk, code=1)
+    assert asked["reason"] in ("missing_capability", "scope_mismatch") and not asked["passed"]
+
+
+def test_the_operators_new_token_stays_in_its_home(home: Path) -> None:
+    file = home / "operator.token"
+    with serving(home) as (_, told):
+        operator = Client(home)
+        old = file.read_text().strip()
+        assert f"the new one is in {file}" in operator.text("peers", "rotate")
+        new = file.read_text().strip()
+        assert new != old and file.stat().st_mode & 0o777 == 0o600
+        assert Client(home, old).refused("a2a", "status") == "unauthenticated"
+
+        # Over HTTP it is the same operator, because its token is the one that lies in this home.
+        over_http = run(
+            "peers", "rotate", "operator", "--json", "--url", told["http"], COVENANT_HOME=str(home), COVENANT_TOKEN=new
+        )
+        assert over_http.json["token"] == file.read_text().strip() != new
+
+        (home / "operator.token.making").mkdir()  # in the way of every write, also of root's
+        shown = operator("peers", "rotate")
+        assert "could not be written" in shown.err and "shown this once:\ncov_" in shown.out
+        latest = shown.out.splitlines()[-1]
+        assert Client(home, latest).json("a2a", "status")["kind"] == "a2a_status"
+
+
+def test_the_daemon_is_reached_by_url_too(served: Served) -> None:
+    by_option = run("--url", served.url, "--token", served.token, "a2a", "status", "--json")
+    assert by_option.json["kind"] == "a2a_status"
+    by_variable = run("a2a", "status", "--json", COVENANT_URL=served.url, COVENANT_TOKEN=served.bob)
+    assert by_variable.json["kind"] == "a2a_status"
+    by_socket = run("version", "--json", "--url", f"unix:{served.home}/sock")
+    assert by_socket.json["daemon"]["realm"] == served.told["realm"]
+    without_a_token = run("--url", served.url, "a2a", "status", COVENANT_HOME=str(served.home))
+    assert without_a_token.code == 1 and "(unauthenticated)" in without_a_token.err

@@ -1,0 +1,168 @@
+"""The manners of the program: refusals, help, what a terminal sees, and that every command has its line in the docs."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from covenant.cli import words
+from covenant.cli.main import COMMANDS
+from covenant.cli.main import covenant as program
+from covenant.cli.option import Duration
+from covenant.cli.table import Column, _fitted
+from tests.cli.conftest import Served
+from tests.cli.support import PROGRAM, Client, environment, run
+
+MISSING = "00000000-0000-7000-8000-000000000000"
+
+
+def test_a_refusal_has_its_code_and_exits_with_1(covenant: Client, bob: Client, served: Served) -> None:
+    assert covenant.refused("a2a", "show", MISSING) == "unknown_task"
+    assert covenant.refused("why", "no-id") == "bad_id"
+    requeue = ("a2a", "requeue", MISSING, "--duplicate-risk", "idempotent")
+    assert covenant.refused(*requeue, "--reason", "is it there?") == "unknown_task"
+    assert bob.refused(*requeue, "--reason", "may I?") == "unknown_task"
+    assert bob.refused("a2a", "cancel", MISSING) == "unknown_task"
+    assert bob.refused("a2a", "retry-stale", "--enable") == "missing_capability"
+    blank = ("--duplicate-risk", "idempotent", "--reason", "  ")
+    assert covenant.refused("a2a", "requeue", served.stale.safe, *blank) == "blank_text"
+    assert Client(covenant.home, "cov_wrong").refused("a2a", "status") == "unauthenticated"
+
+
+def test_without_a_daemon_it_says_how_to_start_one(home: Path) -> None:
+    alone = run("a2a", "status", "--home", str(home))
+    assert (alone.code, alone.out) == (1, "")
+    assert alone.err == (
+        f"error: no daemon at {home}/sock (unreachable)\nstart one with: covenant serve --home {home}\n"
+    )
+    assert Client(home).refused("a2a", "status") == "unreachable"
+    assert run("version", "--home", str(home), "--json").json["daemon"] is None
+
+
+def test_wrong_usage_exits_with_2(served: Served) -> None:
+    client = Client(served.home)
+    wrong = client("a2a", "status", "--json", "--state", "lost", code=2)
+    assert wrong.json["code"] == "bad_setting" and "see covenant a2a status --help" in wrong.err
+    assert "Missing option '--reason'" in client("a2a", "force-error", MISSING, "--message", "x", code=2).err
+    both = ("--deadline-ms", "1", "--deadline-in", "1m")
+    assert "give one" in client("a2a", "send", "bob", "x", *both, code=2).err
+    assert "(bad_setting)" in run("--url", "gopher://x", "--token", "t", "a2a", "status").err
+    assert "Commands:" in client("peers", code=2).err
+
+
+def test_a_terminal_gets_colours_and_whole_ids(served: Served) -> None:
+    arguments = ("--home", str(served.home), "a2a", "status", "--min-lease-age-ms", "1")
+    seen = _on_a_terminal(*arguments)
+    assert "\x1b[31m" in seen and served.stale.safe in seen
+    for line in re.sub(r"\x1b\[[0-9;]*m", "", seen).splitlines()[:6]:
+        assert len(line) <= 100
+    assert "\x1b[31m" not in _on_a_terminal(*arguments, NO_COLOR="1")
+    assert "\x1b" not in run(*arguments).out
+
+
+def _on_a_terminal(*arguments: str, **env: str) -> str:
+    ours, theirs = pty.openpty()
+    variables = environment(TERM="xterm-256color", **env)
+    with subprocess.Popen([*PROGRAM, *arguments], stdin=theirs, stdout=theirs, stderr=theirs, env=variables):
+        os.close(theirs)
+        return b"".join(_read(ours)).decode()
+
+
+def _read(fd: int) -> Iterator[bytes]:
+    try:
+        while block := os.read(fd, 65536):
+            yield block
+    except OSError:
+        return  # a terminal that nobody holds any more
+    finally:
+        os.close(fd)
+
+
+def test_what_a_peer_writes_cannot_command_the_terminal() -> None:
+    assert words.safe("red \x1b[31m, back \x08, turned \u202e") == "red \\x1b[31m, back \\x08, turned \\u202e"
+    assert words.safe("two\nlines") == "two\nlines"
+    assert words.brief("a\nb\r\n  c\x1b") == "a b c\\x1b"
+    assert words.brief("x" * 500) == f"{'x' * 79}…"
+
+
+@pytest.mark.parametrize(
+    ("passed_ms", "told"),
+    [
+        (0, "now"),
+        (999, "now"),
+        (5_000, "5 s ago"),
+        (180_000, "3 min ago"),
+        (7_200_000, "2 h ago"),
+        (-90_000, "in 1 min"),
+    ],
+)
+def test_a_time_is_told_as_a_person_tells_it(passed_ms: int, told: str) -> None:
+    assert words.ago(10_000_000_000 - passed_ms, 10_000_000_000) == told
+
+
+def test_a_duration_has_a_unit_or_the_usual_one() -> None:
+    seconds = Duration("s")
+    told = {"90": 90_000, "1.5": 1500, "250ms": 250, "5m": 300_000, "36h": 129_600_000, "7d": 604_800_000}
+    assert {text: seconds.convert(text, None, None) for text in told} == told
+    for wrong in ("", "soon", "-1", "5 m", "9999999d"):
+        with pytest.raises(click.BadParameter):
+            seconds.convert(wrong, None, None)
+
+
+def test_a_table_gives_up_what_can_be_read_elsewhere() -> None:
+    columns = (Column("id"), Column("who", fits=True), Column("what", fits=True))
+    assert _fitted(columns, (36, 10, 20), 100) == [36, 10, 20]
+    assert _fitted(columns, (36, 10, 200), 100) == [36, 10, 50]
+    assert _fitted(columns, (36, 30, 200), 60) == [36, 10, 10]
+    assert _fitted(columns, (36, 30, 200), 20) == [36, 8, 8]
+
+
+def test_help_comes_at_once() -> None:
+    """Nothing slow is imported for it."""
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "covenant", "--help"],
+        capture_output=True,
+        text=True,
+        env=environment(),
+        check=True,
+    )
+    imported = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    slow = {"aiohttp", "cryptography", "httptools", "rich", "sqlite3", "uvicorn", "uvloop", "covenant.serve.wire"}
+    assert not imported & slow
+    for name, told in COMMANDS.items():
+        assert f"{name} " in done.stdout and told in done.stdout
+
+
+def commands() -> list[tuple[str, click.Command]]:
+    """Every command that does something, with all that is typed to call it."""
+    found: list[tuple[str, click.Command]] = []
+    context = click.Context(program)
+    waiting = [(name, program.get_command(context, name)) for name in program.list_commands(context)]
+    while waiting:
+        path, command = waiting.pop()
+        if isinstance(command, click.Group):
+            waiting += [(f"{path} {name}", below) for name, below in command.commands.items()]
+        elif command is not None:
+            found.append((path, command))
+    return found
+
+
+def test_help_and_docs_know_every_command() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "cli.md").read_text()
+    known = commands()
+    assert len(known) > 30
+    for path, command in known:
+        assert f"`covenant {path}" in page, path
+        assert command.help
+        assert path == "serve" or "--json" in [name for param in command.params for name in param.opts]
+    for name, told in COMMANDS.items():
+        group = program.get_command(click.Context(program), name)
+        assert group is not None and (group.help or "").splitlines()[0] == told
