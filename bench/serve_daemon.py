@@ -49,7 +49,7 @@ class ExchangeWithoutDoor(Exchange):
 async def daemon(
     folder: Path, scheme: str, peers: int, door: bool, turns: AsyncIterator[None]
 ) -> AsyncIterator[Figures]:
-    """First what it weighs when it is up; then, for each turn, that and what its journal has done so far."""
+    """What it weighs: when it is up, and at each turn."""
     raise_open_files()
     if not door:
         vars(daemon_module)["Exchange"] = ExchangeWithoutDoor  # which the daemon will make
@@ -59,17 +59,13 @@ async def daemon(
         serving = Daemon(settings, Realm.throwaway(), _OPERATOR_TOKEN)
         await serving.start()
         seats = await _enrolled(serving, peers)
+        replies, *_ = await asyncio.gather(*(_cycle(serving, seat) for seat in seats))
         assert serving.address is not None
-        Served(
-            pid=os.getpid(),
-            port=serving.address[1],
-            socket=str(path),
-            seats=seats,
-            replies=await _replies(serving, seats[0]),
-        ).write(folder)
+        port = serving.address[1]
+        Served(pid=os.getpid(), port=port, socket=str(path), seats=seats, replies=replies).write(folder)
         yield _weight()
         async for _ in turns:
-            yield {**_weight(), **_journal(serving)}
+            yield _weight()
         await serving.stop()
 
 
@@ -82,8 +78,8 @@ async def _enrolled(serving: Daemon, peers: int) -> list[Seat]:
     return [Seat(AgentId(view.display, view.pubkey), token) for view, token in enrolled]
 
 
-async def _replies(serving: Daemon, seat: Seat) -> dict[str, str]:
-    """One cycle from within, so that the floor can answer in the same sizes."""
+async def _cycle(serving: Daemon, seat: Seat) -> dict[str, str]:
+    """One cycle from within: so that each grant has been verified once, and the floor can answer in the same sizes."""
     exchange = serving.exchange
     caller = exchange.authenticate(seat.token)
     found: dict[str, str] = {}
@@ -102,11 +98,6 @@ async def _replies(serving: Daemon, seat: Seat) -> dict[str, str]:
 
 def _weight() -> Figures:
     return {"rss_mib": psutil.Process().memory_info().rss / 1024 / 1024}
-
-
-def _journal(serving: Daemon) -> Figures:
-    stats: Any = getattr(serving.store, "stats", None)
-    return {} if stats is None else {"events": stats.events, "syncs": stats.syncs, "bytes": stats.bytes}
 
 
 # --- the floor ---------------------------------------------------------------------------------------------

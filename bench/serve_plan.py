@@ -21,9 +21,9 @@ POLLS: Final = 10_000
 GRANTS_FEW: Final = 10
 GRANTS_MANY: Final = 100_000
 _POLL_EVENTS: Final = 100
-_PASSES: Final = 3  # of a round
-_WARM_S: Final = 0.15
-_SECONDS_MIN: Final = 0.4
+_PASSES: Final = 5  # of a round
+_WARM_S: Final = 0.05  # the connections are there already
+_SECONDS_MIN: Final = 0.25
 
 
 class ServiceRun(Run):

@@ -461,6 +461,29 @@ async def test_a_lost_lease_is_not_beaten_any_more(
     assert caplog.text.count("is lost") == 1
 
 
+async def test_a_heartbeat_that_crosses_the_result_is_no_lost_lease(
+    local: OpenMailbox, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "covenant.worker")
+    alice, bob = local.of("alice@lab"), local.of("bob@lab")
+    run, refusals = local._engine.run, asyncio.Event()
+
+    async def crossing(command: Any) -> Any:
+        """The result is there, and its poster hears of that only after a heartbeat was refused."""
+        try:
+            done = await run(command)
+        except CovenantError:
+            refusals.set()
+            raise
+        if isinstance(command, PostResult):
+            await soon(refusals.wait())
+        return done
+
+    monkeypatch.setattr(local._engine, "run", crossing)
+    assert (await answer_to(alice, bob, lambda ctx: "done")).status == "ok"
+    assert refusals.is_set() and "is lost" not in caplog.text
+
+
 async def test_each_start_is_an_incarnation_of_its_own(local: OpenMailbox) -> None:
     alice, bob = local.of("alice@lab"), local.of("bob@lab")
     incarnations: list[str] = []
@@ -499,12 +522,21 @@ async def test_a_stop_lets_the_handlers_finish_and_takes_nothing_more(
 async def test_what_is_not_finished_in_time_is_given_back(alice: Mailbox, bob: Mailbox, box: OpenMailbox) -> None:
     hands = Hands()
     async with Worker(bob, hands, grace_ms=10):
-        await alice.send_task(plain(bob, id=uid(1)))
+        await alice.send_task(keyed(bob, id=uid(1)))
         await hands.hold()
     entry = await box.get_task(uid(1))
     assert (entry.state, entry.attempt) == (TaskState.QUEUED, 1)
     assert "worker stopped" in [row.reason for row in await box.recent_audit(100)]
     assert (await take(bob)).attempt == 2
+
+
+async def test_what_is_cut_off_and_unsafe_waits_for_a_decision(alice: Mailbox, bob: Mailbox, box: OpenMailbox) -> None:
+    hands = Hands()
+    async with Worker(bob, hands, grace_ms=10):
+        await alice.send_task(plain(bob, id=uid(1)))
+        await hands.hold()
+    entry = await box.get_task(uid(1))
+    assert (entry.state, entry.attempt) == (TaskState.IN_FLIGHT, 1)
 
 
 async def test_a_handler_may_still_answer_when_it_is_interrupted(local: OpenMailbox) -> None:

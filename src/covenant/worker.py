@@ -345,11 +345,14 @@ class Worker:
             log.error("task %s is done, but nobody could be told: its lease stays in flight", ctx.task.id)
 
     async def _interrupted(self, ctx: WorkContext) -> None:
-        """A function in a thread cannot be interrupted, and what goes on must not be begun by somebody else."""
-        if self._is_async:
+        """A function in a thread cannot be interrupted, and what goes on must not be begun by somebody else; nor must
+        what was cut off half-way and may not be done twice."""
+        if not self._is_async:
+            log.error("task %s is still being worked on in its thread: its lease stays in flight", ctx.task.id)
+        elif ctx.task.is_idempotent:
             await self._give_back(ctx.delivery)
         else:
-            log.error("task %s is still being worked on in its thread: its lease stays in flight", ctx.task.id)
+            log.error("task %s was cut off and is unsafe to do twice: its lease stays in flight", ctx.task.id)
 
     async def _give_back(self, delivery: Delivery) -> None:
         try:

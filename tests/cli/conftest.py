@@ -1,4 +1,4 @@
-"""A daemon for a whole module, with a peer that works and leases that were left behind ten minutes ago."""
+"""A daemon for the whole run, with a peer that works, leases that were left behind hours ago, and a filled cache."""
 
 from __future__ import annotations
 
@@ -8,23 +8,27 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import pytest
 
-from covenant import Idempotency, Mailbox, Task
+from covenant import Idempotency, Mailbox, OpenMailbox, Result, Task, Text
 from covenant.store.clock import ManualClock
 from tests.cli.support import Client, serving
 
-_SILENT_MS = 10 * 60 * 1000
+SILENT_H: Final = 3
 
 
 class Stale(NamedTuple):
-    """Tasks whose holder has given no sign of life."""
+    """Tasks whose holder has given no sign of life, the oldest first. Each is for one test to move; `kept` stays."""
 
-    safe: str
+    gate: str
+    kept: str
     unsafe: str
-    spare: str
+    requeue_text: str
+    requeue_json: str
+    force_text: str
+    force_json: str
 
 
 class Served(NamedTuple):
@@ -33,7 +37,7 @@ class Served(NamedTuple):
     token: str  # the operator's
     bob: str  # his token
     stale: Stale
-    told: dict[str, str]
+    told: dict[str, str]  # what the daemon says of itself
 
 
 @pytest.fixture
@@ -44,27 +48,34 @@ def home() -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def served() -> Iterator[Served]:
     folder = Path(tempfile.mkdtemp(prefix="cov-"))
-    stale = asyncio.run(_leave_leases(folder))
+    stale = asyncio.run(_prepare(folder))
     with serving(folder) as (_, told):
-        client = Client(folder)
-        bob = client.json("peers", "enroll", "bob", "--grant", "a2a.respond.operator", "--grant", "a2a.send.*")
+        enrolled = Client(folder).json("peers", "enroll", "bob", "--grant", "a2a.respond.*", "--grant", "a2a.send.bob")
+        assert enrolled["kind"] == "peer_enrolled" and enrolled["display"] == "bob@local" and enrolled["pubkey"]
         token = (folder / "operator.token").read_text().strip()
-        yield Served(folder, told["http"], token, bob["token"], stale, told)
+        yield Served(folder, told["http"], token, enrolled["token"], stale, told)
     shutil.rmtree(folder)
 
 
-async def _leave_leases(folder: Path) -> Stale:
-    clock = ManualClock(time.time_ns() // 1_000_000 - _SILENT_MS)
+async def _prepare(folder: Path) -> Stale:
+    clock = ManualClock(time.time_ns() // 1_000_000 - SILENT_H * 3_600_000)
     async with Mailbox.open(f"file:{folder}/data", clock=clock) as box:
-        alice, worker = box.of("alice@lab"), box.of("worker@lab")
-        for key in ("again", None, "once-more"):
-            declared = None if key is None else Idempotency("idempotent", key)
-            task = Task(recipient=worker.agent, intent_text=f"left behind: {key}", idempotency=declared)
-            await alice.send_task(task)
-        return Stale(*(delivery.task.id for delivery in await worker.recv_tasks(3)))
+        for key in ("cached-1", "cached-2"):
+            await _send(box, key)
+            delivery = await box.of("worker@lab").recv_task()
+            await box.of("worker@lab").send_result(Result.ok(delivery, [Text("kept")]))
+        for name in Stale._fields:
+            await _send(box, None if name == "unsafe" else name)
+        return Stale(*(delivery.task.id for delivery in await box.of("worker@lab").recv_tasks(len(Stale._fields))))
+
+
+async def _send(box: OpenMailbox, key: str | None) -> None:
+    declared = None if key is None else Idempotency("idempotent", key)
+    task = Task(recipient=box.of("worker@lab").agent, intent_text=f"about {key}", idempotency=declared)
+    await box.of("alice@lab").send_task(task)
 
 
 @pytest.fixture

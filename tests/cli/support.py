@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import json
 import os
 import signal
@@ -12,6 +14,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, Final, NamedTuple
+
+from tests.cli.forks import Forks
 
 PROGRAM: Final = (sys.executable, "-m", "covenant")
 PATIENCE_S: Final = 30.0
@@ -38,10 +42,11 @@ class Done(NamedTuple):
         return answer
 
 
-def run(*arguments: str, stdin: str | None = None, **env: str) -> Done:
+def run(*arguments: str, **env: str) -> Done:
+    """The program from its very start to its end."""
     done = subprocess.run(
         [*PROGRAM, *arguments],
-        input=stdin if stdin is not None else "",
+        stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
         env=environment(**env),
@@ -51,16 +56,24 @@ def run(*arguments: str, stdin: str | None = None, **env: str) -> Done:
     return Done(done.returncode, done.stdout, done.stderr)
 
 
+@functools.cache
+def _forks() -> Forks:
+    forks = Forks()
+    atexit.register(forks.close)
+    return forks
+
+
 class Client:
-    """`covenant --home <home>`."""
+    """`covenant --home <home>`, as often as one likes."""
 
     def __init__(self, home: Path, token: str | None = None) -> None:
         self.home = home
         self._options = ["--home", str(home), *(() if token is None else ("--token", token))]
 
     def __call__(self, *arguments: str, code: int = 0, stdin: str | None = None, **env: str) -> Done:
-        done = run(*self._options, *arguments, stdin=stdin, **env)
+        done = Done(*_forks().run([*self._options, *arguments], stdin or "", environment(**env)))
         assert done.code == code, done
+        assert "\x1b" not in done.out + done.err  # colours are for a terminal
         return done
 
     def text(self, *arguments: str, code: int = 0, stdin: str | None = None) -> str:
@@ -84,30 +97,40 @@ class Client:
 
 
 class Process:
-    """One that goes on by itself, and is killed when it does so for too long."""
+    """One that goes on by itself, and is killed when it keeps somebody waiting for too long."""
 
     def __init__(self, popen: subprocess.Popen[str]) -> None:
         self._popen = popen
-        self.seen = ""
 
     def read_until(self, text: str, stream: str = "stdout") -> str:
         """What it says up to the line with this text."""
-        said: IO[str] | None = getattr(self._popen, stream)
-        assert said is not None
+        said: IO[str] = getattr(self._popen, stream)
         lines = []
-        for line in said:
-            lines.append(line)
-            if text in line:
-                return "".join(lines)
+        with self._impatiently():
+            for line in said:
+                lines.append(line)
+                if text in line:
+                    return "".join(lines)
         raise AssertionError(f"it ended without {text!r}: {''.join(lines)} {self.rest()}")
 
     def signal(self, number: signal.Signals) -> None:
         self._popen.send_signal(number)
 
     def rest(self) -> Done:
-        """What else it says until it ends."""
-        out, err = self._popen.communicate(timeout=PATIENCE_S)
-        return Done(self._popen.returncode, out, err)
+        """What else it says until it ends; little enough that no stream gets stuck."""
+        assert self._popen.stdout is not None and self._popen.stderr is not None
+        with self._impatiently():
+            out, err = self._popen.stdout.read(), self._popen.stderr.read()
+            return Done(self._popen.wait(), out, err)
+
+    @contextmanager
+    def _impatiently(self) -> Iterator[None]:
+        watchdog = threading.Timer(PATIENCE_S, self._popen.kill)
+        watchdog.start()
+        try:
+            yield
+        finally:
+            watchdog.cancel()
 
 
 @contextmanager
@@ -120,15 +143,11 @@ def process(*arguments: str, **env: str) -> Iterator[Process]:
         text=True,
         env=environment(PYTHONUNBUFFERED="1", **env),
     ) as popen:
-        watchdog = threading.Timer(2 * PATIENCE_S, popen.kill)
-        watchdog.start()
         try:
             yield Process(popen)
         finally:
-            watchdog.cancel()
             if popen.poll() is None:
                 popen.kill()
-            popen.communicate()
 
 
 LAST_LINE: Final = "a2a status"

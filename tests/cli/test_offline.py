@@ -10,7 +10,7 @@ from tests.cli.support import Client, run
 
 
 def test_the_audit_is_read_back(covenant: Client, served: Served) -> None:
-    task_id = served.stale.safe
+    task_id = served.stale.kept
     rows = covenant.json("audit", "recent", "--task", task_id)["rows"]
     assert [row["kind"] for row in rows] == ["leased", "sent"]
     assert rows[1]["actor"] == "alice@lab"
@@ -32,7 +32,6 @@ def test_the_record_is_verified_and_exported_beside_a_running_daemon(covenant: C
 
 
 def test_a_journal_is_backed_up_damaged_and_mended(covenant: Client, tmp_path: Path) -> None:
-    assert "is sound" in covenant.text("journal", "verify")
     copy = tmp_path / "copy"
     assert f"to {copy}: 1 file" in covenant.text("journal", "backup", str(copy))
     assert covenant.json("journal", "backup", str(tmp_path / "other"))["report"]["files"] == 1
@@ -51,11 +50,10 @@ def test_a_journal_is_backed_up_damaged_and_mended(covenant: Client, tmp_path: P
     segment.write_bytes(b"".join(lines))
     damaged = elsewhere.json("journal", "verify", code=1)
     assert not damaged["valid"] and damaged["report"]["damage"]
-    assert "is damaged" in elsewhere.text("audit", "verify", code=1)
 
     before = segment.read_bytes()
     preview = elsewhere.text("journal", "repair", "--dry-run")
     assert "would be cut off" in preview and segment.read_bytes() == before
     report = elsewhere.json("journal", "repair")["report"]
     assert report["done"] and (data / report["moved_to"]).is_dir()
-    assert elsewhere.json("journal", "verify")["valid"]
+    assert "is sound" in elsewhere.text("journal", "verify")

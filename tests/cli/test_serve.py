@@ -75,14 +75,13 @@ def test_a_secret_that_others_can_read_is_refused(home: Path) -> None:
 
 def test_what_makes_no_sense_is_wrong_usage(home: Path) -> None:
     at_home = ("serve", "--home", str(home))
-    for options in (
-        ("--http", "0.0.0.0:0"),
-        ("--http", "nowhere"),
-        ("--http", "off", "--ipc", "off"),
-        ("--ipc", f"/tmp/{'x' * 120}"),
-        ("--queue-depth", "0"),
+    for options, env in (
+        (("--http", "0.0.0.0:0"), {}),
+        (("--http", "off", "--ipc", "off"), {}),
+        (("--alert-url", "nowhere"), {}),
+        ((), {"COVENANT_A2A_AUTO_RETRY_SCHEDULER": "perhaps"}),
     ):
-        refused = run(*at_home, *options)
+        refused = run(*at_home, *options, **env)
         assert (refused.code, refused.out) == (2, ""), options
         assert refused.err.startswith("error: ") and refused.err.endswith("(bad_setting)\n")
         assert len(refused.err.splitlines()) == 1

@@ -6,7 +6,8 @@ import re
 
 from tests.docs.support import ROOT, names_in, names_of_tests, page, prose, rows
 
-POINTS = range(1, 14)
+POINTS = (*range(1, 14), *range(25, 30))
+DELIVERY = range(1, 14)  # what the suite that runs on every engine is about
 
 
 def test_every_test_that_is_named_exists() -> None:
@@ -31,4 +32,4 @@ def test_the_conformance_suite_names_every_point() -> None:
     suite = (ROOT / "tests" / "conformance").glob("test_*.py")
     text = "\n".join(path.read_text(encoding="utf-8") for path in suite)
     covered = {int(number) for number in re.findall(r'"""Contract (\d+):', text)}
-    assert covered >= set(POINTS)
+    assert covered >= set(DELIVERY)

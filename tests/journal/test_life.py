@@ -407,3 +407,26 @@ def test_the_filter_of_keys_grows_and_forgets_none(monkeypatch: pytest.MonkeyPat
         keys.add(f"in-{number}")
     assert all(f"in-{number}" in keys for number in range(2000))
     assert sum(f"out-{number}" in keys for number in range(2000)) < 100
+
+
+async def test_snapshots_are_taken_while_the_journal_never_rests(tmp_path: Path) -> None:
+    """One client in lock-step leaves no moment in which nothing waits to be written."""
+    async with open_journal(tmp_path / "data") as box:
+        await _cycles(box, 200)
+        assert journal_of(box).stats.snapshots > 0
+        live = dump(box)
+    async with open_journal(tmp_path / "data") as box:
+        assert dump(box) == live
+
+
+async def test_a_journal_that_was_cut_before_its_snapshot_does_not_start(tmp_path: Path) -> None:
+    async with open_journal(tmp_path / "data", limits=Limits(snapshot_every_bytes=2_000)) as box:
+        await _cycles(box, 30)
+        await tidy(box)
+        assert journal_of(box).stats.snapshots > 0
+    (segment,) = (tmp_path / "data").glob("journal-*.jsonl")
+    lines = segment.read_bytes().splitlines(keepends=True)
+    segment.write_bytes(b"".join(lines[:5]))
+    with pytest.raises(CovenantError) as refused:
+        await open_journal(tmp_path / "data").__aenter__()
+    assert refused.value.code == "store_damaged"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
+import os
 import re
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -21,6 +23,7 @@ from covenant.serve.page import HTML, POLICY
 from covenant.serve.places import PLACES, Place
 from covenant.serve.status import HTTP_STATUS
 from tests.daemons import OPERATOR_TOKEN, Realmful, start_daemon
+from tests.docs.support import blocks, names_in, page, rows
 
 DOCUMENT: Final[dict[str, Any]] = msgspec.json.decode(msgspec.json.encode(description(Limits())))
 PAGES: Final = ("/healthz", "/readyz", "/version", "/metrics", "/a2a/events", "/openapi.json", "/docs")
@@ -299,8 +302,8 @@ async def the_service(api: Api) -> None:
     await api.refused("unauthenticated", "nobody", "GET", "/whoami")
     await api.ok("operator", "POST", "/a2a/compact", {"older_than_ms": 0})
     await api.refused("malformed", "operator", "POST", "/a2a/compact", {"older_than_ms": "now"})
-    for page in ("/version", "/healthz", "/readyz"):
-        await api.ok("nobody", "GET", page)
+    for path in ("/version", "/healthz", "/readyz"):
+        await api.ok("nobody", "GET", path)
     assert await api.ok("nobody", "GET", "/openapi.json") == DOCUMENT
 
 
@@ -317,3 +320,54 @@ async def test_the_page_loads_nothing_from_elsewhere_and_says_so(api: Api) -> No
     assert re.findall(r"(?:src|href)=[\"'](?!data:,|#)", text) == []
     assert re.findall(r"\son[a-z]+=|\sstyle=|https?://", text) == []
     assert text.count("<script") == text.count("<style") == 1
+
+
+# --- docs/http.md ------------------------------------------------------------------------------------------
+
+
+def test_the_table_of_routes_is_the_one_that_is_served() -> None:
+    listed = [route for row in rows(page("http.md")) for route in names_in(row[0]) if "/" in route]
+    there = {f"{method} {place.path}" for place in PLACES for method in methods_of(place)}
+    assert sorted(listed) == sorted(there | {f"GET {path}" for path in PAGES})
+
+
+def test_the_table_of_routes_says_what_a_body_is() -> None:
+    told = {route: names_in(row[1]) for row in rows(page("http.md")) for route in names_in(row[0]) if "/" in route}
+    for place in PLACES:
+        assert told[f"{place.method} {place.path}"] == ([] if place.body is None else [place.body]), place.path
+
+
+def test_the_table_of_statuses_is_the_one_in_force() -> None:
+    told = {code: int(row[0]) for row in rows(page("http.md")) if row[0].isdigit() for code in names_in(row[1])}
+    assert told == HTTP_STATUS
+
+
+async def test_every_metric_has_its_row(api: Api) -> None:
+    async with aiohttp.ClientSession() as session, session.get(f"{api._url}/metrics") as response:
+        families = re.findall(r"^# TYPE (\S+) (\w+)", await response.text(), re.MULTILINE)
+    told = [(names_in(row[0])[0], row[1]) for row in rows(page("http.md")) if row[0].startswith("`covenant_")]
+    assert sorted(told) == sorted(families)
+
+
+async def test_the_examples_of_the_page_run(tmp_path: Path) -> None:
+    daemon = await start_daemon(f"file:{tmp_path / 'data'}", Limits())
+    token = tmp_path / ".covenant" / "operator.token"
+    token.parent.mkdir()
+    token.write_text(OPERATOR_TOKEN)
+    script = "\n".join(blocks(page("http.md"), "sh")).replace("http://127.0.0.1:8421", str(daemon.url))
+    running = await asyncio.create_subprocess_exec(
+        "bash",
+        "-euo",
+        "pipefail",
+        "-c",
+        script.replace("curl -s", "curl --fail-with-body -s").replace("--fail-with-body -s -o", "-s -o"),
+        cwd=tmp_path,
+        env={**os.environ, "HOME": str(tmp_path)},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    said, _ = await running.communicate()
+    await daemon.stop()
+    assert running.returncode == 0, said.decode()
+    assert said.count(b'"kind":"a2a_result_opt"') == 2
+    assert b'covenant_tasks{state="ready"}' in said

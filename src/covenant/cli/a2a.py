@@ -22,10 +22,15 @@ def a2a() -> None:
 
 
 @click.command()
-@click.option("--older-than", "older_than_ms", type=Duration("ms"), help="Such as 7d; bare numbers are milliseconds.")
+@click.option(
+    "--older-than",
+    "older_than_ms",
+    type=Duration("ms"),
+    help="Such as 7d; a bare number is in ms. Default: the retention.",
+)
 @answers
 def compact(session: Session, older_than_ms: int | None) -> None:
-    """Let go of tasks that are over, past their retention or older than this."""
+    """Let go of tasks that are over."""
     done = session.ask(w.Compact(older_than_ms=older_than_ms), w.Compacted)
 
     def tell() -> None:

@@ -9,15 +9,17 @@ import click
 import msgspec
 from msgspec import Struct
 
-from covenant.cli.folder import folder_of, store_option, tell_integrity
-from covenant.cli.option import answers
+from covenant.cli.folder import folder_of, realm_option, store_option, tell_integrity
+from covenant.cli.option import answers, limit_option
 from covenant.cli.session import Session
 from covenant.cli.table import Cell, Column, print_table
 from covenant.cli.words import ago, safe
+from covenant.model.agent import AgentId
 from covenant.model.audit import AuditRow
 from covenant.serve import wire as w
 
 _STRETCH: Final = 500
+_NO_PEERS: Final = ("operator", "system")
 
 
 @click.group()
@@ -26,7 +28,7 @@ def audit() -> None:
 
 
 @audit.command()
-@click.option("-n", "--limit", type=click.IntRange(1, 1000), default=20, show_default=True, help="How many at most.")
+@limit_option(20)
 @click.option("--task", "task_id", metavar="ID", help="Only rows of this task.")
 @click.option("--actor", help="Only what this peer did; `system` for the clock.")
 @click.option("--kind", help="Only rows of this kind.")
@@ -36,6 +38,8 @@ def recent(
     session: Session, limit: int, task_id: str | None, actor: str | None, kind: str | None, before: int | None
 ) -> None:
     """The newest rows; the last one stands at the bottom."""
+    if actor is not None and actor not in _NO_PEERS:
+        actor = AgentId.named(actor).display
     request = w.RecentAudit(limit=limit, before=before, task_id=task_id, actor=actor, row=kind)
     found = session.ask(request, w.AuditReply)
     session.answer(found, lambda: _tell(session, found))
@@ -71,10 +75,11 @@ def _named(name: str, value: object) -> str | None:
 
 @audit.command()
 @store_option
+@realm_option
 @answers
-def verify(session: Session, store: str | None) -> None:
+def verify(session: Session, store: str | None, realm: str | None) -> None:
     """Whether every row is as it was written. Reads the folder; a daemon may run meanwhile."""
-    tell_integrity(session, folder_of(session, store), "audit_integrity")
+    tell_integrity(session, store, realm, "audit_integrity")
 
 
 class Export(Struct, tag="audit_export", tag_field="kind"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from covenant.cli.option import answers, cursor_option, long_limit_option, reason_option
+from covenant.cli.option import answers, cursor_option, limit_option, reason_option
 from covenant.cli.session import Session
 from covenant.cli.table import Column, print_table
 from covenant.cli.words import ago, brief
@@ -17,7 +17,7 @@ def cache() -> None:
 
 
 @cache.command("list")
-@long_limit_option
+@limit_option(50)
 @cursor_option
 @answers
 def list_cached(session: Session, limit: int, cursor: str | None) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import click
 import msgspec
 
-from covenant.cli.option import Duration, answers, cursor_option, long_limit_option
+from covenant.cli.option import Duration, answers, cursor_option, limit_option
 from covenant.cli.session import Session
 from covenant.cli.table import Column, print_fields, print_table
 from covenant.cli.words import ago, now_ms, safe
@@ -131,7 +131,7 @@ def revoke(session: Session, grant_id: str, reason: str) -> None:
 
 @capabilities.command("list")
 @click.option("--subject", help="Only those of this peer.")
-@long_limit_option
+@limit_option(50)
 @cursor_option
 @answers
 def list_grants(session: Session, subject: str | None, limit: int, cursor: str | None) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import click
 
 from covenant.cli.table import Cell, print_fields
@@ -11,14 +13,14 @@ from covenant.model.record import TaskState
 from covenant.model.task import Result, Task
 from covenant.model.view import QueueEntry
 
-STALE_MS = 5 * MINUTE_MS
-_COLOURS = {
+STALE_MS: Final = 5 * MINUTE_MS
+_COLOURS: Final = {
     TaskState.QUEUED: "cyan",
     TaskState.IN_FLIGHT: "yellow",
     TaskState.RESULT_PENDING: "green",
     TaskState.RESOLVED: "bright_black",
 }
-_RESULT_COLOURS = {"ok": "green", "error": "red", "partial": "yellow"}
+_RESULT_COLOURS: Final = {"ok": "green", "error": "red", "partial": "yellow"}
 
 
 def state_cell(entry: QueueEntry) -> Cell:

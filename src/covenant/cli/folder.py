@@ -13,6 +13,7 @@ from covenant.cli.table import print_fields
 from covenant.cli.words import counted
 from covenant.model.error import BadSetting
 
+realm_option = click.option("--realm", metavar="PUBKEY", help="Who must have signed it. Default: the home's own key.")
 store_option = click.option("--store", metavar="URL", help="The folder, file:PATH. Default: <home>/data.")
 
 
@@ -25,11 +26,12 @@ def folder_of(session: Session, store: str | None) -> str:
     return str(Path(path.removeprefix("//") if path.startswith("///") else path))
 
 
-def tell_integrity(session: Session, folder: str, kind: str) -> None:
+def tell_integrity(session: Session, store: str | None, realm: str | None, kind: str) -> None:
     """Exit 1 when it is not sound."""
     from covenant.store.journal.verify import verify
 
-    report = verify(folder)
+    folder = folder_of(session, store)
+    report = verify(folder, realm=realm or (_own_realm(session) if store is None else None))
     answer: dict[str, Any] = {"kind": kind, "valid": report.is_sound, "report": msgspec.to_builtins(report)}
 
     def tell() -> None:
@@ -40,6 +42,7 @@ def tell_integrity(session: Session, folder: str, kind: str) -> None:
             [
                 ("read", f"{counted(report.commits, 'commit')} in {counted(report.segments, 'segment')}"),
                 ("head", None if head is None else f"event {head.seq}, {head.hash}"),
+                ("signed", _signed(report.signatures, report.signed_until, report.signed_by)),
                 (
                     "torn",
                     f"{report.torn_bytes} bytes at the end; the next start cuts them off"
@@ -53,3 +56,15 @@ def tell_integrity(session: Session, folder: str, kind: str) -> None:
     session.answer(answer, tell)
     if not report.is_sound:
         raise click.exceptions.Exit(1)
+
+
+def _own_realm(session: Session) -> str | None:
+    """The key that must have signed what lies in this home."""
+    is_there = (session.home.folder / "identity" / "realm.key").exists()
+    return session.home.realm().pubkey if is_there else None
+
+
+def _signed(signatures: int, until: int, by: str | None) -> str:
+    if not signatures:
+        return "nowhere: the end of the chain only vouches for itself"
+    return f"up to event {until}, {counted(signatures, 'time')}, by {by}"

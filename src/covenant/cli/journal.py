@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 import msgspec
 
-from covenant.cli.folder import folder_of, store_option, tell_integrity
+from covenant.cli.folder import folder_of, realm_option, store_option, tell_integrity
 from covenant.cli.option import answers
 from covenant.cli.session import Session
 from covenant.cli.table import print_fields
@@ -21,10 +21,11 @@ def journal() -> None:
 
 @journal.command()
 @store_option
+@realm_option
 @answers
-def verify(session: Session, store: str | None) -> None:
+def verify(session: Session, store: str | None, realm: str | None) -> None:
     """Whether the folder reads as it was written. A daemon may run meanwhile."""
-    tell_integrity(session, folder_of(session, store), "journal_integrity")
+    tell_integrity(session, store, realm, "journal_integrity")
 
 
 @journal.command()
@@ -33,7 +34,10 @@ def verify(session: Session, store: str | None) -> None:
 @store_option
 @answers
 def repair(session: Session, dry_run: bool, force: bool, store: str | None) -> None:
-    """Cut a damaged journal behind its last sound line; what is cut off is kept beside."""
+    """Cut a damaged journal behind its last sound line.
+
+    What is cut off is kept beside, in a folder of its own.
+    """
     from covenant.store.journal.repair import RepairReport
     from covenant.store.journal.repair import repair as repair_folder
 
@@ -83,7 +87,10 @@ def backup(session: Session, target: Path, store: str | None) -> None:
 @store_option
 @answers
 def restore(session: Session, source: Path, store: str | None) -> None:
-    """Put the backup SOURCE where a daemon can start on it; there must be nothing yet."""
+    """Put the backup SOURCE where a daemon can start on it.
+
+    There must be no journal there yet.
+    """
     from covenant.store.journal.backup import restore as put_back
 
     report = put_back(source, folder_of(session, store))

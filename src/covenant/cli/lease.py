@@ -12,7 +12,7 @@ from covenant.cli.entry import task_fields
 from covenant.cli.option import Duration, answers, reason_option, wait_option
 from covenant.cli.session import Daemon, Session, waits
 from covenant.cli.table import print_fields
-from covenant.cli.words import now_ms
+from covenant.cli.words import now_ms, safe
 from covenant.model.content import Content, Text
 from covenant.model.task import Result
 from covenant.serve import wire as w
@@ -104,7 +104,7 @@ def beat(session: Session, lease_id: str) -> None:
 
     def tell() -> None:
         if status.cancel_requested:
-            click.echo(f"stop: a cancel of {status.task_id} was asked for: {status.cancel_reason}")
+            click.echo(f"stop: a cancel of {status.task_id} was asked for: {safe(status.cancel_reason or '')}")
         else:
             click.echo(f"go on with {status.task_id}, attempt {status.attempt}")
 

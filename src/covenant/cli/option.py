@@ -101,12 +101,12 @@ def wait_option(told: str) -> Callable[[F], F]:
     )
 
 
-limit_option = click.option(
-    "-n", "--limit", type=click.IntRange(1, 1000), default=10, show_default=True, help="How many at most."
-)
-long_limit_option = click.option(
-    "-n", "--limit", type=click.IntRange(1, 1000), default=50, show_default=True, help="How many at most."
-)
+def limit_option(default: int) -> Callable[[F], F]:
+    return click.option(
+        "-n", "--limit", type=click.IntRange(1, 1000), default=default, show_default=True, help="How many at most."
+    )
+
+
 cursor_option = click.option("--cursor", help="Go on where the page before ended.")
 lease_guard = click.option("--lease-id", metavar="LEASE", help="Only if the task is still held under this lease.")
 reason_option = click.option("--reason", required=True, help="Why; it is kept in the audit.")

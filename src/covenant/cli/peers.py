@@ -5,11 +5,11 @@ from __future__ import annotations
 import click
 
 from covenant.cli.capabilities import ActionType
-from covenant.cli.option import answers, cursor_option, long_limit_option
+from covenant.cli.option import answers, cursor_option, limit_option
 from covenant.cli.session import Session
 from covenant.cli.table import Cell, Column, print_fields, print_table
 from covenant.cli.words import ago
-from covenant.exchange.realm import OPERATOR_DISPLAY
+from covenant.exchange.realm import OPERATOR_DISPLAY, read_secret
 from covenant.model.error import CovenantError
 from covenant.model.peer import PeerView
 from covenant.serve import wire as w
@@ -44,7 +44,7 @@ def enroll(session: Session, name: str, key: str | None, grants: tuple[str, ...]
 
 
 @peers.command("list")
-@long_limit_option
+@limit_option(50)
 @cursor_option
 @answers
 def list_peers(session: Session, limit: int, cursor: str | None) -> None:
@@ -97,8 +97,10 @@ def rotate(session: Session, name: str | None) -> None:
 
 def _is_ours(session: Session, used: str) -> bool:
     """Whether the operator of that daemon is the one whose token lies in this home."""
+    if session.is_at_home:
+        return True
     try:
-        return session.is_at_home or session.home.operator_token() == used
+        return read_secret(session.home.token_file).decode(errors="replace").strip() == used
     except (OSError, CovenantError):
         return False
 

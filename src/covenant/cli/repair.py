@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Final, cast
 
 import click
 
@@ -22,8 +22,8 @@ from covenant.model.repair import (
 )
 from covenant.serve import wire as w
 
-_DEFAULT = RetryPolicy()
-_RISKS = ("idempotent", "operator-accepted", "operator_accepted")
+_DEFAULT: Final = RetryPolicy()
+_RISKS: Final = ("idempotent", "operator-accepted", "operator_accepted")
 
 
 @click.command()
@@ -39,7 +39,10 @@ _RISKS = ("idempotent", "operator-accepted", "operator_accepted")
 @lease_guard
 @answers
 def requeue(session: Session, task_id: str, reason: str, risk: str, lease_id: str | None) -> None:
-    """Take a task from its holder and queue it again: same id, next attempt."""
+    """Take a task from its holder and queue it again.
+
+    It keeps its id; the next lease is its next attempt.
+    """
     posture = cast(DuplicateRisk, risk.replace("-", "_"))
     _repair(session, RepairRequest(task_id, Requeue(posture, lease_id), reason))
 
@@ -51,7 +54,7 @@ def requeue(session: Session, task_id: str, reason: str, risk: str, lease_id: st
 @lease_guard
 @answers
 def force_error(session: Session, task_id: str, reason: str, message: str, lease_id: str | None) -> None:
-    """Take a task from its holder and answer its sender with an error."""
+    """Take a task from its holder and end it with an error."""
     _repair(session, RepairRequest(task_id, ForceError(message, lease_id), reason))
 
 
@@ -105,7 +108,7 @@ def _tell_outcome(outcome: RepairOutcome) -> None:
 def retry_stale(
     session: Session, enable: bool, min_lease_age_ms: int, max_attempts: int, max_requeues: int, scan_limit: int
 ) -> None:
-    """Queue stale leases again, if their tasks declare that they may be done twice."""
+    """Queue again what is stale and may be done twice."""
     policy = RetryPolicy(
         enabled=enable,
         min_lease_age_ms=min_lease_age_ms,

@@ -17,6 +17,7 @@ import click
 from covenant.cli.log import FORMATS, start_logging
 from covenant.cli.option import Given, home_option
 from covenant.cli.session import Session
+from covenant.exchange.scheduler import plan_from
 from covenant.model.error import BadSetting
 from covenant.model.limits import Limits
 from covenant.serve.daemon import DEFAULT_HTTP, Daemon, Settings
@@ -42,6 +43,7 @@ log = logging.getLogger("covenant.serve")
 @click.option("--insecure", is_flag=True, help="Listen beyond this machine without TLS.")
 @click.option("--recv-gate", is_flag=True, help="A recipient must have a grant of a2a.recv.<sender> to be sent tasks.")
 @click.option("--queue-depth", type=click.IntRange(1), metavar="N", help="Refuse more ready tasks for one recipient.")
+@click.option("--alert-url", metavar="URL", help="Post there what an operator should hear of.")
 @click.option("--log", "form", type=click.Choice(FORMATS), default="text", show_default=True, help="How stderr reads.")
 @click.pass_obj
 def serve(given: Given, /, form: str, **options: Any) -> None:
@@ -69,6 +71,7 @@ def settings_of(home: Home, options: Mapping[str, Any], environ: Mapping[str, st
     if http is None and ipc is None:
         raise BadSetting("with --http off and --ipc off nobody can reach the daemon", name="--ipc")
     depth = options["queue_depth"]
+    limits = Limits() if depth is None else Limits(queue_depth_max=depth)
     return Settings(
         store=options["store"] or f"file:{home.data}",
         http=http,
@@ -77,7 +80,9 @@ def settings_of(home: Home, options: Mapping[str, Any], environ: Mapping[str, st
         tls_key=options["tls_key"],
         insecure=options["insecure"],
         recv_gate=options["recv_gate"],
-        limits=Limits() if depth is None else Limits(queue_depth_max=depth),
+        limits=limits,
+        retry=plan_from(environ, limits),
+        alert_url=options["alert_url"],
     )
 
 

@@ -8,7 +8,7 @@ from typing import Final
 import click
 from msgspec import Struct
 
-from covenant.cli.entry import between, is_stale, result_brief, short, silent_ms, state_cell, status_cell
+from covenant.cli.entry import STALE_MS, between, is_stale, result_brief, state_cell, status_cell
 from covenant.cli.option import answers, cursor_option, limit_option
 from covenant.cli.session import Session
 from covenant.cli.table import Cell, Column, print_table
@@ -36,7 +36,7 @@ class Status(Struct, tag="a2a_status", tag_field="kind"):
 
 
 @click.command()
-@limit_option
+@limit_option(w.PAGE)
 @click.option("--min-lease-age-ms", type=click.IntRange(0), help="Of leases, only those silent for so long.")
 @click.option("--deadline-within-ms", type=click.IntRange(0), help="Only what is due by then.")
 @click.option("--state", type=click.Choice(_STATES), help="Only what is in this state.")
@@ -50,7 +50,7 @@ def status(
     state: str | None,
     cursor: str | None,
 ) -> None:
-    """What is queued, in flight and pending; marks leases that look lost."""
+    """What is queued, in flight and pending, and what is stuck."""
     wanted = None if state is None else TaskState(state.replace("-", "_"))
     page = session.ask(
         w.Queue(
@@ -119,12 +119,11 @@ def _row(entry: QueueEntry) -> tuple[str | Cell, ...]:
 
 def _advise(session: Session, stale: list[QueueEntry]) -> None:
     """A lease is never taken away by itself: say what a person can do about it."""
+    click.echo(f"\nstale: no sign of life for more than {span(STALE_MS)}. If a holder is gone, this moves its task:")
     for entry in stale[:_ADVISED_MAX]:
-        why = reason_of(entry)
-        command = session.command((why.command or "").removeprefix("covenant "))
-        click.echo(f"\n{short(entry.leased_to)} has given no sign of life for {span(silent_ms(entry))}; if it is gone:")
-        click.echo(f"  {command}")
+        command = reason_of(entry).command or ""
+        click.echo(f"  {session.command(command.removeprefix('covenant '))}")
     if len(stale) > _ADVISED_MAX:
-        click.echo(f"\nand {len(stale) - _ADVISED_MAX} more: {session.command('why TASK_ID')} tells for each")
+        click.echo(f"  and for {len(stale) - _ADVISED_MAX} more: {session.command('why TASK_ID')}")
     if any(entry.task.is_idempotent for entry in stale):
-        click.echo(f"\nwhat may be done twice: {session.command('a2a retry-stale')}")
+        click.echo(f"What may be done twice, all at once: {session.command('a2a retry-stale')}")

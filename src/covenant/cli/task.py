@@ -17,6 +17,7 @@ from covenant.cli.session import Daemon, Session, waits
 from covenant.cli.words import brief, clock, now_ms
 from covenant.model.agent import AgentId
 from covenant.model.error import Unreachable
+from covenant.model.record import Outcome
 from covenant.model.task import Idempotency, Task
 from covenant.model.view import QueueEntry, TreeNode
 from covenant.serve import wire as w
@@ -151,7 +152,10 @@ def show(session: Session, task_id: str) -> None:
 @click.argument("task_id")
 @answers
 def watch(session: Session, task_id: str) -> None:
-    """Follow a task until it ends; with --json, wait and show how it ended."""
+    """Follow a task until it ends.
+
+    With --json it waits, and shows the task as it ended.
+    """
 
     async def follow(daemon: Daemon) -> QueueEntry:
         async for entry in _changes(daemon, task_id, FOR_EVER):
@@ -172,7 +176,7 @@ def watch(session: Session, task_id: str) -> None:
 @click.option("--cascade", is_flag=True, help="Take along what hangs below it.")
 @answers
 def cancel(session: Session, task_id: str, reason: str, graceful: bool, cascade: bool) -> None:
-    """Call a task off; its sender gets an error result that says so."""
+    """Call a task off; its sender is told."""
     request = w.Cancel(task_id=task_id, reason=reason, graceful=graceful, cascade=cascade)
     done = session.ask(request, w.CanceledReply)
 
@@ -189,7 +193,10 @@ def cancel(session: Session, task_id: str, reason: str, graceful: bool, cascade:
 @click.argument("task_id")
 @answers
 def tree(session: Session, task_id: str) -> None:
-    """Draw what hangs below a task, or below an intent that is no task."""
+    """Draw what hangs below a task.
+
+    TASK_ID may also be an intent that is no task here.
+    """
     reply = session.ask(w.GetTree(task_id=task_id), w.TreeReply)
 
     def tell() -> None:
@@ -216,7 +223,8 @@ def _node(node: TreeNode) -> str:
     if node.entry is None:
         return f"{node.id}  (no task here)"
     entry = node.entry
-    cell = state_cell(entry)
-    state = cell.text if entry.outcome is None else entry.outcome.replace("_", " ")
-    told = (node.id, click.style(state, fg=cell.style), short(entry.task.recipient), brief(entry.task.intent_text, 50))
+    state, colour = state_cell(entry)
+    if entry.outcome is not None:
+        state, colour = entry.outcome.replace("_", " "), "green" if entry.outcome is Outcome.ANSWERED else "red"
+    told = (node.id, click.style(state, fg=colour), short(entry.task.recipient), brief(entry.task.intent_text, 50))
     return "  ".join(told)

@@ -240,7 +240,11 @@ class Journal(Embedded):
         except OSError as failed:
             self._fail(failed)
 
+    async def settled(self) -> None:
+        await self._settled()
+
     async def write_out(self) -> None:
+        """Until nothing is left to write."""
         while (durable := self._durable()) is not None:
             await durable
 
@@ -329,7 +333,6 @@ class Journal(Embedded):
 
     async def head(self) -> Head:
         """The end of the chain as it is durable now."""
-        await self.write_out()
         here = self._writer.position
         return Head(here.seq, here.hash.decode())
 

@@ -48,8 +48,8 @@ class House(Protocol):
         """What the rules are given now; a copy."""
 
     async def run(self, command: Command) -> Any: ...
-    async def write_out(self) -> None:
-        """Until the chain ends on disk where it ends in memory; no await happens after that."""
+    async def settled(self) -> None:
+        """Until everything that is in memory now is durable. What comes meanwhile is not waited for."""
 
 
 class Housekeeper:
@@ -181,8 +181,7 @@ class Housekeeper:
         archive = self._archive
         archive_id = archive.id
         assert archive_id is not None
-        await self._house.write_out()
-        header = header_of(self._writer.position, archive_id, dropped_until, self._state.gone | self._state.going)
+        header = header_of(self._writer.end, archive_id, dropped_until, self._state.gone | self._state.going)
         records = list(self._state.records.items())
         if prefix == PLAIN:
             self.unsaved_bytes = 0
@@ -194,6 +193,7 @@ class Housekeeper:
                 hidden = {key for key, _ in records}.union(header.gone)
                 yield from (item for item in archive.beyond_segments(dropped_until) if item.key not in hidden)
 
+        await self._house.settled()
         await self._aside(archive.settle)
         size = await self._aside(write_snapshot, self._files, prefix, header, items())
         if prefix == PLAIN:
@@ -213,7 +213,7 @@ class Housekeeper:
         return await asyncio.shield(job)
 
     async def _compact(self) -> Compaction:
-        await self._house.write_out()
+        await self._house.settled()
         async with self._archive_turn:
             while await self._move_to_archive(tail=0):
                 pass

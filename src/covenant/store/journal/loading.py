@@ -47,11 +47,12 @@ class Loaded(Struct):
 def load(files: Files, limits: Limits, ids: Ids) -> Loaded:
     for name in files.names("", ".making"):
         files.remove(name)
-    kept = segment_names(files, dropped_until(files))
+    dropped = dropped_until(files)
+    kept = segment_names(files, dropped)
     for name in segment_names(files):
         if name not in kept:
             files.remove(name)  # a crash interrupted its going
-    found = _from_snapshot(files, limits) or _from_the_beginning(files, limits, ids)
+    found = _from_snapshot(files, dropped) or _from_the_beginning(files, limits, ids)
     try:
         return _replayed(files, limits, *found)
     except BaseException:
@@ -80,7 +81,7 @@ def _bytes_until(files: Files, position: Position) -> int:
     return sum(files.size(name) for name in before) + position.offset
 
 
-def _from_snapshot(files: Files, limits: Limits) -> tuple[State, Archive, Reader, int] | None:
+def _from_snapshot(files: Files, dropped: int) -> tuple[State, Archive, Reader, int] | None:
     names = snapshot_names(files, PLAIN)
     if not names or not files.exists(archives.FILE):
         return None
@@ -97,11 +98,31 @@ def _from_snapshot(files: Files, limits: Limits) -> tuple[State, Archive, Reader
         except StoreDamaged as damaged:
             log.warning("%s; it is passed over", damaged)
             continue
+        if header.seq < dropped:
+            continue  # a history has taken the place of the segment that it stands in
         if header.archive == archive.id:
+            try:
+                _check_place(files, header.position)
+            except StoreDamaged:
+                archive.close()
+                raise
             state = _restored(header, records, archive)
             return state, archive, Reader(files, header.position), files.size(name)
     archive.close()
     return None
+
+
+def _check_place(files: Files, position: Position) -> None:
+    """A snapshot stands behind a line that was durable before it: that line must be there."""
+    assert position.file is not None
+    link = b'"hash":"%b"}\n' % position.hash
+    there = files.exists(position.file) and files.size(position.file) >= position.offset
+    if not there or files.read_at(position.file, position.offset - len(link), len(link)) != link:
+        raise StoreDamaged(
+            f"{position.file}:{position.line} is not the line that a snapshot was taken behind",
+            file=position.file,
+            line=position.line,
+        )
 
 
 def _from_the_beginning(files: Files, limits: Limits, ids: Ids) -> tuple[State, Archive, Reader, int]:

@@ -42,6 +42,7 @@ class Writer:
         self._at = position.at
         self._buffer: list[bytes] = []
         self._batch = position.batch + 1
+        self._on_its_way: Batch | None = None
 
     @property
     def is_empty(self) -> bool:
@@ -70,7 +71,23 @@ class Writer:
         self._buffer = []
         self.buffered_bytes = 0
         self._batch += 1
+        self._on_its_way = batch
         return batch
+
+    @property
+    def end(self) -> Position:
+        """Where the chain will stand once all that was added is durable."""
+        here, going = self.position, self._on_its_way
+        lines, size = (0, 0) if going is None else (going.lines, len(going.data))
+        return Position(
+            here.file,
+            here.offset + size + self.buffered_bytes,
+            here.line + lines + len(self._buffer),
+            self._hash,
+            self._seq,
+            self._at,
+            self._batch if self._buffer else self._batch - 1,
+        )
 
     def write(self, batch: Batch) -> None:
         """Put it on disk. May be called from a thread, one batch at a time."""
@@ -82,6 +99,7 @@ class Writer:
 
     def written(self, batch: Batch) -> None:
         here = self.position
+        self._on_its_way = None
         here.offset += len(batch.data)
         here.line += batch.lines
         here.hash = batch.hash
