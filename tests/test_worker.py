@@ -621,7 +621,7 @@ async def test_a_worker_that_is_cancelled_gives_back_what_it_held(
 ) -> None:
     hands = Hands()
     running = asyncio.create_task(Worker(bob, hands).run())
-    await alice.send_task(plain(bob, id=uid(1)))
+    await alice.send_task(keyed(bob, id=uid(1)))
     await hands.hold()
     running.cancel()
     await soon(asyncio.wait([running]))

@@ -184,5 +184,5 @@ def test_agents_are_compared_by_their_key_alone() -> None:
     one = AgentId.named("alice@lab")
     other = AgentId("alicia@lab", one.pubkey)
     assert one == other
-    assert not one != other
+    assert (one != other) is False
     assert one != AgentId.named("bob@lab")
