@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
+import shutil
 import tempfile
+from itertools import count
 from pathlib import Path
 from typing import Final
 
@@ -18,12 +21,15 @@ OPERATOR_TOKEN: Final = "cov_operator"
 NAMES: Final = ("alice@lab", "bob@lab", "carol@lab")
 WORKING: Final = ("a2a.send.*", "a2a.respond.*", "a2a.cancel.*")
 _REALM: Final = Realm.throwaway()
+_SOCKETS: Final = Path(tempfile.mkdtemp(prefix="cov-"))  # a socket's path is short
+_NUMBERS: Final = count()
+atexit.register(shutil.rmtree, _SOCKETS, ignore_errors=True)
 
 
 async def start_daemon(
     store: str, limits: Limits, clock: Clock | None = None, ids: Ids | None = None, bounds: Bounds | None = None
 ) -> Daemon:
-    socket = Path(tempfile.mkdtemp(prefix="cov-")) / "sock"  # a socket's path is short
+    socket = _SOCKETS / f"{next(_NUMBERS)}"
     settings = Settings(store=store, http="127.0.0.1:0", ipc=socket, limits=limits, bounds=bounds or Bounds())
     daemon = Daemon(settings, _REALM, OPERATOR_TOKEN, clock, ids)
     await daemon.start()

@@ -275,7 +275,7 @@ class Exchange:
     def _for(self, caller: Caller, name: str | None) -> AgentId | None:
         """A peer receives for itself; the operator for everybody, or for whom it names."""
         if not caller.is_operator:
-            if name is not None and self.store.agent_of(name) != caller.agent:
+            if name is not None and (name == "*" or self.agent(name) != caller.agent):
                 raise NotPermitted(f"{caller.agent} receives for itself only")
             return caller.agent
         return None if name in (None, "*") else self.agent(str(name))
@@ -365,7 +365,7 @@ class Exchange:
         wanted: Callable[[AuditRow], bool],
     ) -> tuple[list[AuditRow], int | None]:
         """Rows that pass, the newest first, and where to go on; looks at a bounded stretch of the log."""
-        rows: list[AuditRow] = []
+        rows: list[AuditRow] = []  # of whole commits: the last may bring a few more than were asked for
         scanned = 0
         while len(rows) < limit and scanned < _SCAN_MAX:
             stretch = await self.store.log_back(before, min(_SCAN_MAX - scanned, 200))
@@ -413,9 +413,12 @@ class Exchange:
 
 def demand_for(action: str, label: str, counterparty: AgentId | None, **scope: Any) -> Demand:
     """What a call of this action would demand."""
-    if action.startswith(PEER_ACTIONS) and counterparty is None:
+    start = next((start for start in PEER_ACTIONS if action.startswith(start)), None)
+    if start is None:
+        return Demand(action, label, counterparty, **scope)
+    if counterparty is None:
         raise Malformed("this action is about a counterparty: name it", field="counterparty")
-    return Demand(action, label, counterparty, **scope)
+    return Demand(start + counterparty.display, label, counterparty, **scope)
 
 
 def _label(name: str) -> str:
