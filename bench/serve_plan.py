@@ -7,6 +7,7 @@ does meanwhile falls on all of them alike.
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
@@ -35,7 +36,7 @@ class ServiceRun(Run):
         self._say(f"the service: {POLLS:,} requests that wait")
         self._guarded(self._polls)
 
-    def _guarded(self, work: Any) -> None:
+    def _guarded(self, work: Callable[[], None]) -> None:
         try:
             work()
         except CellFailed as failure:

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import random
 import struct
-import tempfile
 import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator
@@ -21,13 +20,12 @@ import uvloop
 from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis import Case, GenerationMode
 
-from covenant import AgentId
+from covenant import AgentId, Limits
 from covenant.exchange.bounds import Bounds
-from covenant.exchange.realm import Realm
-from covenant.serve.daemon import Daemon, Settings
+from covenant.serve.daemon import Daemon
 from covenant.serve.places import PLACES
 from covenant.serve.status import HTTP_STATUS
-from tests.daemons import OPERATOR_TOKEN, Realmful
+from tests.daemons import OPERATOR_TOKEN, Realmful, start_daemon
 from tests.serve.test_openapi import DOCUMENT, NOWHERE, Described, idempotent, task_for
 
 T = TypeVar("T")
@@ -42,21 +40,17 @@ PATIENCE_S: Final = 30
 CALLERS: Final = ("operator", "alice@lab")
 
 
-def settings_for(folder: Path) -> Settings:
-    socket = Path(tempfile.mkdtemp(prefix="cov-")) / "sock"
-    bounds = Bounds(wait_ms_max=5, requests_per_s=10**6, burst=10**6)
-    return Settings(store=f"file:{folder / 'data'}", http="127.0.0.1:0", ipc=socket, bounds=bounds)
-
-
 class House:
     """A daemon and tokens that are good, whatever was done to them."""
 
     def __init__(self, folder: Path) -> None:
-        self.daemon = Daemon(settings_for(folder), Realm.throwaway(), OPERATOR_TOKEN)
+        self.daemon: Daemon
         self.realm = Realmful()
+        self._store = f"file:{folder / 'data'}"
 
     async def open(self) -> None:
-        await self.daemon.start()
+        bounds = Bounds(wait_ms_max=5, requests_per_s=10**6, burst=10**6)
+        self.daemon = await start_daemon(self._store, Limits(), bounds=bounds)
         await self.realm.enroll(self.daemon)
         self.realm.tokens["operator"] = OPERATOR_TOKEN
 

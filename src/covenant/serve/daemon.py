@@ -178,6 +178,7 @@ class Daemon:
             log_config=None,
             access_log=False,
             server_header=False,
+            proxy_headers=False,
             date_header=False,
             backlog=_BACKLOG,
             timeout_keep_alive=_KEEP_ALIVE_S,

@@ -142,11 +142,14 @@ class Embedded:
         undoing: list[Command] | None = None,
     ) -> list[Any]:
         """`wait_ms` None waits for ever; when the wait is over, nothing was taken."""
-        try:
-            async with asyncio.timeout(wait_ms / 1000 if wait_ms else None):
-                commit = await self._take(command, wait_ms != 0)
-        except TimeoutError:
-            return []
+        if not wait_ms:
+            commit = await self._take(command, wait_ms is None)
+        else:
+            try:
+                async with asyncio.timeout(wait_ms / 1000):
+                    commit = await self._take(command, True)
+            except TimeoutError:
+                return []
         if undoing is not None:
             undoing.extend(undo(commit))
         return commit.reply  # type: ignore[no-any-return]
