@@ -122,6 +122,9 @@ class Salt:
     def __init__(self) -> None:
         self._known: dict[str, deque[Any]] = {}
         self._chance = random.Random(SEED)
+        for name in ("alice@lab", "bob@lab"):
+            agent = AgentId.named(name)
+            self.learn({"display": agent.display, "pubkey": agent.pubkey})
 
     def learn(self, answer: Any) -> None:
         if isinstance(answer, dict):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypeVar
 
 from covenant.exchange.exchange import Exchange, demand_for
 from covenant.model import command as c
@@ -20,6 +20,7 @@ from covenant.version import VERSION
 
 _SIGNED_MAX: Final = 2**53 - 1  # a grant is signed as canonical JSON, which has no larger number
 
+T = TypeVar("T")
 Handler: TypeAlias = Callable[[Exchange, Caller, Any], Awaitable[w.Reply]]
 
 
@@ -54,11 +55,18 @@ def _item(reply: Sent | CovenantError) -> w.BatchItem:
 
 async def recv_task(x: Exchange, caller: Caller, r: w.RecvTask) -> w.TaskOpt:
     lease = x.lease(caller, r.recipient, r.incarnation)
-    taken: list[Delivery] = await x.take(caller, lease, _wait(r.wait_ms), r.receipt)
+    taken = _of_kind(Delivery, await x.take(caller, lease, _wait(r.wait_ms), r.receipt))
     if not taken:
         return w.TaskOpt()
     d = taken[0]
     return w.TaskOpt(task=d.task, lease_id=d.lease_id, attempt=d.attempt, generation=d.generation)
+
+
+def _of_kind(kind: type[T], taken: list[Any]) -> list[T]:
+    """Under a receipt there may be what another sort of receive has taken."""
+    if taken and not isinstance(taken[0], kind):
+        raise Malformed("this receipt is of another receive", field="receipt")
+    return taken
 
 
 def _wait(wait_ms: int) -> int:
@@ -68,7 +76,7 @@ def _wait(wait_ms: int) -> int:
 async def recv_tasks(x: Exchange, caller: Caller, r: w.RecvTasks) -> w.Deliveries:
     limit = _batch(x, r.limit)
     lease = x.lease(caller, r.recipient, r.incarnation, limit)
-    taken: list[Delivery] = await x.take(caller, lease, _wait(r.wait_ms), r.receipt)
+    taken = _of_kind(Delivery, await x.take(caller, lease, _wait(r.wait_ms), r.receipt))
     return w.Deliveries(deliveries=[w.Delivered(d.task, d.lease_id, d.attempt, d.generation) for d in taken])
 
 
@@ -137,7 +145,8 @@ async def post_result(x: Exchange, caller: Caller, r: w.PostResult) -> w.ResultP
 
 
 async def recv_result(x: Exchange, caller: Caller, r: w.RecvResult) -> w.ResultOpt:
-    taken: list[Answer] = await x.take(caller, x.drain_results(caller, r.peer), _wait(r.wait_ms), r.receipt)
+    found = await x.take(caller, x.drain_results(caller, r.peer), _wait(r.wait_ms), r.receipt)
+    taken = _of_kind(Answer, found)
     return _result(taken[0] if taken else None)
 
 
@@ -151,7 +160,8 @@ def _result(answer: Answer | None) -> w.ResultOpt:
 
 async def recv_results(x: Exchange, caller: Caller, r: w.RecvResults) -> w.Results:
     limit = _batch(x, r.limit)
-    return _results(await x.take(caller, x.drain_results(caller, r.peer, limit), _wait(r.wait_ms), r.receipt))
+    found = await x.take(caller, x.drain_results(caller, r.peer, limit), _wait(r.wait_ms), r.receipt)
+    return _results(_of_kind(Answer, found))
 
 
 async def give_back(x: Exchange, caller: Caller, r: w.GiveBack) -> w.GivenBack:
