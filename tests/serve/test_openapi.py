@@ -244,7 +244,8 @@ async def many_tasks_and_the_cache(api: Api) -> None:
         await api.ok("operator", "GET", "/a2a/queue", state=state, min_lease_age_ms=0)
     leased = await api.ok("bob@lab", "POST", "/a2a/tasks/next/batch", {"limit": 10, "receipt": "r"})
     await api.ok("bob@lab", "POST", "/a2a/give-back", {"receipt": "r"})
-    leased = await api.ok("bob@lab", "POST", "/a2a/tasks/next/batch", {"limit": 10})
+    leased = await api.ok("bob@lab", "POST", "/a2a/tasks/next/batch", {"limit": 10, "receipt": "s"})
+    await api.refused("malformed", "bob@lab", "GET", "/a2a/results/next", receipt="s")
     for lease in leased["deliveries"]:
         answer = {"task_id": lease["task"]["id"], "lease_id": lease["lease_id"], "status": "ok"}
         await api.ok("bob@lab", "POST", "/a2a/results", answer)
@@ -286,6 +287,7 @@ async def who_may_do_what(api: Api) -> None:
     scope = {"max_uses": 3, "duplicate_risk": "idempotent"}
     grant = {"subject": "dan@lab", "action": "a2a.repair.requeue", "scope": scope, "delegable": True}
     granted = await api.ok("operator", "POST", "/capabilities", grant)
+    await api.refused("too_large", "operator", "POST", "/capabilities", {**grant, "expires_ms": 2**60})
     await api.ok("operator", "GET", "/capabilities", subject="dan@lab")
     await api.ok("operator", "GET", "/capabilities/check", action="a2a.repair.requeue", subject="dan@lab")
     await api.ok("alice@lab", "GET", "/capabilities/check", action="a2a.send.bob@lab", counterparty="bob@lab")

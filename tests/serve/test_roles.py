@@ -378,3 +378,32 @@ async def test_a_flood_of_refusals_is_counted_and_not_written(world: World) -> N
     rows = (await world.engines["operator"].call(audit, w.AuditReply)).rows
     assert 50 <= len(rows) <= 60
     assert not any(row.passed for row in rows)
+
+
+async def test_a_forged_label_of_the_sender_is_replaced_by_the_true_one(world: World) -> None:
+    """Contract 25: beside the caller's own key stands the caller's own label."""
+    stranger = AgentId.named("carol@lab")
+    forged = AgentId("alice@lab", stranger.pubkey)
+    task = Task(sender=forged, recipient=world.agents["worker"], intent_text="from alice, honestly")
+    sent = await world.engines["stranger"].call(w.SendTask(task=task), w.TaskQueued)
+    entry = (await world.engines["operator"].call(w.GetTask(task_id=sent.task_id), w.TaskReply)).entry
+    assert entry.task.sender is not None
+    assert entry.task.sender.display == "carol@lab"
+
+
+async def test_a_task_for_a_label_reaches_whoever_has_the_label(world: World) -> None:
+    """Contract 25: enrolling with the key that stands for somebody's label does not draw that label's tasks."""
+    operator = world.engines["operator"]
+    await operator.call(w.EnrollPeer(display="zoe@lab"), w.PeerEnrolled)
+    await operator.call(w.EnrollPeer(display="mallory@lab", pubkey=AgentId.named("zoe@lab").pubkey), w.PeerEnrolled)
+    task = Task(recipient=AgentId.named("zoe@lab"), intent_text="for zoe")
+    sent = await operator.call(w.SendTask(task=task), w.TaskQueued)
+    entry = (await operator.call(w.GetTask(task_id=sent.task_id), w.TaskReply)).entry
+    assert entry.task.recipient.display == "zoe@lab"
+
+
+@pytest.mark.parametrize(
+    "request_", [w.RecvTask(receipt="r" * 9000), w.RecvTask(incarnation="i" * 9000), w.GiveBack(receipt="r" * 9000)]
+)
+async def test_names_that_a_caller_makes_up_have_a_bound(world: World, request_: w.Request) -> None:
+    assert await told(world, "worker", request_) == "too_large"

@@ -36,6 +36,7 @@ from covenant.model.task import Result, Task
 from covenant.model.view import Compaction, QueueEntry
 from covenant.rules.audit import rows_of, task_of
 from covenant.rules.context import Ids
+from covenant.rules.envelope import check_text
 from covenant.rules.grant import OPERATOR_ACTIONS, PEER_ACTIONS, check_action
 from covenant.store.clock import Clock
 from covenant.store.engine import Store
@@ -165,6 +166,7 @@ class Exchange:
         the same receive again gets the same answer: the first one may have been lost on its way."""
         if receipt is None:
             return await self._take(caller, command, wait_ms, [])
+        check_text(receipt, "receipt", self.store.limits.key_bytes_max)
         return await self._receipts.take(
             f"{caller.agent.pubkey}/{receipt}", lambda undoing: self._take(caller, command, wait_ms, undoing)
         )
@@ -173,6 +175,7 @@ class Exchange:
         """How many commands it took to undo the receive."""
         if self.store.caller_of(caller.token) is None:
             raise Unauthenticated("the token is not valid (any more)")
+        check_text(receipt, "receipt", self.store.limits.key_bytes_max)
         undoing = await self._receipts.forget(f"{caller.agent.pubkey}/{receipt}")
         for command in undoing:
             await self.store.run(command)
@@ -264,13 +267,13 @@ class Exchange:
 
     def lease(self, caller: Caller, recipient: str | None, incarnation: str | None, limit: int = 1) -> c.LeaseTasks:
         by = self.by(caller)
-        return c.LeaseTasks(by, self._for(caller, recipient), incarnation or self._incarnation_of(caller), limit)
+        return c.LeaseTasks(by, self._for(caller, recipient), self._incarnation(caller, incarnation), limit)
 
     def drain_results(self, caller: Caller, peer: str | None, limit: int = 1) -> c.DrainResults:
         return c.DrainResults(self.by(caller), self._for(caller, peer), limit)
 
     def post(self, caller: Caller, result: Result, incarnation: str | None) -> c.PostResult:
-        return c.PostResult(self.by(caller), result, incarnation or self._incarnation_of(caller))
+        return c.PostResult(self.by(caller), result, self._incarnation(caller, incarnation))
 
     def _for(self, caller: Caller, name: str | None) -> AgentId | None:
         """A peer receives for itself; the operator for everybody, or for whom it names."""
@@ -279,6 +282,12 @@ class Exchange:
                 raise NotPermitted(f"{caller.agent} receives for itself only")
             return caller.agent
         return None if name in (None, "*") else self.agent(str(name))
+
+    def _incarnation(self, caller: Caller, named: str | None) -> str:
+        if named is None:
+            return self._incarnation_of(caller)
+        check_text(named, "incarnation", self.store.limits.key_bytes_max)
+        return named
 
     def _incarnation_of(self, caller: Caller) -> str:
         """For callers that name none: one for each peer as long as this daemon runs."""

@@ -59,7 +59,7 @@ def admit(call: c.Call, view: View, ctx: Context, decide: Decide) -> Commit:
         return _refused(missing, _check_row(demand, None), call)
     if type(command) is c.SendTask:
         assert demand.counterparty is not None
-        command = _truly_addressed(command, demand.counterparty)
+        command = _truly_addressed(command, caller.agent, demand.counterparty)
         refused = _recipient_refusal(command, caller, view, ctx)
         if refused is not None:
             return _refused(refused, _check_row(demand, None), call)
@@ -171,17 +171,16 @@ def _send(command: c.SendTask, caller: Caller, view: View, ctx: Context) -> Dema
 
 def known_agent(agent: AgentId, view: View) -> AgentId:
     """A key says who somebody is: what label a caller puts beside it does not count."""
-    peer = view.get(peer_key(agent.pubkey))
-    if peer is None and agent.pubkey == AgentId.named(agent.display).pubkey:
-        peer = view.get(peer_key(view.peer_named(agent.display) or ""))  # whoever has the label
+    pubkey = agent.pubkey
+    if pubkey == AgentId.named(agent.display).pubkey:  # the key that stands for a label: whoever has the label is meant
+        pubkey = view.peer_named(agent.display) or pubkey
+    peer = view.get(peer_key(pubkey))
     return peer.agent if isinstance(peer, Peer) else agent
 
 
-def _truly_addressed(command: c.SendTask, recipient: AgentId) -> c.SendTask:
-    told = command.task.recipient
-    if told.display == recipient.display and told.pubkey == recipient.pubkey:
-        return command
-    return c.SendTask(command.by, structs.replace(command.task, recipient=recipient))
+def _truly_addressed(command: c.SendTask, sender: AgentId, recipient: AgentId) -> c.SendTask:
+    """With the labels that the two were enrolled under, whatever the caller has put there."""
+    return c.SendTask(command.by, structs.replace(command.task, sender=sender, recipient=recipient))
 
 
 def _recipient_refusal(command: c.SendTask, caller: Caller, view: View, ctx: Context) -> CovenantError | None:
