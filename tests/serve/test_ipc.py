@@ -207,3 +207,11 @@ async def test_a_socket_may_lie_deep_in_a_tree(tmp_path: Path) -> None:
         assert await box.recent_tasks() == []
     await daemon.stop()
     assert not (deep / "sock").exists()
+
+
+async def test_a_receive_that_is_given_back_while_it_waits_is_answered_with_nothing(office: Office) -> None:
+    bob = await office.line("bob@lab")
+    bob.send({"kind": "try_recv_a2a_task", "id": 1, "wait_ms": 20_000, "receipt": "r"})
+    bob.send({"kind": "give_back", "id": 2, "receipt": "r"})
+    answers = {answer["id"]: answer for answer in (await bob.read(), await bob.read())}
+    assert (answers[1]["kind"], answers[1]["task"], answers[2]["kind"]) == ("a2a_task_opt", None, "given_back")

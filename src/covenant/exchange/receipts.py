@@ -47,6 +47,9 @@ class Receipts:
         try:
             return await working
         except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if working.cancelled() and task is not None and not task.cancelling():
+                return []  # it was given back while it waited
             working.cancel()
             await asyncio.wait([working])
             raise
