@@ -7,6 +7,7 @@ runs ahead of the disk, and no answer leaves before what it saw is durable.
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
@@ -43,7 +44,7 @@ _STEPS_AT_ONCE = 10
 _SYSTEM = "system"
 
 
-class Embedded:
+class Embedded(ABC):
     """Base of `Memory` and `Journal`."""
 
     def __init__(self, limits: Limits, clock: Clock, ids: Ids) -> None:
@@ -256,8 +257,9 @@ class Embedded:
                 break
         return rows[max(0, len(rows) - limit) :]
 
+    @abstractmethod
     async def log_back(self, before: int | None, limit: int) -> list[Logged]:
-        raise NotImplementedError
+        """Commits before this event, the newest first; only what is durable."""
 
     def growth(self) -> asyncio.Future[None]:
         """Done when more of the log is durable, or the store has stopped. All who follow the log share it: it is waited
