@@ -70,6 +70,20 @@ async def test_a_cascade_does_not_reach_what_strangers_sent(alice: Mailbox, bob:
     assert (await alice.get_task(child.task_id)).outcome is None
 
 
+async def test_a_cascade_does_not_reach_what_the_recipient_hung_there_before_it_knew(
+    alice: Mailbox, bob: Mailbox, carol: Mailbox
+) -> None:
+    """Contract 7: to send somebody a task under the id of its own intent gives no power over what hangs on that."""
+    before = await bob.send_task(plain(alice, parent=uid(7)))
+    await carol.send_task(plain(bob, id=uid(7)))
+    unread = await bob.send_task(plain(alice, parent=uid(7)))
+    await take(bob)
+    known = await bob.send_task(plain(alice, parent=uid(7)))
+    await carol.cancel_task(uid(7), cascade=True)
+    ends = [(await bob.get_task(child.task_id)).outcome for child in (before, unread, known)]
+    assert ends == [None, None, "canceled"]
+
+
 async def test_a_cascade_reaches_what_the_worker_sent_on(alice: Mailbox, bob: Mailbox, carol: Mailbox) -> None:
     """Contract 7: the children that the recipient fanned out go with the task."""
     parent = await alice.send_task(plain(bob))

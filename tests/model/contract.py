@@ -167,6 +167,7 @@ class Task:
     state: str = "queued"
     generation: int = 1
     attempt: int = 0
+    known: int | None = None  # rank of its first lease
     follows: CacheKey | None = None
     slot: CacheKey | None = None
     not_before_ms: int | None = None
@@ -341,6 +342,7 @@ class Contract:
         task.attempt += 1
         task.generation += 1
         task.lease = Lease(lease_id, self.incarnation, self.now_ms, self._next())
+        task.known = task.lease.seen if task.known is None else task.known
         task.incarnation = self.incarnation
         task.parts = []
         self.leases[lease_id] = task_id
@@ -531,7 +533,8 @@ class Contract:
         for parent in parents:
             parent.cascaded = True
             for child in self._children(parent):
-                if child.envelope.sender not in (parent.envelope.sender, parent.envelope.recipient):
+                knew = parent.envelope.recipient if parent.known is not None and parent.known < child.sent else None
+                if child.envelope.sender not in (parent.envelope.sender, knew):
                     continue
                 if child.outcome is None:
                     self._end(child, "canceled", "canceled: its parent was canceled", rank)

@@ -74,6 +74,7 @@ class TaskRecord(Struct, gc=False, omit_defaults=True):
     state: TaskState = TaskState.QUEUED
     generation: int = 1
     attempt: int = 0
+    leased_order: int = 0  # its first lease: from then on its recipient knows of it
     slot: str | None = None
     replayed: bool = False
     lease: Lease | None = None

@@ -50,7 +50,6 @@ def cancel_children(command: CancelChildren, view: View, ctx: Context) -> Commit
         pending = isinstance(parent, TaskRecord) and parent.cascade is Cascade.PENDING
         return Commit((e.CascadeDone(command.task_id),) if pending else ())
     parent = view.get(command.task_id)
-    kin = {parent.sender, parent.recipient} if isinstance(parent, TaskRecord) else set()
     events: list[e.Event] = []
     below: list[CancelChildren] = []
     touched: set[Key] = set()
@@ -59,8 +58,8 @@ def cancel_children(command: CancelChildren, view: View, ctx: Context) -> Commit
         if child.slot is not None and child.slot in touched:
             break  # its leader ended in this commit: the next step sees who leads now
         after = child.sent_order
-        if child.sender not in kin:
-            continue  # anybody may hang a task on any id: a cancel reaches only what its own parties sent
+        if not isinstance(parent, TaskRecord) or not _is_offspring(child, parent):
+            continue
         ended = _cancel_child(child, view)
         if ended:
             events += ended
@@ -68,6 +67,13 @@ def cancel_children(command: CancelChildren, view: View, ctx: Context) -> Commit
             if child.slot is not None:
                 touched.add(child.slot)
     return Commit(tuple(events), then=(*below, CancelChildren(None, command.task_id, after)))
+
+
+def _is_offspring(child: TaskRecord, parent: TaskRecord) -> bool:
+    """Anybody may hang a task on any id, and send a task under an id on which others have hung theirs. A cancel reaches
+    what the parent's sender sent, and what its recipient sent once it had leased the parent and so knew of it."""
+    knew = parent.recipient if 0 < parent.leased_order < child.sent_order else None
+    return child.sender in (parent.sender, knew)
 
 
 def _cancel_child(child: TaskRecord, view: View) -> list[e.Event]:

@@ -78,6 +78,7 @@ def _leased(old: TaskRecord, event: e.Leased, order: int, at: int) -> TaskRecord
     record = _copied(old)
     record.state = TaskState.IN_FLIGHT
     record.attempt = old.attempt + 1
+    record.leased_order = old.leased_order or order
     record.generation = old.generation + 1
     record.lease = Lease(event.lease_id, old.task.recipient, event.incarnation, at, at, order)
     record.incarnation = event.incarnation
@@ -92,6 +93,7 @@ def _unleased(old: TaskRecord, event: e.Unleased, order: int, at: int) -> TaskRe
     record = _copied(old)
     record.state = TaskState.QUEUED
     record.attempt = old.attempt - 1
+    record.leased_order = old.leased_order if record.attempt else 0
     record.generation = old.generation + 1
     record.lease = None
     record.order = order
