@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import monotonic
 from typing import Final
@@ -80,25 +80,39 @@ class Meter:
 
 
 class Refusals:
-    """Which refusals are written down: so many of a peer in a minute, then one again with how many were not."""
+    """Which refusals are written down: so many of a peer in a minute; the others are counted, and the count is told
+    with the next that is written, or when the minute is over."""
 
-    def __init__(self, per_min: int) -> None:
+    def __init__(self, per_min: int, now_ms: Callable[[], int]) -> None:
         self._per_min = per_min
-        self._seen: dict[str, tuple[int, int, int]] = {}  # minute, written in it, not written since
+        self._now_ms = now_ms
+        self._seen: dict[str, _Minute] = {}
 
-    def next(self, peer: str) -> int:
-        """What `Call.refusals` says for the next refusal of this peer."""
-        minute, written, silent = self._seen.get(peer, (0, 0, 0))
-        if int(monotonic() // 60) == minute and written >= self._per_min:
+    def draw(self, peer: str) -> int:
+        """One more. How many were not written before it; -1 when this one is not written either."""
+        now = self._now_ms() // 60_000
+        seen = self._seen.get(peer)
+        if seen is None:
+            if len(self._seen) >= _PEERS_MAX:
+                self._seen.clear()
+            seen = self._seen[peer] = _Minute(now)
+        if seen.minute == now and seen.written >= self._per_min:
+            seen.silent += 1
             return -1
+        silent = seen.silent
+        self._seen[peer] = _Minute(now, 1 if seen.minute != now else seen.written + 1)
         return silent
 
-    def note(self, peer: str, written: bool) -> None:
-        """There was one, and it was written down or not."""
-        minute, count, silent = self._seen.get(peer, (0, 0, 0))
-        now = int(monotonic() // 60)
-        if now != minute:
-            minute, count = now, 0
-        if len(self._seen) >= _PEERS_MAX:
-            self._seen.clear()
-        self._seen[peer] = (minute, count + 1, 0) if written else (minute, count, silent + 1)
+    def counted(self, everything: bool = False) -> list[tuple[str, int]]:
+        """Those who were refused in silence, and have not been told of since their minute was over."""
+        now = self._now_ms() // 60_000
+        over = [(peer, seen) for peer, seen in self._seen.items() if everything or seen.minute != now]
+        for peer, _ in over:
+            del self._seen[peer]
+        return [(peer, seen.silent) for peer, seen in over if seen.silent]
+
+
+class _Minute(Struct):
+    minute: int
+    written: int = 0
+    silent: int = 0

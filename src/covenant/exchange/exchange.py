@@ -23,12 +23,7 @@ from covenant.model.error import (
     CovenantError,
     Draining,
     Malformed,
-    MissingCapability,
-    NotPermitted,
-    SenderMismatch,
     Unauthenticated,
-    UnknownPeer,
-    UnknownTask,
 )
 from covenant.model.peer import Caller, Capability, Demand, GrantedView, PeerView, Role, Scope
 from covenant.model.query import CheckGrant, GetTask, Query
@@ -45,7 +40,6 @@ SIGN_EVERY_MS: Final = 1000
 _STORY_MAX: Final = 1000
 _SCAN_MAX: Final = 2000
 _NOBODY: Final = "nobody"
-_WRITTEN_DOWN: Final = (NotPermitted, UnknownTask, SenderMismatch)
 
 log = logging.getLogger("covenant.exchange")
 
@@ -71,13 +65,14 @@ class Exchange:
         self._clock = clock
         self._ids = ids
         self._meter = Meter(self.bounds.requests_per_s, self.bounds.burst)
-        self._refusals = Refusals(self.bounds.refusals_per_min)
+        self._refusals = Refusals(self.bounds.refusals_per_min, clock.now_ms)
         self._receipts = Receipts(clock)
         self._waiting: dict[asyncio.Task[Any], str] = {}
         self._on_lost_trust: list[Callable[[str], None]] = []
         self._signed_seq = 0
         self._signing = False
         store.context.is_genuine = realm.is_genuine
+        store.context.refused = self._refusals.draw
         store.context.recv_gate = recv_gate
 
     # --- life ---------------------------------------------------------------------------------------------
@@ -104,6 +99,7 @@ class Exchange:
     async def close(self) -> None:
         self.drain()
         try:
+            await self.tell_refusals(everything=True)
             await self.sign_head()
         except CovenantError as failed:
             log.warning("the end of the chain could not be signed: %s", failed)
@@ -123,41 +119,26 @@ class Exchange:
 
     async def note_stranger(self, transport: str) -> None:
         """Somebody without a valid token: written down, or counted when there are many."""
-        count = self._refusals.next(_NOBODY)
-        self._refusals.note(_NOBODY, count >= 0)
+        count = self._refusals.draw(_NOBODY)
         if count >= 0:
-            await self.store.run(c.NoteRefusal(None, "authentication_failed", transport, count))
+            await self.store.run(c.NoteRefusal(None, "authentication_failed", transport, count=count))
 
     def watch_trust(self, lost: Callable[[str], None]) -> None:
         """Be told the key of a peer whose token is worth nothing from now on."""
         self._on_lost_trust.append(lost)
 
-    def agent(self, name: str) -> AgentId:
-        """The enrolled agent with this label or key."""
-        found = self.store.agent_of(name) or self.store.agent_of(_label(name))
-        if found is None:
-            raise UnknownPeer(f"no peer {name}", peer=name)
-        return found
+    def named(self, name: str) -> AgentId:
+        """The enrolled agent with this label or key, or one of that name that is not there: the rules say, to those who
+        may hear it, that it is not."""
+        return self.store.agent_of(name) or self.store.agent_of(_label(name)) or AgentId.named(_label(name))
 
     # --- doing --------------------------------------------------------------------------------------------
 
     async def run(self, caller: Caller, command: c.Command) -> Any:
-        call = self._call(caller, command)
-        try:
-            return await self.store.run(call)
-        except _WRITTEN_DOWN:
-            self._refusals.note(caller.agent.pubkey, call.refusals >= 0)
-            raise
+        return await self.store.run(c.Call(caller, command))
 
     async def run_all(self, caller: Caller, commands: Sequence[c.Command]) -> list[Any]:
-        """Of a batch, one refusal is written down; the others are counted."""
-        calls = [self._call(caller, command) for command in commands[:1]]
-        calls += [c.Call(caller, command, -1) for command in commands[1:]]
-        replies = await self.store.run_all(calls)
-        for call, reply in zip(calls, replies, strict=True):
-            if isinstance(reply, _WRITTEN_DOWN):
-                self._refusals.note(caller.agent.pubkey, call.refusals >= 0)
-        return replies
+        return await self.store.run_all([c.Call(caller, command) for command in commands])
 
     async def take(
         self, caller: Caller, command: c.LeaseTasks | c.DrainResults, wait_ms: int, receipt: str | None = None
@@ -189,7 +170,7 @@ class Exchange:
             if isinstance(command, c.LeaseTasks):
                 raise Draining("the daemon is ending and hands out no more tasks")
             wait_ms = 0
-        call = self._call(caller, command)
+        call = c.Call(caller, command)
         wait_ms = min(wait_ms, self.bounds.wait_ms_max)
         if wait_ms == 0:
             return await self.store.take(call, 0, undoing)
@@ -243,9 +224,8 @@ class Exchange:
             self._waiting.pop(waiting, None)
 
     async def require(self, caller: Caller, action: str) -> None:
-        """Raise unless the caller is the operator or holds this action."""
-        if not caller.is_operator and not (await self.check(caller, caller.agent, Demand(action, action)))[0]:
-            raise MissingCapability(f"{caller.agent} has no grant of {action}", action=action)
+        """Raise unless the caller is the operator or holds this action. It counts as a use of it."""
+        await self.run(caller, c.UseRight(self.by(caller), action))
 
     async def check(self, caller: Caller, subject: AgentId, demand: Demand) -> tuple[str | None, bool]:
         """The grant that would let this subject do that, and whether it holds the action at all."""
@@ -253,14 +233,11 @@ class Exchange:
         return found
 
     async def compact(self, caller: Caller, older_than_ms: int | None) -> Compaction:
-        return await self.store.compact(self._call(caller, c.CompactHistory(self.by(caller), older_than_ms)))
+        return await self.store.compact(c.Call(caller, c.CompactHistory(self.by(caller), older_than_ms)))
 
     def by(self, caller: Caller) -> AgentId | None:
         """How the rules name the caller: the operator sees all, and so is nobody in particular."""
         return None if caller.is_operator else caller.agent
-
-    def _call(self, caller: Caller, command: c.Command) -> c.Call:
-        return c.Call(caller, command, self._refusals.next(caller.agent.pubkey))
 
     def send(self, caller: Caller, task: Task) -> c.SendTask:
         return c.SendTask(caller.agent, task)
@@ -276,12 +253,10 @@ class Exchange:
         return c.PostResult(self.by(caller), result, self._incarnation(caller, incarnation))
 
     def _for(self, caller: Caller, name: str | None) -> AgentId | None:
-        """A peer receives for itself; the operator for everybody, or for whom it names."""
-        if not caller.is_operator:
-            if name is not None and (name == "*" or self.agent(name) != caller.agent):
-                raise NotPermitted(f"{caller.agent} receives for itself only")
-            return caller.agent
-        return None if name in (None, "*") else self.agent(str(name))
+        """Whom the caller names, or itself; the operator, if it names nobody, receives for everybody."""
+        if name is None:
+            return self.by(caller)
+        return None if name == "*" else self.named(name)
 
     def _incarnation(self, caller: Caller, named: str | None) -> str:
         if named is None:
@@ -305,20 +280,18 @@ class Exchange:
         for action in actions:
             check_action(action)
         grants = tuple(self._grant(agent, action, by=caller.agent) for action in actions)
-        if grants and not caller.is_operator:
-            raise NotPermitted("only the operator enrolls a peer with grants")
         command = c.EnrollPeer(self.by(caller), agent, Role.PEER, digest_of(token), grants)
         return await self.run(caller, command), token
 
     async def revoke_peer(self, caller: Caller, name: str, reason: str) -> PeerView:
-        agent = self.agent(name)
+        agent = self.named(name)
         view: PeerView = await self.run(caller, c.RevokePeer(self.by(caller), agent.pubkey, reason))
         self._trust_lost(agent.pubkey)
         return view
 
     async def rotate(self, caller: Caller, name: str | None) -> tuple[PeerView, str]:
         """A peer may always change its own token."""
-        agent = caller.agent if name is None else self.agent(name)
+        agent = caller.agent if name is None else self.named(name)
         token = make_token()
         command = c.RotateToken(self.by(caller), agent.pubkey, digest_of(token))
         view: PeerView = await self.run(caller, command)
@@ -346,7 +319,7 @@ class Exchange:
         check_action(action)
         capability = Capability(
             self._ids.lease(),
-            self.agent(subject),
+            self.named(subject),
             action,
             caller.agent,
             self._clock.now_ms(),
@@ -403,6 +376,13 @@ class Exchange:
         if not caller.is_operator:  # by which grant somebody else was let in is not this caller's to know
             rows = [row for row in rows if row.kind != "capability_check" or row.actor == caller.agent.display]
         return entry, rows, seq == 0
+
+    async def tell_refusals(self, everything: bool = False) -> None:
+        """Write down how often somebody was refused in silence, once there is an end to it."""
+        for pubkey, count in self._refusals.counted(everything):
+            known = self.store.agent_of(pubkey)
+            subject = pubkey if known is None else known.display
+            await self.store.run(c.NoteRefusal(None, "refusals_counted", subject=subject, count=count))
 
     async def sign_head(self) -> None:
         """Vouch for the chain as it is durable now, if anything was written since the last time."""

@@ -165,7 +165,7 @@ class Scheduler:
         """A row for each reason; how many passes besides had the same is counted in it."""
         for code, count in list(self._untold.items()):
             try:
-                await self._exchange.store.run(NoteRefusal(None, SCAN_ROW, code, count - 1))
+                await self._exchange.store.run(NoteRefusal(None, SCAN_ROW, code, count=count - 1))
             except CovenantError as failed:
                 log.warning("a failed pass has no row yet: %s", failed)
                 return

@@ -122,11 +122,18 @@ class SignHead(_Command, frozen=True):
     pubkey: str
 
 
+class UseRight(_Command, frozen=True):
+    """Before something is read that only this action shows."""
+
+    action: str
+
+
 class NoteRefusal(_Command, frozen=True):
-    """Write down what was refused before there was a caller."""
+    """Write down what was refused before there was a caller, or how often somebody was refused in silence."""
 
     kind: str
-    reason: str
+    reason: str | None = None
+    subject: str | None = None
     count: int = 0
 
 
@@ -141,6 +148,12 @@ class CancelChildren(_Command, frozen=True):
 
     task_id: str
     after: int = 0
+
+
+class EndGrants(_Command, frozen=True):
+    """Step: end the next grants of a revoked peer."""
+
+    pubkey: str
 
 
 class Expire(_Command, frozen=True):
@@ -165,21 +178,21 @@ Command: TypeAlias = (
     | RevokePeer
     | GrantCapability
     | RevokeCapability
+    | UseRight
     | SignHead
     | NoteRefusal
     | SettleSlot
     | CancelChildren
+    | EndGrants
     | Expire
 )
 
 
 class Call(Struct, frozen=True, gc=False):
-    """A command of somebody who came through the door. `refusals`: how many of this caller's were not written down
-    since the last that was; -1 when this one is not to be written either."""
+    """A command of somebody who came through the door."""
 
     caller: Caller
     command: Command
-    refusals: int = 0
 
     @property
     def by(self) -> AgentId:

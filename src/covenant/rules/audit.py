@@ -36,7 +36,7 @@ def sign_head(command: SignHead, view: View, ctx: Context) -> Commit:
 
 def note_refusal(command: NoteRefusal, view: View, ctx: Context) -> Commit:
     counts = {"not_written": command.count} if command.count else {}
-    return Commit((), None, (AuditRow(command.kind, reason=command.reason, counts=counts),))
+    return Commit((), None, (AuditRow(command.kind, subject=command.subject, reason=command.reason, counts=counts),))
 
 
 def rows_of(logged: Logged) -> Iterator[AuditRow]:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from msgspec import Struct
 
 from covenant.model.audit import AuditRow
-from covenant.model.command import Call, Command
+from covenant.model.command import Call, Command, NoteRefusal, SignHead
 from covenant.model.event import Event
 from covenant.model.limits import Limits
 from covenant.model.peer import Grant, Peer
@@ -31,6 +31,10 @@ def _anything(grant: Grant) -> bool:
     return True
 
 
+def _written(caller: str) -> int:
+    return 0
+
+
 class Context(Struct, gc=False):
     """What a rule is given. Asked again for the same command, an engine gives the same ids."""
 
@@ -41,6 +45,7 @@ class Context(Struct, gc=False):
     granted: str | None = None  # the action for which the door has let this command in
     may_requeue: Callable[[TaskRecord], bool] | None = None  # what the grants behind the retry gate reach
     is_genuine: Callable[[Grant], bool] = _anything  # whether the realm signed it
+    refused: Callable[[str], int] = _written  # how many of a caller were not written down before; -1: nor is this one
     recv_gate: bool = False  # whether a recipient must have agreed to its senders
 
 
@@ -110,6 +115,8 @@ class Commit(Struct, gc=False):
 
 def actor(command: Command | Call) -> str:
     """Who the log says it was."""
+    if type(command) in (SignHead, NoteRefusal):
+        return "system"
     if type(command) is Call and command.caller.is_operator:
         return "operator"
     by = command.by

@@ -30,6 +30,8 @@ DECIDE: dict[type, Callable[[Any, View, Context], Commit]] = {
     c.RevokePeer: peer.revoke,
     c.GrantCapability: grant.grant,
     c.RevokeCapability: grant.revoke,
+    c.EndGrants: grant.end_grants,
+    c.UseRight: door.use_right,
     c.SignHead: audit.sign_head,
     c.NoteRefusal: audit.note_refusal,
 }

@@ -17,7 +17,9 @@ from covenant.model.agent import AgentId, check_agent
 from covenant.model.audit import AuditRow
 from covenant.model.error import (
     CovenantError,
+    InvalidInput,
     MissingCapability,
+    NotPermitted,
     RecipientRefused,
     ScopeMismatch,
     SenderMismatch,
@@ -37,63 +39,94 @@ Decide: TypeAlias = Callable[[c.Command, View, Context], Commit]
 
 
 def admit(call: c.Call, view: View, ctx: Context, decide: Decide) -> Commit:
-    """The commit of the command inside, with the check that let it in."""
-    caller = call.caller
-    check_caller(caller, view)
-    command = call.command
-    demand_of = DEMANDS.get(type(command))
-    if demand_of is None:
-        return decide(command, view, ctx)
+    """The commit of the command inside, with the checks that let it in; or the refusal, with those that did not."""
+    check_caller(call.caller, view)
+    checks: list[AuditRow] = []
     try:
-        demand = demand_of(command, caller, view, ctx)
+        commit = _let_in(call.caller, call.command, view, ctx, decide, checks)
     except CovenantError as refusal:
-        return _refused(refusal, _rejection(command, refusal), call)
+        return _refused(refusal, call, checks, ctx)
+    if checks:
+        commit.audit = (*checks, *commit.audit)
+    return commit
+
+
+def _let_in(
+    caller: Caller, command: c.Command, view: View, ctx: Context, decide: Decide, checks: list[AuditRow]
+) -> Commit:
+    demand_of = DEMANDS.get(type(command))
+    demand = None if demand_of is None else demand_of(command, caller, view, ctx)
     if demand is None:
         return decide(command, view, ctx)
     if type(command) is c.RetryStale:
-        return _retried(call, demand, view, ctx, decide)
-    grant, held = find(caller.agent.pubkey, demand, view, ctx)
-    if grant is None:
-        kind = ScopeMismatch if held else MissingCapability
-        missing = kind(f"{caller.agent} has no grant of {demand.action} for this", action=demand.action)
-        return _refused(missing, _check_row(demand, None), call)
+        return _retried(caller, command, demand, view, ctx, decide, checks)
     if type(command) is c.SendTask:
         assert demand.counterparty is not None
         command = _truly_addressed(command, caller.agent, demand.counterparty)
-        refused = _recipient_refusal(command, caller, view, ctx)
-        if refused is not None:
-            return _refused(refused, _check_row(demand, None), call)
+    grant, held = find(caller.agent.pubkey, demand, view, ctx)
+    if grant is None:
+        return _repeated(command, view, ctx, decide) or _missing(caller, demand, held, checks)
+    checks.append(_check_row(demand, grant))
+    if type(command) is c.SendTask:
+        _check_recipient(command, caller, view, ctx, checks)
     return _decided(command, demand, grant, view, ctx, decide)
 
 
 def _decided(command: c.Command, demand: Demand, grant: Grant, view: View, ctx: Context, decide: Decide) -> Commit:
-    row = _check_row(demand, grant)
     ctx.granted = demand.action
     try:
         commit = decide(command, view, ctx)
-    except CovenantError as refusal:
-        return Commit((), refusal, (row,))
     finally:
         ctx.granted = None
-    commit.audit = (row, *commit.audit)
     counts = grant.capability.scope.max_uses is not None or grant.capability.parent is not None
-    if counts and not isinstance(commit.reply, CovenantError):
+    if counts and _is_a_use(command, commit):
         commit.events = (*commit.events, *uses_of(grant, view))
     return commit
 
 
-def _retried(call: c.Call, demand: Demand, view: View, ctx: Context, decide: Decide) -> Commit:
+def _is_a_use(command: c.Command, commit: Commit) -> bool:
+    """What was refused, and what only told again what had been done before, costs nothing."""
+    done = bool(commit.events) or type(command) is c.UseRight
+    return done and not isinstance(commit.reply, CovenantError)
+
+
+def _repeated(command: c.Command, view: View, ctx: Context, decide: Decide) -> Commit | None:
+    """A call that was let in once and whose answer was lost may have used its grant up: it is answered again. What
+    changes nothing needs no grant."""
+    if type(command) is c.UseRight:
+        return None
+    try:
+        commit = decide(command, view, ctx)
+    except CovenantError:
+        return None
+    return None if commit.events or commit.audit or isinstance(commit.reply, CovenantError) else commit
+
+
+def _missing(caller: Caller, demand: Demand, held: bool, checks: list[AuditRow]) -> Commit:
+    checks.append(_check_row(demand, None))
+    kind = ScopeMismatch if held else MissingCapability
+    raise kind(f"{caller.agent} has no grant of {demand.action} for this", action=demand.action)
+
+
+def _retried(
+    caller: Caller,
+    command: c.RetryStale,
+    demand: Demand,
+    view: View,
+    ctx: Context,
+    decide: Decide,
+    checks: list[AuditRow],
+) -> Commit:
     """The gate asks for each task whether a grant reaches it, and uses one up for each that it requeues."""
-    licence = _Licence(call.caller, view, ctx)
+    licence = _Licence(caller, view, ctx)
     if not licence.is_there(demand):
-        refusal = MissingCapability(f"{call.caller.agent} has no grant of {demand.action}", action=demand.action)
-        return _refused(refusal, _check_row(demand, None), call)
+        return _missing(caller, demand, False, checks)
+    checks.append(AuditRow("capability_check", demand.action, scope_id=demand.label, passed=True))
     ctx.granted, ctx.may_requeue = demand.action, licence.reaches
     try:
-        commit = decide(call.command, view, ctx)
+        commit = decide(command, view, ctx)
     finally:
         ctx.granted = ctx.may_requeue = None
-    commit.audit = (AuditRow("capability_check", demand.action, scope_id=demand.label, passed=True), *commit.audit)
     commit.events = (*commit.events, *(event for grant in licence.used for event in uses_of(grant, view)))
     return commit
 
@@ -140,21 +173,20 @@ def _check_row(demand: Demand, grant: Grant | None) -> AuditRow:
     )
 
 
-def _rejection(command: c.Command, refusal: CovenantError) -> AuditRow:
-    return AuditRow("rejected", type(command).__name__, reason=refusal.code, task_id=refusal.details.get("task_id"))
-
-
-def _refused(refusal: CovenantError, row: AuditRow, call: c.Call) -> Commit:
-    """A refusal is written down, unless the same caller is being refused over and over: then it is counted."""
-    if call.refusals < 0:
+def _refused(refusal: CovenantError, call: c.Call, checks: list[AuditRow], ctx: Context) -> Commit:
+    """A refusal is written down with the checks before it, unless the same caller is being refused over and over: then
+    it is counted. What nobody could make sense of was no attempt at anything, and leaves no row."""
+    if isinstance(refusal, InvalidInput) and not checks:
         return Commit((), refusal)
-    if call.refusals:
-        row = AuditRow(**{**_fields(row), "counts": {"not_written": call.refusals}})
-    return Commit((), refusal, (row,))
-
-
-def _fields(row: AuditRow) -> dict[str, Any]:
-    return {name: getattr(row, name) for name in row.__struct_fields__}
+    not_written = ctx.refused(call.caller.agent.pubkey)
+    if not_written < 0:
+        return Commit((), refusal)
+    if not checks or checks[-1].passed:
+        name, task_id = type(call.command).__name__, refusal.details.get("task_id")
+        checks.append(AuditRow("rejected", name, reason=refusal.code, task_id=task_id))
+    if not_written:
+        checks[-1] = structs.replace(checks[-1], counts={"not_written": not_written})
+    return Commit((), refusal, tuple(checks))
 
 
 # --- what each command demands -----------------------------------------------------------------------------
@@ -183,17 +215,18 @@ def _truly_addressed(command: c.SendTask, sender: AgentId, recipient: AgentId) -
     return c.SendTask(command.by, structs.replace(command.task, sender=sender, recipient=recipient))
 
 
-def _recipient_refusal(command: c.SendTask, caller: Caller, view: View, ctx: Context) -> CovenantError | None:
+def _check_recipient(command: c.SendTask, caller: Caller, view: View, ctx: Context, checks: list[AuditRow]) -> None:
     """The recipient must be somebody, and where the gate is on, must have agreed to hear from the sender."""
     task, sender = command.task, caller.agent
     peer = view.get(peer_key(task.recipient.pubkey))
     if not isinstance(peer, Peer) or peer.revoked_ms is not None:
-        return UnknownPeer(f"no peer {task.recipient.display}", peer=task.recipient.display)
+        raise UnknownPeer(f"no peer {task.recipient.display}", peer=task.recipient.display)
     if ctx.recv_gate and sender != peer.agent:
         demand = Demand(f"a2a.recv.{sender.display}", f"a2a-recv:{peer.agent.display}", sender)
-        if find(peer.agent.pubkey, demand, view, ctx)[0] is None:
-            return RecipientRefused(f"{peer.agent.display} does not take tasks of {sender}", peer=peer.agent.display)
-    return None
+        grant, _ = find(peer.agent.pubkey, demand, view, ctx)
+        checks.append(_check_row(demand, grant))
+        if grant is None:
+            raise RecipientRefused(f"{peer.agent.display} does not take tasks of {sender}", peer=peer.agent.display)
 
 
 def _respond(command: c.PostResult, caller: Caller, view: View, ctx: Context) -> Demand:
@@ -265,6 +298,21 @@ def _rotate(command: c.RotateToken, caller: Caller, view: View, ctx: Context) ->
     return None if own else Demand("peers.rotate", "peers:rotate")
 
 
+def _receive(command: c.LeaseTasks | c.DrainResults, caller: Caller, view: View, ctx: Context) -> None:
+    """A peer receives for itself; the operator for everybody."""
+    agent = command.recipient if type(command) is c.LeaseTasks else command.peer  # type: ignore[union-attr]
+    if agent is not caller.agent and agent != caller.agent and not caller.is_operator:
+        raise NotPermitted(f"{caller.agent} receives for itself only")
+
+
+def _use(command: c.UseRight, caller: Caller, view: View, ctx: Context) -> Demand | None:
+    return None if caller.is_operator else Demand(command.action, command.action)
+
+
+def use_right(command: c.UseRight, view: View, ctx: Context) -> Commit:
+    return Commit(())
+
+
 DEMANDS: dict[type, Callable[[Any, Caller, View, Context], Demand | None]] = {
     c.SendTask: _send,
     c.PostResult: _respond,
@@ -276,4 +324,7 @@ DEMANDS: dict[type, Callable[[Any, Caller, View, Context], Demand | None]] = {
     c.EnrollPeer: _administration("peers.enroll", "peers:enroll"),
     c.RotateToken: _rotate,
     c.RevokePeer: _administration("peers.revoke", "peers:revoke"),
+    c.LeaseTasks: _receive,
+    c.DrainResults: _receive,
+    c.UseRight: _use,
 }

@@ -291,6 +291,9 @@ def _grant_used(old: Grant, event: e.GrantUsed, order: int, at: int) -> Grant:
     grant = _copied(old)
     grant.uses = old.uses + 1
     grant.order = order
+    if grant.uses == grant.capability.scope.max_uses:
+        grant.revoked_ms = at
+        grant.due_ms = None
     return grant
 
 

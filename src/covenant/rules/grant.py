@@ -14,7 +14,7 @@ from msgspec import structs
 from covenant.model import event as e
 from covenant.model.agent import check_agent
 from covenant.model.audit import AuditRow
-from covenant.model.command import GrantCapability, RevokeCapability
+from covenant.model.command import EndGrants, GrantCapability, RevokeCapability
 from covenant.model.error import BadAction, Malformed, NotPermitted, UnknownGrant, UnknownPeer
 from covenant.model.peer import Capability, Demand, Grant, GrantedView, Peer, Scope, grant_key, peer_key
 from covenant.rules.context import Commit, Context, View
@@ -144,10 +144,10 @@ def uses_of(grant: Grant, view: View) -> tuple[e.Event, ...]:
 
 def grant(command: GrantCapability, view: View, ctx: Context) -> Commit:
     """The operator grants anything, others what they hold as delegable, and never wider."""
-    granted = seal_grant(command.grant, view, ctx)
-    capability = granted.capability
+    capability = command.grant.capability
     if command.by is not None and capability.parent is None:
         raise NotPermitted("only the operator grants what was not delegated", action=capability.action)
+    granted = seal_grant(command.grant, view, ctx)
     if capability.parent is not None:
         _check_delegation(command, capability, view, ctx)
     row = AuditRow(
@@ -253,6 +253,23 @@ def revoke(command: RevokeCapability, view: View, ctx: Context) -> Commit:
     return Commit(
         (e.GrantRevoked(grant_key(capability.id)),), shown(structs.replace(found, revoked_ms=ctx.now)), (row,)
     )
+
+
+def end_grants(command: EndGrants, view: View, ctx: Context) -> Commit:
+    """One step of what a revoked peer leaves behind: should it be enrolled again, it begins with nothing."""
+    ended = view.all_grants(command.pubkey, 0, ctx.limits.step_records_max)
+    rows = tuple(
+        AuditRow(
+            "capability_revoked",
+            grant.capability.action,
+            subject=grant.capability.subject.display,
+            grant=grant.capability.id,
+            reason="peer_revoked",
+        )
+        for grant in ended
+    )
+    events = tuple(e.GrantRevoked(grant_key(grant.capability.id)) for grant in ended)
+    return Commit(events, None, rows, (EndGrants(None, command.pubkey),) if ended else ())
 
 
 def may_see_grant(by: object, grant: Grant) -> bool:

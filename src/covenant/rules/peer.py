@@ -5,7 +5,7 @@ from __future__ import annotations
 from covenant.model import event as e
 from covenant.model.agent import check_agent
 from covenant.model.audit import AuditRow
-from covenant.model.command import EnrollPeer, RevokePeer, RotateToken
+from covenant.model.command import EndGrants, EnrollPeer, RevokePeer, RotateToken
 from covenant.model.error import NotPermitted, PeerConflict, Unauthenticated, UnknownPeer
 from covenant.model.peer import Caller, Peer, PeerView, Role, grant_key, peer_key
 from covenant.rules.context import Commit, Context, View
@@ -20,9 +20,13 @@ def enroll(command: EnrollPeer, view: View, ctx: Context) -> Commit:
     holder = view.peer_named(agent.display)
     if holder is not None and holder != agent.pubkey:
         raise PeerConflict(f"{agent.display} belongs to another key", display=agent.display)
+    if command.by is not None and command.grants:
+        raise NotPermitted("only the operator enrolls a peer with grants")
     known = view.get(peer_key(agent.pubkey))
     if isinstance(known, Peer) and (known.revoked_ms is None or known.agent.display != agent.display):
         raise PeerConflict(f"this key is enrolled as {known.agent.display}", display=known.agent.display)
+    if isinstance(known, Peer):
+        _check_return(command, view)
     peer = Peer(agent, command.role, command.token, ctx.now)
     row = AuditRow("peer_enrolled", subject=agent.display, scope_id=f"peer:{agent.pubkey}")
     events: list[e.Event] = [e.Enrolled(peer_key(agent.pubkey), agent, command.role, command.token)]
@@ -34,6 +38,15 @@ def enroll(command: EnrollPeer, view: View, ctx: Context) -> Commit:
             AuditRow("capability_granted", grant.capability.action, subject=agent.display, grant=grant.capability.id)
         )
     return Commit(tuple(events), shown(peer), tuple(rows))
+
+
+def _check_return(command: EnrollPeer, view: View) -> None:
+    """Who was revoked comes back by the operator's will only, and with none of the grants that it had."""
+    display = command.agent.display
+    if command.by is not None:
+        raise NotPermitted("only the operator enrolls again who was revoked", display=display)
+    if view.all_grants(command.agent.pubkey, 0, 1):
+        raise PeerConflict(f"the grants that {display} had are still being ended", display=display)
 
 
 def rotate(command: RotateToken, view: View, ctx: Context) -> Commit:
@@ -51,7 +64,8 @@ def revoke(command: RevokePeer, view: View, ctx: Context) -> Commit:
     if peer.role is Role.OPERATOR:
         raise NotPermitted("the operator cannot be revoked; rotate its token instead", peer=peer.agent.display)
     row = AuditRow("peer_revoked", subject=peer.agent.display, scope_id=f"peer:{command.pubkey}", reason=command.reason)
-    return Commit((e.PeerRevoked(peer_key(command.pubkey)),), shown(peer, ctx.now), (row,))
+    then = (EndGrants(None, command.pubkey),)
+    return Commit((e.PeerRevoked(peer_key(command.pubkey)),), shown(peer, ctx.now), (row,), then)
 
 
 def _living(pubkey: str, view: View) -> Peer:

@@ -214,6 +214,7 @@ class Daemon:
         """First what a killed predecessor left unsigned, then every second."""
         while True:
             try:
+                await self.exchange.tell_refusals()
                 await self.exchange.sign_head()
             except CovenantError as failed:
                 log.warning("the end of the chain could not be signed: %s", failed)

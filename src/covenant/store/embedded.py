@@ -20,6 +20,7 @@ from covenant.model.command import (
     Command,
     CompactHistory,
     DrainResults,
+    EndGrants,
     Expire,
     LeaseTasks,
     SettleSlot,
@@ -93,6 +94,7 @@ class Embedded(ABC):
         self._steps.clear()
         self._steps.extend(SettleSlot(None, slot) for slot in self.state.unsettled())
         self._steps.extend(CancelChildren(None, task_id) for task_id in self.state.cascades)
+        self._steps.extend(EndGrants(None, pubkey) for pubkey in self.state.left_grants())
         self._run_steps()
         self._set_timer()
 

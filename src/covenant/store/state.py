@@ -501,6 +501,11 @@ class State:
             return found
         return [*(late for key, late in self.base.late(task_id) if key not in self.records), *found]
 
+    def left_grants(self) -> list[str]:
+        """Revoked peers that still have open grants: somebody was interrupted in ending them."""
+        peers = {pubkey: self.records.get(peer_key(pubkey)) for pubkey, actions in self._grants.items() if actions}
+        return [pubkey for pubkey, peer in peers.items() if type(peer) is Peer and peer.revoked_ms is not None]
+
     def unsettled(self) -> list[Key]:
         """Slots whose result has not reached all their followers: work that a crash left behind."""
         return [key for key in self._waits.names() if type(slot := self.get(key)) is Slot and slot.result is not None]
