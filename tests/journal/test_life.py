@@ -81,6 +81,16 @@ async def test_a_slow_disk_is_synced_from_a_thread_while_the_next_batch_fills(tm
         assert len((await box.task_queue(500)).tasks) == 201
 
 
+async def test_a_receive_that_is_woken_shares_the_sync_of_the_send(tmp_path: Path) -> None:
+    async with Mailbox.open(f"file:{tmp_path}/data") as box:
+        waiting = asyncio.create_task(box.of("bob@lab").recv_task())
+        await asyncio.sleep(0)
+        before = journal_of(box).stats.syncs
+        await box.of("alice@lab").send_task(task_for(box))
+        await waiting
+        assert journal_of(box).stats.syncs == before + 1
+
+
 async def test_commits_of_one_turn_share_one_sync(tmp_path: Path) -> None:
     async with Mailbox.open(f"file:{tmp_path}/data") as box:
         before = journal_of(box).stats.syncs

@@ -168,8 +168,12 @@ class Journal(Embedded):
     # --- writing ------------------------------------------------------------------------------------------
 
     def _on_first(self) -> None:
-        """Something waits to be written: with it goes whatever else this turn of the loop brings."""
+        """Something waits to be written: with it goes whatever else this turn of the loop brings, and what the next one
+        does in answer to it: a receive that was woken shares the sync of what woke it."""
         self._next = Synced(loop=self._loop)
+        self._loop.call_soon(self._flush_after_this)
+
+    def _flush_after_this(self) -> None:
         self._loop.call_soon(self._flush)
 
     def _durable(self) -> Awaitable[None] | None:
