@@ -10,8 +10,9 @@ from typing import TypeAlias
 from msgspec import Struct
 
 from covenant.model.agent import AgentId
+from covenant.model.message import Artifact, Message
 from covenant.model.peer import Caller, Grant, Role
-from covenant.model.record import Key
+from covenant.model.record import Asks, Key
 from covenant.model.repair import RepairRequest, RetryPolicy
 from covenant.model.task import Result, Task
 
@@ -21,7 +22,47 @@ class _Command(Struct, frozen=True, gc=False):
 
 
 class SendTask(_Command, frozen=True):
+    """`protocol`: its sender is an A2A client, which reads the task instead of draining a result."""
+
     task: Task
+    protocol: bool = False
+
+
+class AddMessage(_Command, frozen=True):
+    """The sender has more to say."""
+
+    task_id: str
+    message: Message
+    if_generation: int | None = None
+
+
+class UpdateTask(_Command, frozen=True):
+    """The holder tells how far it is; or, with `asks`, what it waits for."""
+
+    lease_id: str
+    message: Message | None = None
+    asks: Asks | None = None
+
+
+class AddArtifact(_Command, frozen=True):
+    lease_id: str
+    artifact: Artifact
+    append: bool = False
+    last: bool = False
+
+
+class RejectTask(_Command, frozen=True):
+    """The holder will not do it."""
+
+    lease_id: str
+    message: Message
+
+
+class ReplyDirectly(_Command, frozen=True):
+    """The holder answers with a message, and there was no task."""
+
+    lease_id: str
+    message: Message
 
 
 class LeaseTasks(_Command, frozen=True):
@@ -162,6 +203,11 @@ class Expire(_Command, frozen=True):
 
 Command: TypeAlias = (
     SendTask
+    | AddMessage
+    | UpdateTask
+    | AddArtifact
+    | RejectTask
+    | ReplyDirectly
     | LeaseTasks
     | PostResult
     | DrainResults

@@ -132,6 +132,18 @@ class TaskTerminal(CovenantError):
     code = "task_terminal"
 
 
+class GenerationMismatch(CovenantError):
+    """The task has moved on since the caller looked; `expected` and `current` say from where to where."""
+
+    code = "generation_mismatch"
+
+
+class ContextMismatch(CovenantError):
+    """The task belongs to another conversation."""
+
+    code = "context_mismatch"
+
+
 class TooManyWaiters(CovenantError):
     code = "too_many_waiters"
 

@@ -11,8 +11,9 @@ from typing import TypeAlias
 from msgspec import Struct
 
 from covenant.model.agent import AgentId
+from covenant.model.message import Artifact, Message
 from covenant.model.peer import Grant, Role
-from covenant.model.record import CacheKey, Key, Outcome
+from covenant.model.record import Asks, CacheKey, Key, Outcome
 from covenant.model.task import Result, Task
 
 
@@ -27,6 +28,7 @@ class Sent(_Event, frozen=True, tag="sent"):
     slot: str | None = None
     follows: bool = False
     replayed: bool = False
+    protocol: bool = False
 
 
 class Leased(_Event, frozen=True, tag="leased"):
@@ -106,6 +108,48 @@ class Parted(_Event, frozen=True, tag="parted"):
     attempt: int
     number: int
     generation: int
+    kept: bool = False  # not handed to anybody: the protocol shows it
+
+
+class Said(_Event, frozen=True, tag="said"):
+    """A message of either side; what it means for the task is in the event beside it."""
+
+    message: Message
+
+
+class Messaged(_Event, frozen=True, tag="messaged"):
+    """The sender had more to say: input for the holder, present or to come."""
+
+    queued: bool = False
+
+
+class Updated(_Event, frozen=True, tag="updated"):
+    """The holder told how far it is."""
+
+    asks: Asks | None = None
+
+
+class Asked(_Event, frozen=True, tag="asked"):
+    """The holder waits for the other side."""
+
+    asks: Asks
+    speaks: bool = False  # with a message
+
+
+class Chunked(_Event, frozen=True, tag="chunked"):
+    """A piece of an artifact was accepted; it is in the chunk of the same commit."""
+
+
+class ChunkKept(_Event, frozen=True, tag="chunk_kept"):
+    artifact: Artifact
+    append: bool = False
+    last: bool = False
+
+
+class Replied(_Event, frozen=True, tag="replied"):
+    """The holder answered with a message instead of doing a task."""
+
+    result: Result
 
 
 class LateKept(_Event, frozen=True, tag="late_kept"):
@@ -197,6 +241,13 @@ Event: TypeAlias = (
     | Drained
     | Undrained
     | Parted
+    | Said
+    | Messaged
+    | Updated
+    | Asked
+    | Chunked
+    | ChunkKept
+    | Replied
     | LateKept
     | SlotOpened
     | SlotLed

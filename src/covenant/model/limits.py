@@ -31,6 +31,8 @@ STEP_RECORDS_MAX: Final = 100
 LEASES_REMEMBERED_MAX: Final = 64  # not settable: replaying a journal must not depend on it
 LOG_TAIL_MAX: Final = 10_000
 QUEUE_DEPTH_MAX: Final = 10_000_000
+MESSAGES_MAX: Final = 10_000
+CHUNKS_MAX: Final = 100_000
 
 RETENTION_MS: Final = 7 * DAY_MS
 RETENTION_BYTES: Final = 8 * 1024 * 1024 * 1024
@@ -71,6 +73,10 @@ class Limits(Struct, frozen=True, kw_only=True):
     step_records_max: int = STEP_RECORDS_MAX
     log_tail_max: int = LOG_TAIL_MAX  # commits that a store without a disk can tell of
     queue_depth_max: int = QUEUE_DEPTH_MAX  # ready tasks of one recipient
+
+    # What one task may gather.
+    messages_max: int = MESSAGES_MAX
+    chunks_max: int = CHUNKS_MAX
 
     # How long resolved tasks are kept, from the moment their result was drained; and cached errors.
     retention_ms: int = RETENTION_MS

@@ -15,6 +15,7 @@ from typing import Final, TypeAlias
 from msgspec import Struct
 
 from covenant.model.agent import AgentId
+from covenant.model.message import Artifact, Message
 from covenant.model.peer import Grant, Peer
 from covenant.model.task import Result, Task
 
@@ -22,6 +23,8 @@ Key: TypeAlias = str
 
 SLOT_PREFIX: Final = "slot:"
 PART_PREFIX: Final = "part:"
+SAID_PREFIX: Final = "said:"
+CHUNK_PREFIX: Final = "chunk:"
 LATE_PREFIX: Final = "late:"
 HORIZON_KEY: Final = "horizon"
 HEAD_KEY: Final = "head"
@@ -42,6 +45,13 @@ class Outcome(StrEnum):
     CANCELED = "canceled"
     DEADLINE_EXCEEDED = "deadline_exceeded"
     REJECTED = "rejected"
+
+
+class Asks(StrEnum):
+    """What a holder needs from the other side before it goes on."""
+
+    INPUT = "input"
+    AUTH = "auth"
 
 
 class Cascade(StrEnum):
@@ -92,6 +102,16 @@ class TaskRecord(Struct, gc=False, omit_defaults=True):
     resolved_ms: int = 0  # when its result was drained
     order: int = 0  # the last event that touched it
 
+    # what the A2A protocol shows
+    protocol: bool = False  # sent by it: the result is read there, and drained by nobody
+    direct: bool = False  # answered by a message: there is no task to be seen
+    asks: Asks | None = None  # what the holder waits for
+    said: int = 0  # messages since the first, of either side
+    note: int = 0  # which of them stands beside the status
+    chunks: int = 0  # of artifacts
+    status_ms: int = 0
+    status_order: int = 0
+
     # places
     ready_for: str | None = None
     ready_order: int = 0
@@ -114,6 +134,23 @@ class Part(Struct, gc=False, omit_defaults=True):
     # places
     answer_for: str | None = None
     answer_order: int = 0
+
+
+class Said(Struct, gc=False, omit_defaults=True):
+    """A message in the history of a task, after the first."""
+
+    message: Message
+    at_ms: int
+    order: int
+
+
+class Chunk(Struct, gc=False, omit_defaults=True):
+    """A piece of an artifact, or a whole one."""
+
+    artifact: Artifact
+    order: int
+    append: bool = False
+    last: bool = False
 
 
 class Late(Struct, gc=False, omit_defaults=True):
@@ -174,11 +211,19 @@ class Tombstone(Struct, gc=False):
     order: int = 0  # of the task when it was buried
 
 
-Record: TypeAlias = TaskRecord | Part | Late | Slot | Horizon | Peer | Grant | SignedHead
+Record: TypeAlias = TaskRecord | Part | Said | Chunk | Late | Slot | Horizon | Peer | Grant | SignedHead
 
 
 def part_key(task_id: str, number: int) -> Key:
     return f"{PART_PREFIX}{task_id}:{number}"
+
+
+def said_key(task_id: str, number: int) -> Key:
+    return f"{SAID_PREFIX}{task_id}:{number}"
+
+
+def chunk_key(task_id: str, number: int) -> Key:
+    return f"{CHUNK_PREFIX}{task_id}:{number}"
 
 
 def late_key(task_id: str, lease_id: str, status: str) -> Key:

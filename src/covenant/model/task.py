@@ -14,6 +14,7 @@ from msgspec.structs import force_setattr
 
 from covenant.model.agent import AgentId
 from covenant.model.content import Content
+from covenant.model.message import Message
 
 if TYPE_CHECKING:
     from covenant.model.view import Delivery
@@ -42,6 +43,8 @@ class Task(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     idempotency: Idempotency | None = None
     content: Sequence[Content] = ()
     not_before_ms: int | None = None
+    message: Message | None = None  # what an A2A client sent
+    context_id: str | None = None  # the conversation that it belongs to
 
     def __post_init__(self) -> None:
         if type(self.content) is list:  # a list is taken, a tuple is kept: an envelope does not change
@@ -66,6 +69,7 @@ class Result(Struct, frozen=True, omit_defaults=True, gc=False):
     error_message: str | None = None
     lease_id: str | None = None
     sequence: int | None = None
+    message: Message | None = None  # what the agent says with it
 
     def __post_init__(self) -> None:
         if type(self.content) is list:  # a list is taken, a tuple is kept: an envelope does not change

@@ -31,6 +31,13 @@ class Delivery(Struct, frozen=True, gc=False):
     generation: int
 
 
+class Moved(Struct, frozen=True, gc=False):
+    """A task and the generation that it has now."""
+
+    task_id: str
+    generation: int
+
+
 class Posted(Struct, frozen=True, gc=False):
     """The answer to a result. `duplicate`: the same result was there already."""
 

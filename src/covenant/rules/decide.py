@@ -6,11 +6,31 @@ from collections.abc import Callable
 from typing import Any
 
 from covenant.model import command as c
-from covenant.rules import audit, cache, cancel, door, expiry, grant, lease, peer, repair, result, retention, send, undo
+from covenant.rules import (
+    audit,
+    cache,
+    cancel,
+    dialog,
+    door,
+    expiry,
+    grant,
+    lease,
+    peer,
+    repair,
+    result,
+    retention,
+    send,
+    undo,
+)
 from covenant.rules.context import Commit, Context, View
 
 DECIDE: dict[type, Callable[[Any, View, Context], Commit]] = {
     c.SendTask: send.send,
+    c.AddMessage: dialog.add_message,
+    c.UpdateTask: dialog.update,
+    c.AddArtifact: dialog.add_artifact,
+    c.RejectTask: dialog.reject,
+    c.ReplyDirectly: dialog.reply,
     c.LeaseTasks: lease.lease,
     c.BeatLease: lease.heartbeat,
     c.ReleaseLease: lease.release,

@@ -33,7 +33,7 @@ from covenant.rules.context import Commit, Context, View
 from covenant.rules.envelope import check_id
 from covenant.rules.grant import find, spellings, uses_of
 from covenant.rules.peer import check_caller
-from covenant.rules.sight import visible_task
+from covenant.rules.sight import task_of_lease, visible_task
 
 Decide: TypeAlias = Callable[[c.Command, View, Context], Commit]
 
@@ -212,7 +212,8 @@ def known_agent(agent: AgentId, view: View) -> AgentId:
 
 def _truly_addressed(command: c.SendTask, sender: AgentId, recipient: AgentId) -> c.SendTask:
     """With the labels that the two were enrolled under, whatever the caller has put there."""
-    return c.SendTask(command.by, structs.replace(command.task, sender=sender, recipient=recipient))
+    task = structs.replace(command.task, sender=sender, recipient=recipient)
+    return c.SendTask(command.by, task, command.protocol)
 
 
 def _check_recipient(command: c.SendTask, caller: Caller, view: View, ctx: Context, checks: list[AuditRow]) -> None:
@@ -236,6 +237,23 @@ def _respond(command: c.PostResult, caller: Caller, view: View, ctx: Context) ->
     assert sender is not None
     lease = command.result.lease_id
     return Demand(f"a2a.respond.{sender.display}", f"a2a-respond:{task_id}", sender, task_id, lease)
+
+
+def _converse(command: c.AddMessage, caller: Caller, view: View, ctx: Context) -> Demand:
+    """To add to a task is to send to its recipient."""
+    record = visible_task(check_id(command.task_id, "task_id"), command.by, view, ctx)
+    recipient = record.task.recipient
+    return Demand(f"a2a.send.{recipient.display}", f"a2a-send:{recipient.display}", recipient, record.task.id)
+
+
+def _hold(
+    command: c.UpdateTask | c.AddArtifact | c.RejectTask | c.ReplyDirectly, caller: Caller, view: View, ctx: Context
+) -> Demand:
+    """What a holder says is an answer to the sender."""
+    lease_id = check_id(command.lease_id, "lease_id")
+    task = task_of_lease(lease_id, command.by, view, ctx).task
+    assert task.sender is not None
+    return Demand(f"a2a.respond.{task.sender.display}", f"a2a-respond:{task.id}", task.sender, task.id, lease_id)
 
 
 def _cancel(command: c.CancelTask, caller: Caller, view: View, ctx: Context) -> Demand:
@@ -315,7 +333,12 @@ def use_right(command: c.UseRight, view: View, ctx: Context) -> Commit:
 
 DEMANDS: dict[type, Callable[[Any, Caller, View, Context], Demand | None]] = {
     c.SendTask: _send,
+    c.AddMessage: _converse,
     c.PostResult: _respond,
+    c.UpdateTask: _hold,
+    c.AddArtifact: _hold,
+    c.RejectTask: _hold,
+    c.ReplyDirectly: _hold,
     c.CancelTask: _cancel,
     c.RepairTask: _repair,
     c.RetryStale: _retry,

@@ -9,14 +9,16 @@ import hashlib
 import re
 from collections.abc import Sequence
 from math import isfinite
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
+from msgspec import UNSET
 
 from covenant.model.agent import AgentId, check_agent
 from covenant.model.content import Content, Text
 from covenant.model.error import BadId, BlankText, Malformed, SenderMismatch, TooLarge
 from covenant.model.limits import Limits
+from covenant.model.message import Artifact, Message
 from covenant.model.record import SLOT_PREFIX, CacheKey, Key
 from covenant.model.task import Idempotency, Result, Task
 from covenant.rules.context import Context
@@ -49,6 +51,8 @@ def seal_task(task: Task, by: AgentId | None, ctx: Context) -> Task:
         idempotency=task.idempotency,
         content=() if task.content == () else seal_content(task.content, limits),
         not_before_ms=None if task.not_before_ms is None else check_time(task.not_before_ms, "not_before_ms"),
+        message=None if task.message is None else seal_message(task.message, limits),
+        context_id=task.context_id if task.context_id is None else check_name(task.context_id, "context_id", limits),
     )
 
 
@@ -84,9 +88,58 @@ def seal_result(result: Result, limits: Limits) -> Result:
     task_id = check_id(result.task_id, "task_id")
     lease_id = None if result.lease_id is None else check_id(result.lease_id, "lease_id")
     content = () if result.content == () else seal_content(result.content, limits)
-    if content is result.content and task_id is result.task_id and lease_id is result.lease_id:
+    message = None if result.message is None else seal_message(result.message, limits)
+    if message is None and content is result.content and task_id is result.task_id and lease_id is result.lease_id:
         return result
-    return Result(task_id, result.status, content, result.error_message, lease_id, result.sequence)
+    return Result(task_id, result.status, content, result.error_message, lease_id, result.sequence, message)
+
+
+def seal_message(message: Message, limits: Limits) -> Message:
+    """The message as it will be kept: complete, and nobody else's."""
+    if type(message) is not Message:
+        raise Malformed("a message is needed", field="message")
+    check_name(message.message_id, "messageId", limits)
+    return _seal_speech(message, "message", limits)
+
+
+def seal_artifact(artifact: Artifact, limits: Limits) -> Artifact:
+    if type(artifact) is not Artifact:
+        raise Malformed("an artifact is needed", field="artifact")
+    check_name(artifact.artifact_id, "artifactId", limits)
+    return _seal_speech(artifact, "artifact", limits)
+
+
+S = TypeVar("S", Message, Artifact)
+
+
+def _seal_speech(speech: S, field: str, limits: Limits) -> S:
+    """Parts that each say one thing; values of the protocol's JSON and no others."""
+    if not speech.parts:
+        raise Malformed(f"{field}.parts must not be empty", field=f"{field}.parts")
+    if len(speech.parts) > limits.content_blocks_max:
+        raise TooLarge(f"{field} has too many parts", field=field, limit=limits.content_blocks_max)
+    _check_value(speech.metadata, limits.content_depth_max)
+    for part in speech.parts:
+        kinds = (part.text is not None) + (part.raw is not None) + (part.url is not None) + (part.data is not UNSET)
+        if kinds != 1:
+            raise Malformed("a part has one of text, raw, url and data", field=f"{field}.parts")
+        if part.data is not UNSET or part.metadata is not None:
+            _check_value(None if part.data is UNSET else part.data, limits.content_depth_max)
+            _check_value(part.metadata, limits.content_depth_max)
+    try:
+        body = msgspec.json.encode(speech)
+        sealed = msgspec.json.decode(body, type=type(speech))
+    except (msgspec.MsgspecError, TypeError, ValueError, RecursionError) as wrong:
+        raise Malformed(f"{field}: {wrong}", field=field) from None
+    if len(body) > limits.content_bytes_max:
+        raise TooLarge(f"{field} has {len(body)} bytes", field=field, size=len(body), limit=limits.content_bytes_max)
+    return sealed
+
+
+def check_name(value: str, field: str, limits: Limits) -> str:
+    """An id that the other side has chosen: any text that says something."""
+    check_text(value, field, limits.key_bytes_max)
+    return value
 
 
 def seal_content(content: Sequence[Content], limits: Limits) -> tuple[Content, ...]:
@@ -192,7 +245,15 @@ def kind_of(task: Task) -> str:
 def digest_of(task: Task) -> str:
     """Stands for the content of a task: intent, kind, blocks, sender and recipient; not parent, times or id."""
     assert task.sender is not None
-    parts = (task.intent_text, task.task_kind, task.content, task.sender.pubkey, task.recipient.pubkey)
+    parts: tuple[Any, ...] = (
+        task.intent_text,
+        task.task_kind,
+        task.content,
+        task.sender.pubkey,
+        task.recipient.pubkey,
+    )
+    if task.message is not None:
+        parts = (*parts, task.message)
     return hashlib.sha256(_SORTED.encode(parts)).hexdigest()
 
 

@@ -16,12 +16,14 @@ from covenant.model.limits import LEASES_REMEMBERED_MAX
 from covenant.model.peer import Grant, Peer
 from covenant.model.record import (
     Cascade,
+    Chunk,
     Horizon,
     Late,
     Lease,
     Outcome,
     Part,
     Record,
+    Said,
     SignedHead,
     Slot,
     TaskRecord,
@@ -29,6 +31,29 @@ from covenant.model.record import (
     Tombstone,
 )
 from covenant.model.task import Result
+
+_ONE_STEP = frozenset(
+    (
+        e.Sent,
+        e.Leased,
+        e.Unleased,
+        e.Requeued,
+        e.Progressed,
+        e.Ended,
+        e.Messaged,
+        e.Updated,
+        e.Asked,
+        e.Chunked,
+        e.Replied,
+    )
+)
+
+
+def steps_of(event: e.Event) -> int:
+    """By how much an event moves the generation of its task."""
+    if type(event) is e.Answered:
+        return 2 if event.result.content else 1
+    return int(type(event) in _ONE_STEP)
 
 
 def evolve(record: Record | Tombstone | None, event: e.Event, order: int, at: int) -> Record | None:
@@ -46,7 +71,9 @@ def _sent(_: Any, event: e.Sent, order: int, at: int) -> TaskRecord:
     assert task.sender is not None
     recipient = task.recipient.pubkey
     record = TaskRecord(task, task.sender.pubkey, recipient, at, order)
-    record.order = order
+    record.order = record.status_order = order
+    record.status_ms = at
+    record.protocol = event.protocol
     record.slot = event.slot
     if event.replayed:
         record.replayed = True
@@ -84,6 +111,7 @@ def _leased(old: TaskRecord, event: e.Leased, order: int, at: int) -> TaskRecord
     record.incarnation = event.incarnation
     record.partials = 0
     record.order = order
+    _restate(record, order, at)
     record.ready_for = None
     record.due_ms = None  # in flight, a deadline is only shown
     return record
@@ -97,6 +125,7 @@ def _unleased(old: TaskRecord, event: e.Unleased, order: int, at: int) -> TaskRe
     record.generation = old.generation + 1
     record.lease = None
     record.order = order
+    _restate(record, order, at)
     _enqueue(record, None, old.ready_order, at)
     return record
 
@@ -122,6 +151,7 @@ def _requeued(old: TaskRecord, event: e.Requeued, order: int, at: int) -> TaskRe
     record.state = TaskState.QUEUED
     record.generation = old.generation + 1
     record.order = order
+    _restate(record, order, at)
     _enqueue(record, event.not_before_ms, order, at)
     return record
 
@@ -143,13 +173,26 @@ def _finish(old: TaskRecord, outcome: Outcome, result: Result, order: int, at: i
     record.result = result
     record.finished_ms = at
     record.order = order
+    _restate(record, order, at)
     record.ready_for = None
     record.waits_on = None
     record.due_ms = None
     record.not_before_ms = None
-    record.answer_for = old.sender
-    record.answer_order = order
+    if old.protocol:
+        record.state = TaskState.RESOLVED
+        record.resolved_ms = at
+    else:
+        record.answer_for = old.sender
+        record.answer_order = order
     return record
+
+
+def _restate(record: TaskRecord, order: int, at: int) -> None:
+    """The status is a new one, with no message beside it yet."""
+    record.status_ms = at
+    record.status_order = order
+    record.asks = None
+    record.note = 0
 
 
 def _answered(old: TaskRecord, event: e.Answered, order: int, at: int) -> TaskRecord:
@@ -225,7 +268,58 @@ def _undrained(old: TaskRecord | Part, event: e.Undrained, order: int, at: int) 
 
 
 def _parted(_: Any, event: e.Parted, order: int, at: int) -> Part:
-    return Part(event.result, event.sender, event.attempt, event.number, event.generation, order, event.sender, order)
+    answer_for = None if event.kept else event.sender
+    return Part(event.result, event.sender, event.attempt, event.number, event.generation, order, answer_for, order)
+
+
+def _said(_: Any, event: e.Said, order: int, at: int) -> Said:
+    return Said(event.message, at, order)
+
+
+def _messaged(old: TaskRecord, event: e.Messaged, order: int, at: int) -> TaskRecord:
+    record = _copied(old)
+    record.generation = old.generation + 1
+    record.said = old.said + 1
+    record.order = order
+    _restate(record, order, at)
+    return record
+
+
+def _updated(old: TaskRecord, event: e.Updated, order: int, at: int) -> TaskRecord:
+    record = _heartbeat(old, None, order, at)
+    _restate(record, order, at)
+    record.generation = old.generation + 1
+    record.said = record.note = old.said + 1
+    record.asks = event.asks
+    return record
+
+
+def _asked(old: TaskRecord, event: e.Asked, order: int, at: int) -> TaskRecord:
+    record = _heartbeat(old, None, order, at)
+    _restate(record, order, at)
+    record.generation = old.generation + 1
+    if event.speaks:
+        record.said = record.note = old.said + 1
+    record.asks = event.asks
+    return record
+
+
+def _chunked(old: TaskRecord, event: e.Chunked, order: int, at: int) -> TaskRecord:
+    record = _heartbeat(old, None, order, at)
+    record.generation = old.generation + 1
+    record.chunks = old.chunks + 1
+    return record
+
+
+def _chunk_kept(_: Any, event: e.ChunkKept, order: int, at: int) -> Chunk:
+    return Chunk(event.artifact, order, event.append, event.last)
+
+
+def _replied(old: TaskRecord, event: e.Replied, order: int, at: int) -> TaskRecord:
+    record = _finish(old, Outcome.ANSWERED, event.result, order, at)
+    record.generation = old.generation + 1
+    record.direct = True
+    return record
 
 
 def _late_kept(_: Any, event: e.LateKept, order: int, at: int) -> Late:
@@ -326,6 +420,13 @@ EVOLVE: dict[type, Callable[[Any, Any, int, int], Record | None]] = {
     e.Drained: _drained,
     e.Undrained: _undrained,
     e.Parted: _parted,
+    e.Said: _said,
+    e.Messaged: _messaged,
+    e.Updated: _updated,
+    e.Asked: _asked,
+    e.Chunked: _chunked,
+    e.ChunkKept: _chunk_kept,
+    e.Replied: _replied,
     e.LateKept: _late_kept,
     e.SlotOpened: _slot_opened,
     e.SlotLed: _slot_led,
@@ -342,4 +443,6 @@ EVOLVE: dict[type, Callable[[Any, Any, int, int], Record | None]] = {
     e.HeadSigned: _head_signed,
 }
 
-CREATING = frozenset((e.Sent, e.Parted, e.LateKept, e.SlotOpened, e.Compacted, e.Enrolled, e.Granted, e.HeadSigned))
+CREATING = frozenset(
+    (e.Sent, e.Parted, e.Said, e.ChunkKept, e.LateKept, e.SlotOpened, e.Compacted, e.Enrolled, e.Granted, e.HeadSigned)
+)

@@ -50,7 +50,7 @@ def post(command: PostResult, view: View, ctx: Context) -> Commit:
 
 def _accept_final(result: Result, lease_id: str, record: TaskRecord, view: View, ctx: Context) -> Commit:
     task_id = result.task_id
-    final = Result(task_id, result.status, result.content, result.error_message, lease_id)
+    final = Result(task_id, result.status, result.content, result.error_message, lease_id, None, result.message)
     answered = e.Answered(task_id, final)
     reply = Posted(task_id, record.generation + (2 if final.content else 1))
     cached, then = keep_answer(record, final, view, ctx)
@@ -72,7 +72,7 @@ def _accept_partial(result: Result, lease_id: str, record: TaskRecord, view: Vie
     part = Result(task_id, "partial", result.content, result.error_message, lease_id, number)
     generation = record.generation + 1
     key = part_key(task_id, record.partials_total + 1)
-    parted = e.Parted(key, part, record.sender, record.attempt, number, generation)
+    parted = e.Parted(key, part, record.sender, record.attempt, number, generation, record.protocol)
     return Commit((e.Progressed(task_id), parted), Posted(task_id, generation, sequence=number))
 
 

@@ -8,7 +8,19 @@ from __future__ import annotations
 from covenant.model import event as e
 from covenant.model.command import CompactHistory
 from covenant.model.peer import Grant
-from covenant.model.record import HORIZON_KEY, Cascade, Late, Part, Record, Slot, TaskRecord, TaskState, Tombstone
+from covenant.model.record import (
+    HORIZON_KEY,
+    Cascade,
+    Chunk,
+    Late,
+    Part,
+    Record,
+    Said,
+    Slot,
+    TaskRecord,
+    TaskState,
+    Tombstone,
+)
 from covenant.rules.context import Commit, Context, View
 from covenant.rules.envelope import check_time, digest_of
 
@@ -23,7 +35,7 @@ def at_rest(record: Record) -> bool:
         return record.leader is None and record.due_ms is None
     if type(record) is Grant:
         return record.revoked_ms is not None
-    return type(record) is Late
+    return type(record) in (Late, Said, Chunk)
 
 
 def is_retained(record: TaskRecord, ctx: Context) -> bool:

@@ -24,7 +24,7 @@ def send(command: SendTask, view: View, ctx: Context) -> Commit:
     if view.depth(task.recipient.pubkey) >= ctx.limits.queue_depth_max:
         raise QueueFull(f"{task.recipient} has too many tasks waiting", limit=ctx.limits.queue_depth_max)
     if not task.is_idempotent:
-        return Commit((e.Sent(task.id, task),), Sent(task.id, 1))
+        return Commit((e.Sent(task.id, task, protocol=command.protocol),), Sent(task.id, 1))
     return _send_keyed(task, view, ctx)
 
 

@@ -104,4 +104,5 @@ def passes(
 
 def lease_age_ms(record: TaskRecord, now: int) -> int:
     """Time since the holder's last sign of life; never negative, even when the clock is set back."""
-    return 0 if record.lease is None else max(0, now - record.lease.seen_ms)
+    waiting = record.lease is None or record.asks is not None  # whoever waits for input is not stale
+    return 0 if waiting else max(0, now - record.lease.seen_ms)  # type: ignore[union-attr]

@@ -37,6 +37,8 @@ HTTP_STATUS: Final[dict[str, int]] = {
     "lease_mismatch": 409,
     "lease_superseded": 409,
     "task_terminal": 409,
+    "generation_mismatch": 409,
+    "context_mismatch": 409,
     "too_many_waiters": 429,
     "rate_limited": 429,
     "queue_full": 429,

@@ -18,11 +18,13 @@ from covenant.model.peer import Grant, Peer, peer_key
 from covenant.model.record import (
     LATE_PREFIX,
     Cascade,
+    Chunk,
     Horizon,
     Key,
     Late,
     Part,
     Record,
+    Said,
     SignedHead,
     Slot,
     TaskRecord,
@@ -146,6 +148,8 @@ class State:
         elif type(new) is Late:
             if old is None:
                 self._late.setdefault(_late_task(key), []).append(key)
+            self.rested.append(key)
+        elif type(new) is Said or type(new) is Chunk:
             self.rested.append(key)
         elif type(new) is Horizon:
             self.compaction = new
@@ -345,7 +349,7 @@ class State:
                 buried += 1
                 self.forget(key)
                 self.records[key] = tombstone_of(record)
-            elif type(record) in (Part, Late) and _owner_is_buried(key, self.records):
+            elif type(record) in (Part, Late, Said, Chunk) and _owner_is_buried(key, self.records):
                 self.forget(key)
             elif record is not None and type(record) is not Tombstone:
                 keep.append(key)

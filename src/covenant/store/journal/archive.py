@@ -21,7 +21,7 @@ import msgspec
 
 from covenant.model.error import StoreUnavailable
 from covenant.model.peer import Grant
-from covenant.model.record import LATE_PREFIX, Key, Late, Part, Record, Slot, TaskRecord, Tombstone
+from covenant.model.record import LATE_PREFIX, Chunk, Key, Late, Part, Record, Said, Slot, TaskRecord, Tombstone
 from covenant.rules.context import Context
 from covenant.rules.retention import is_forgotten, is_retained, tombstone_of
 from covenant.store.journal.snapshot import Saved, saved
@@ -42,7 +42,7 @@ create table meta (name text primary key, value text not null) without rowid;
 create table rest (
     n integer primary key,
     key text not null unique,
-    kind text not null,             -- task, part, late, slot, grant, tombstone
+    kind text not null,             -- task, part, said, chunk, late, slot, grant, tombstone
     sender integer,                 -- agent.id, for tasks
     recipient integer,
     parent text,
@@ -70,6 +70,8 @@ _DECODERS: Final[dict[str, msgspec.json.Decoder[Any]]] = {
     "task": msgspec.json.Decoder(TaskRecord),
     "part": msgspec.json.Decoder(Part),
     "late": msgspec.json.Decoder(Late),
+    "said": msgspec.json.Decoder(Said),
+    "chunk": msgspec.json.Decoder(Chunk),
     "slot": msgspec.json.Decoder(Slot),
     "tombstone": msgspec.json.Decoder(Tombstone),
     "grant": msgspec.json.Decoder(Grant),
@@ -259,7 +261,7 @@ class Archive:
                     if type(record) is Tombstone and is_forgotten(record, ctx):
                         self._writer.execute("delete from rest where n = ?", (n,))
                         forgotten += 1
-                    elif type(record) in (Part, Late) and not self._owner_is_kept(key):
+                    elif type(record) in (Part, Late, Said, Chunk) and not self._owner_is_kept(key):
                         self._writer.execute("delete from rest where n = ?", (n,))
             time.sleep(0)
         return buried, forgotten

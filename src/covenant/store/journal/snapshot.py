@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from covenant.model.error import StoreDamaged, UnsupportedFormat
 from covenant.model.peer import Grant, Peer
-from covenant.model.record import Horizon, Key, Late, Part, Record, SignedHead, Slot, TaskRecord, Tombstone
+from covenant.model.record import Chunk, Horizon, Key, Late, Part, Record, Said, SignedHead, Slot, TaskRecord, Tombstone
 from covenant.store.journal.files import Files
 from covenant.store.journal.line import FORMAT_VERSION, split_lines
 from covenant.store.journal.segment import Position
@@ -42,6 +42,16 @@ class SavedPart(Struct, tag="part", tag_field="kind", gc=False):
 class SavedLate(Struct, tag="late", tag_field="kind", gc=False):
     key: Key
     record: Late
+
+
+class SavedSaid(Struct, tag="said", tag_field="kind", gc=False):
+    key: Key
+    record: Said
+
+
+class SavedChunk(Struct, tag="chunk", tag_field="kind", gc=False):
+    key: Key
+    record: Chunk
 
 
 class SavedSlot(Struct, tag="slot", tag_field="kind", gc=False):
@@ -75,13 +85,25 @@ class SavedHead(Struct, tag="head", tag_field="kind", gc=False):
 
 
 Saved = (
-    SavedTask | SavedPart | SavedLate | SavedSlot | SavedHorizon | SavedTombstone | SavedPeer | SavedGrant | SavedHead
+    SavedTask
+    | SavedPart
+    | SavedSaid
+    | SavedChunk
+    | SavedLate
+    | SavedSlot
+    | SavedHorizon
+    | SavedTombstone
+    | SavedPeer
+    | SavedGrant
+    | SavedHead
 )
 
 _SAVED: Final[dict[type, type]] = {
     TaskRecord: SavedTask,
     Part: SavedPart,
     Late: SavedLate,
+    Said: SavedSaid,
+    Chunk: SavedChunk,
     Slot: SavedSlot,
     Horizon: SavedHorizon,
     Tombstone: SavedTombstone,

@@ -1,0 +1,135 @@
+"""The conversation about a task: more input from its sender, and what its holder has to say before the end.
+
+A message to a task that somebody works on is input for that holder, in order; it never starts a second run. Every act
+here is one mutation: the generation moves by one. (Contract 14, 16; DESIGN 1.)
+"""
+
+from __future__ import annotations
+
+from covenant.model import event as e
+from covenant.model.command import AddArtifact, AddMessage, RejectTask, ReplyDirectly, UpdateTask
+from covenant.model.error import (
+    ContextMismatch,
+    GenerationMismatch,
+    Malformed,
+    NotPermitted,
+    TaskTerminal,
+    TooLarge,
+    UnknownTask,
+)
+from covenant.model.message import Message
+from covenant.model.record import Asks, Outcome, TaskRecord, chunk_key, said_key
+from covenant.model.task import Result
+from covenant.model.view import Moved
+from covenant.rules.cache import succession
+from covenant.rules.context import Commit, Context, View
+from covenant.rules.envelope import check_count, check_flag, check_id, seal_artifact, seal_message
+from covenant.rules.lease import held
+from covenant.rules.sight import task_of_lease, visible_task
+
+_GENERATION_MAX = 2**53
+
+
+def add_message(command: AddMessage, view: View, ctx: Context) -> Commit:
+    """Input for the holder, or for whoever will be: in the commit that checked the generation."""
+    task_id = check_id(command.task_id, "task_id")
+    record = visible_task(task_id, command.by, view, ctx)
+    message = seal_message(command.message, ctx.limits)
+    if record.direct:
+        raise UnknownTask(f"no task {task_id}", task_id=task_id)
+    if command.by is not None and command.by.pubkey != record.sender:
+        raise NotPermitted("only the sender of a task adds to it", task_id=task_id)
+    if message.context_id is not None and message.context_id != context_of(record):
+        raise ContextMismatch(f"task {task_id} belongs to another context", task_id=task_id)
+    if command.if_generation is not None:
+        expected = check_count(command.if_generation, "ifGenerationMatch", _GENERATION_MAX)
+        if expected != record.generation:
+            raise GenerationMismatch(
+                f"task {task_id} is at generation {record.generation}, not {expected}",
+                task_id=task_id,
+                expected=expected,
+                current=record.generation,
+            )
+    if record.outcome is not None:
+        raise TaskTerminal(f"task {task_id} has ended: {record.outcome}", task_id=task_id, outcome=record.outcome)
+    said = _say(record, message, ctx)
+    messaged = e.Messaged(task_id, queued=record.lease is None)
+    return Commit((messaged, said), Moved(task_id, record.generation + 1))
+
+
+def update(command: UpdateTask, view: View, ctx: Context) -> Commit:
+    """How far the holder is, or what it waits for. A sign of life, too."""
+    record = _held(command.lease_id, command.by, view, ctx)
+    asks, message = command.asks, command.message
+    if asks is not None and type(asks) is not Asks:
+        raise Malformed("asks is `input` or `auth`", field="asks")
+    if asks is None and message is None:
+        raise Malformed("an update says something", field="message")
+    said = () if message is None else (_say(record, seal_message(message, ctx.limits), ctx),)
+    task_id = record.task.id
+    moved = Moved(task_id, record.generation + 1)
+    if asks is None:
+        return Commit((e.Updated(task_id, record.asks), *said), moved)
+    return Commit((e.Asked(task_id, asks, speaks=bool(said)), *said), moved)
+
+
+def add_artifact(command: AddArtifact, view: View, ctx: Context) -> Commit:
+    record = _held(command.lease_id, command.by, view, ctx)
+    check_flag(command.append, "append")
+    check_flag(command.last, "last")
+    artifact = seal_artifact(command.artifact, ctx.limits)
+    if record.chunks >= ctx.limits.chunks_max:
+        raise TooLarge("the task has too many chunks", field="artifact", limit=ctx.limits.chunks_max)
+    task_id = record.task.id
+    kept = e.ChunkKept(chunk_key(task_id, record.chunks + 1), artifact, command.append, command.last)
+    return Commit((e.Chunked(task_id), kept), Moved(task_id, record.generation + 1))
+
+
+def reject(command: RejectTask, view: View, ctx: Context) -> Commit:
+    """The holder will not do it. Somebody else who waits for the same work gets it to do."""
+    record = _held(command.lease_id, command.by, view, ctx)
+    message = seal_message(command.message, ctx.limits)
+    task_id = record.task.id
+    result = Result(task_id, "error", (), f"rejected: {text_of(message)}", command.lease_id, None, message)
+    ended = e.Ended(task_id, Outcome.REJECTED, result)
+    return Commit((ended, *succession(record, view)), Moved(task_id, record.generation + 1))
+
+
+def reply(command: ReplyDirectly, view: View, ctx: Context) -> Commit:
+    """A message is all the answer there is; only what came by the protocol can be answered so."""
+    record = _held(command.lease_id, command.by, view, ctx)
+    message = seal_message(command.message, ctx.limits)
+    task_id = record.task.id
+    if not record.protocol:
+        raise NotPermitted("only what came by the A2A protocol is answered by a message", task_id=task_id)
+    if record.generation > 2:
+        raise NotPermitted("a task that somebody has seen is not answered by a message", task_id=task_id)
+    result = Result(task_id, "ok", (), None, command.lease_id, None, message)
+    return Commit((e.Replied(task_id, result),), Moved(task_id, record.generation + 1))
+
+
+def _held(lease_id: str, by: object, view: View, ctx: Context) -> TaskRecord:
+    lease_id = check_id(lease_id, "lease_id")
+    record = task_of_lease(lease_id, by, view, ctx)  # type: ignore[arg-type]
+    held(lease_id, record)
+    return record
+
+
+def _say(record: TaskRecord, message: Message, ctx: Context) -> e.Said:
+    if record.said >= ctx.limits.messages_max:
+        raise TooLarge("the task has too many messages", field="message", limit=ctx.limits.messages_max)
+    return e.Said(said_key(record.task.id, record.said + 1), message)
+
+
+def context_of(record: TaskRecord) -> str:
+    """The conversation of a task. One that came by the mailbox is a conversation of its own."""
+    return record.task.context_id or record.task.id
+
+
+def text_of(message: Message) -> str:
+    """What a message says to somebody who reads only text; a description where it has none."""
+    texts = [part.text for part in message.parts if part.text and not part.text.isspace()]
+    if texts:
+        return "\n".join(texts)
+    kinds = [part.filename or part.media_type or part.url or ("file" if part.raw else "data") for part in message.parts]
+    return f"a message without text: {', '.join(kinds)}"
