@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,14 +20,16 @@ from covenant import Limits, Mailbox, OpenMailbox, Result, Task, Text
 from covenant.model import event as e
 from covenant.model.audit import AuditRow, Logged
 from covenant.serve.daemon import Daemon
+from covenant.store.journal import housekeeping
 from covenant.store.journal import log as log_module
+from covenant.store.journal.archive import Archive
 from covenant.store.journal.engine import Journal
 from covenant.store.journal.files import Files
 from covenant.store.journal.log import STRETCH_BYTES_MAX, Log
 from covenant.store.journal.segment import Position, Reader, segment_names
 from covenant.store.journal.writer import Writer
 from tests.daemons import OPERATOR_TOKEN, Realmful, start_daemon
-from tests.journal.support import journal_of
+from tests.journal.support import journal_of, until
 
 PATIENCE_S = 20
 TASK = "00000000-0000-4000-8000-000000000001"
@@ -216,6 +219,42 @@ async def test_a_last_segment_that_is_dropped_before_it_is_read_is_no_error(tmp_
         assert await reading == []
         await send(box)
         assert [logged.seq for logged in await engine.log_back(None, 10)] == [2]
+
+
+async def test_reads_of_the_log_and_housekeeping_do_not_wait_for_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    goes_on = threading.Event()
+    busy: list[int] = []
+
+    def slow(*_: object) -> int:
+        busy.append(1)
+        assert goes_on.wait(PATIENCE_S)
+        return 0
+
+    async with Mailbox.open(f"file:{tmp_path}/data") as box, asyncio.timeout(PATIENCE_S):
+        await send(box)
+        engine = journal_of(box)
+        reading = [asyncio.create_task(engine._read_log(slow)) for _ in range(8)]
+        try:
+            await box.compact()
+            assert not any(read.done() for read in reading)
+        finally:
+            goes_on.set()
+        await asyncio.gather(*reading)
+
+        goes_on.clear()
+        busy.clear()
+        monkeypatch.setattr(housekeeping, "write_snapshot", slow)
+        monkeypatch.setattr(Archive, "store", slow)
+        compacting = [asyncio.create_task(box.compact()) for _ in range(8)]
+        try:
+            await until(lambda: bool(busy))
+            assert await box.recent_audit(10)
+            assert not any(compaction.done() for compaction in compacting)
+        finally:
+            goes_on.set()
+        await asyncio.gather(*compacting)
 
 
 # --- of a daemon -------------------------------------------------------------------------------------------

@@ -38,7 +38,7 @@ from covenant.store.journal.writer import Batch, Writer
 T = TypeVar("T")
 
 LOCK: Final = "lock"
-_THREADS: Final = 3  # one archives, one saves, one reads the log
+_THREADS: Final = 2  # one archives, one saves
 _LOG_TRIES: Final = 10
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
 
@@ -80,6 +80,7 @@ class Journal(Embedded):
         self._stats = Stats()
         self._lock: Lock | None = None
         self._threads: ThreadPoolExecutor | None = None
+        self._reader: ThreadPoolExecutor | None = None  # of the log: no snapshot holds it up
         self._archive: Archive | None = None
         self._writer = Writer(self._files, Position(), self._on_first)
         self._keeper: Housekeeper | None = None
@@ -107,6 +108,7 @@ class Journal(Embedded):
             self._files.make_folder()
             self._lock = self._files.lock(LOCK)
             self._threads = ThreadPoolExecutor(_THREADS, "covenant-journal")
+            self._reader = ThreadPoolExecutor(1, "covenant-log")
             await self._load()
             if self._writer.position.file is None:
                 self._writer.begin_segment(self._clock.now_ms())
@@ -156,9 +158,10 @@ class Journal(Embedded):
         self._let_go()
 
     def _let_go(self) -> None:
-        if self._threads is not None:
-            self._threads.shutdown(wait=True)
-            self._threads = None
+        for threads in (self._threads, self._reader):
+            if threads is not None:
+                threads.shutdown(wait=True)
+        self._threads = self._reader = None
         self._writer.close()
         if self._archive is not None:
             self._archive.close()
@@ -334,7 +337,7 @@ class Journal(Embedded):
             here = self._writer.position
             try:
                 return await self._loop.run_in_executor(
-                    self._threads, _read_log, self._files, here.file, here.offset, read
+                    self._reader, _read_log, self._files, here.file, here.offset, read
                 )
             except FileNotFoundError:
                 continue
