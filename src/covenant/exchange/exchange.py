@@ -364,15 +364,17 @@ class Exchange:
     async def story(self, caller: Caller, task_id: str) -> tuple[QueueEntry, list[AuditRow], bool]:
         """What happened to a task, in order, and whether the log still reaches back to its beginning."""
         entry: QueueEntry = await self.ask(caller, GetTask(self.by(caller), task_id))
-        found: list[Logged] = []
-        seq = self.store.order_of(entry.task.id)
-        while seq > 0 and len(found) < _STORY_MAX:
-            logged = await self.store.log_at(seq)
-            if logged is None:
+        task_id = entry.task.id
+        rows: list[AuditRow] = []
+        seq, scanned = self.store.order_of(task_id), 0
+        while seq > 0 and scanned < _STORY_MAX:
+            trail = await self.store.log_trail(seq, task_id, _STORY_MAX - scanned)
+            if not trail:
                 break
-            found.append(logged)
-            seq = _previous(logged, entry.task.id)
-        rows = [row for logged in reversed(found) for row in rows_of(logged) if _is_about(row, logged, entry.task.id)]
+            told = (row for logged in reversed(trail) for row in rows_of(logged) if _is_about(row, logged, task_id))
+            rows = [*told, *rows]
+            scanned += len(trail)
+            seq = trail[-1].previous(task_id)
         if not caller.is_operator:  # by which grant somebody else was let in is not this caller's to know
             rows = [row for row in rows if row.kind != "capability_check" or row.actor == caller.agent.display]
         return entry, rows, seq == 0
@@ -413,13 +415,6 @@ def demand_for(action: str, label: str, counterparty: AgentId | None, **scope: A
 def _label(name: str) -> str:
     """`alice` is short for `alice@local`."""
     return name if "@" in name else f"{name}@local"
-
-
-def _previous(logged: Logged, task_id: str) -> int:
-    for event, prev in zip(logged.events, logged.prev or (0,) * len(logged.events), strict=True):
-        if event.key == task_id:
-            return prev
-    return 0
 
 
 def _is_about(row: AuditRow, logged: Logged, task_id: str) -> bool:

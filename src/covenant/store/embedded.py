@@ -253,11 +253,13 @@ class Embedded(ABC):
 
     async def audit(self, limit: int) -> list[AuditRow]:
         rows: list[AuditRow] = []
-        for logged in await self.log_back(None, limit):
-            rows = [*rows_of(logged), *rows]
-            if len(rows) >= limit:
-                break
-        return rows[max(0, len(rows) - limit) :]
+        scanned, before = 0, None
+        while scanned < limit and len(rows) < limit and (stretch := await self.log_back(before, limit - scanned)):
+            for logged in stretch:
+                rows += reversed(list(rows_of(logged)))
+            scanned += len(stretch)
+            before = stretch[-1].seq
+        return rows[:limit][::-1]
 
     @abstractmethod
     async def log_back(self, before: int | None, limit: int) -> list[Logged]:
