@@ -1,7 +1,8 @@
-"""Giving back: what was handed to a caller who had gone away before the hand-over was durable. (Contract 2, 8.)
+"""Giving back: what was handed to a caller who has gone away, or whom the answer never reached. (Contract 2, 4, 8.)
 
-Nobody ever heard of it, so it is as if it had not been: a task stands where it stood, at the attempt that it had, and a
-result waits where it waited.
+Nobody heard of it, so it is as if it had not been: a task stands where it stood, at the attempt that it had, and a
+result waits where it waited. A lease under which something was done was heard of, whatever the caller says now: it is
+released, and the next holder is at its next attempt.
 """
 
 from __future__ import annotations
@@ -27,12 +28,14 @@ def give_back(command: GiveBack, view: View, ctx: Context) -> Commit:
         record = view.get(view.task_of_lease(lease_id) or "")
         if not isinstance(record, TaskRecord) or record.lease is None or record.lease.lease_id != lease_id:
             continue  # somebody has dealt with it meanwhile
-        if record.cancel_reason is None:
-            events.append(e.Unleased(record.task.id))
-        else:
+        if record.cancel_reason is not None:
             ended, children = end_asked(record, view)
             events += ended
             then += children
+        elif record.lease.is_used:
+            events.append(e.Requeued(record.task.id, lease_id, "released", "given back"))
+        else:
+            events.append(e.Unleased(record.task.id))
     for key in command.results:
         result = view.get(key)
         if isinstance(result, (TaskRecord, Part)) and result.answer_for is None:
