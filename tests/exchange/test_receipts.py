@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from covenant import AgentId, Delivery, Mailbox, Result, TaskState, Text
+from covenant import AgentId, Delivery, Limits, Mailbox, Result, TaskState, Text
 from covenant.model.command import BeatLease
 from covenant.model.peer import Caller
 from covenant.store.clock import ManualClock
@@ -95,3 +97,53 @@ async def test_a_lease_that_was_acted_under_ends_when_a_cancel_was_asked_for(hou
     await house.site.alice.cancel_task(task_id, graceful=True)
     await house.give_back("bob@lab", "r")
     assert (await house.site.box.get_task(task_id)).outcome == "canceled"
+
+
+# --- who it was --------------------------------------------------------------------------------------------
+
+
+async def test_what_is_given_back_is_written_down_as_its_receivers_deed(house: House) -> None:
+    task_id = await house.send(house.site.bob, 1)
+    await house.lease("bob@lab", "r")
+    await house.give_back("bob@lab", "r")
+    (leased,) = await house.lease("bob@lab", "s")
+    await house.site.bob.heartbeat(leased)
+    await house.give_back("bob@lab", "s")
+    rows = [row for row in await house.site.box.recent_audit(100) if row.task_id == task_id and row.kind != "sent"]
+    assert [(row.kind, row.actor) for row in rows] == [
+        ("leased", "bob@lab"),
+        ("unleased", "bob@lab"),
+        ("leased", "bob@lab"),
+        ("requeued", "bob@lab"),
+    ]
+
+
+async def test_what_the_operator_gives_back_is_the_operators_deed(house: House) -> None:
+    operator = house.site.operator
+    await house.send(house.site.bob, 1)
+    await house.exchange.take(operator, house.exchange.lease(operator, None, None), 0, "r")
+    await house.exchange.give_back(operator, "r")
+    assert [row.actor for row in await house.site.rows("unleased")] == ["operator"]
+
+
+@pytest.mark.parametrize("wait_ms", [0, 20_000])
+async def test_what_is_undone_for_a_receiver_that_went_away_is_its_deed(
+    clock: ManualClock, folder: Path, wait_ms: int
+) -> None:
+    """At whatever moment it goes."""
+    async with site(clock, f"file:{folder}", limits=Limits(inline_sync_us_max=0)) as there:
+        house = House(there)
+        await house.enroll()
+        await house.send(there.bob, 1)
+        bob = house.callers["bob@lab"]
+        for turns in range(1, 8):
+            receive = house.exchange.take(bob, house.exchange.lease(bob, None, None), wait_ms)
+            receiving = asyncio.create_task(receive)
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            receiving.cancel()
+            await asyncio.wait([receiving])
+            if not receiving.cancelled():
+                break
+        rows = await there.rows("unleased")
+        assert rows and {row.actor for row in rows} == {"bob@lab"}

@@ -8,17 +8,18 @@ released, and the next holder is at its next attempt.
 from __future__ import annotations
 
 from covenant.model import event as e
-from covenant.model.command import CancelChildren, Command, GiveBack
+from covenant.model.command import Call, CancelChildren, Command, GiveBack
 from covenant.model.record import Part, TaskRecord
-from covenant.rules.context import Commit, Context, View
+from covenant.rules.context import Commit, Context, View, acting
 from covenant.rules.end import end_asked
 
 
-def undo(commit: Commit) -> list[Command]:
-    """What gives back the leases and results of a commit."""
+def undo(commit: Commit, command: Command | Call) -> list[Command]:
+    """What gives back the leases and results of a commit, in the name of who took them. It comes through no door: who
+    has lost its token meanwhile cannot keep them either."""
     leases = tuple(event.lease_id for event in commit.events if type(event) is e.Leased)
     results = tuple(event.key for event in commit.events if type(event) is e.Drained)
-    return [GiveBack(None, leases, results)] if leases or results else []
+    return [GiveBack(acting(command), leases, results)] if leases or results else []
 
 
 def give_back(command: GiveBack, view: View, ctx: Context) -> Commit:
