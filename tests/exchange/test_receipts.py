@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from covenant import AgentId, Delivery, Limits, Mailbox, Result, TaskState, Text
+from covenant.exchange import receipts
 from covenant.model.command import BeatLease
 from covenant.model.peer import Caller
 from covenant.store.clock import ManualClock
@@ -147,3 +148,75 @@ async def test_what_is_undone_for_a_receiver_that_went_away_is_its_deed(
                 break
         rows = await there.rows("unleased")
         assert rows and {row.actor for row in rows} == {"bob@lab"}
+
+
+# --- how much is kept --------------------------------------------------------------------------------------
+
+
+async def test_the_same_receive_again_gets_the_same_answer(house: House) -> None:
+    for number in (1, 2):
+        await house.send(house.site.bob, number)
+    first = await house.lease("bob@lab", "r")
+    assert await house.lease("bob@lab", "r") == first
+    assert (await house.lease("bob@lab", "s"))[0].task.id == uid(2)
+
+
+async def test_receipts_of_one_peer_do_not_push_out_those_of_another(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(receipts, "PEER_BYTES_MAX", 10 * receipts.SLOT_BYTES)
+    monkeypatch.setattr(receipts, "BYTES_MAX", 15 * receipts.SLOT_BYTES)
+    await house.send(house.site.bob, 1)
+    first = await house.lease("bob@lab", "r")
+    for number in range(100):
+        await house.give_back("alice@lab", str(number))
+        await house.give_back("carol@lab", str(number))
+    assert house.exchange._receipts.bytes <= 15 * receipts.SLOT_BYTES
+    assert await house.lease("bob@lab", "r") == first
+
+
+async def test_the_oldest_receipts_of_a_peer_make_room_for_its_new_ones(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(receipts, "PEER_BYTES_MAX", 5 * receipts.SLOT_BYTES)
+    for number in range(4):
+        await house.send(house.site.bob, number, content=[Text("x" * receipts.SLOT_BYTES)])
+        await house.lease("bob@lab", f"r{number}")
+    assert house.exchange._receipts.bytes <= 5 * receipts.SLOT_BYTES
+    assert [await house.give_back("bob@lab", f"r{number}") for number in (0, 3)] == [0, 1]
+
+
+async def test_an_answer_too_large_to_keep_can_still_be_given_back(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(receipts, "PEER_BYTES_MAX", 5 * receipts.SLOT_BYTES)
+    task_id = await house.send(house.site.bob, 1, content=[Text("x" * 10 * receipts.SLOT_BYTES)])
+    await house.lease("bob@lab", "r")
+    assert house.exchange._receipts.bytes == receipts.SLOT_BYTES
+    with refused("too_large"):
+        await house.lease("bob@lab", "r")
+    assert await house.give_back("bob@lab", "r") == 1
+    assert (await house.site.box.get_task(task_id)).state is TaskState.QUEUED
+
+
+async def test_a_receipt_is_worth_nothing_after_its_time(house: House, clock: ManualClock) -> None:
+    """Also when nothing came after it that would have taken its place."""
+    for number in (1, 2):
+        await house.send(house.site.bob, number)
+    (first,) = await house.lease("bob@lab", "r")
+    clock.advance(receipts.KEPT_MS)
+    assert await house.lease("bob@lab", "r") == [first]
+    clock.advance(1)
+    assert (await house.lease("bob@lab", "r"))[0].task.id == uid(2)
+    clock.advance(receipts.KEPT_MS + 1)
+    assert await house.give_back("bob@lab", "r") == 0
+    assert (await house.site.box.get_task(uid(2))).state is TaskState.IN_FLIGHT
+
+
+async def test_what_is_past_its_time_costs_nothing_any_more(house: House, clock: ManualClock) -> None:
+    for number in range(10):
+        await house.send(house.site.bob, number)
+        await house.lease("bob@lab", str(number))
+    clock.advance(receipts.KEPT_MS + 1)
+    await house.give_back("carol@lab", "none")
+    assert house.exchange._receipts.bytes == receipts.SLOT_BYTES
