@@ -49,6 +49,9 @@ class Transport(Protocol):
     async def call(self, token: str, request: w.Request, reply: type[Any]) -> Any:
         """The reply, or the refusal raised. A call that is cancelled takes nothing."""
 
+    def again(self) -> Transport:
+        """Another way to the same daemon, which shares nothing with this one: it may live on another event loop."""
+
     async def close(self) -> None: ...
 
 
@@ -83,6 +86,13 @@ class RemoteEngine:
             await self._unheard.close()
         finally:
             await self._transport.close()
+
+    async def again(self, agent: AgentId) -> RemoteEngine:
+        """The same daemon for this agent, over a connection of its own."""
+        engine = RemoteEngine(self._transport.again(), await self._token_of(agent))
+        engine.limits = engine._ctx.limits = self.limits
+        engine.agent = engine.me = agent
+        return engine
 
     async def call(self, request: w.Request, reply: type[Any], by: AgentId | None = None) -> Any:
         """Any verb of the service, as this agent."""

@@ -67,6 +67,9 @@ class HttpTransport:
             outcome = "not_sent" if isinstance(failed, aiohttp.ClientConnectorError) else "unknown"
             raise Unreachable(f"{self._url} does not answer: {failed}", outcome=outcome) from failed
 
+    def again(self) -> HttpTransport:
+        return HttpTransport(self._url)
+
     async def close(self) -> None:
         session, self._session = self._session, None
         self._is_closed = True
