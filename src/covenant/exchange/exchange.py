@@ -149,7 +149,7 @@ class Exchange:
             return await self._take(caller, command, wait_ms, [])
         check_text(receipt, "receipt", self.store.limits.key_bytes_max)
         return await self._receipts.take(
-            f"{caller.agent.pubkey}/{receipt}", lambda undoing: self._take(caller, command, wait_ms, undoing)
+            caller.agent.pubkey, receipt, lambda undoing: self._take(caller, command, wait_ms, undoing)
         )
 
     async def give_back(self, caller: Caller, receipt: str) -> int:
@@ -157,7 +157,7 @@ class Exchange:
         if self.store.caller_of(caller.token) is None:
             raise Unauthenticated("the token is not valid (any more)")
         check_text(receipt, "receipt", self.store.limits.key_bytes_max)
-        undoing = await self._receipts.forget(f"{caller.agent.pubkey}/{receipt}")
+        undoing = await self._receipts.forget(caller.agent.pubkey, receipt)
         for command in undoing:
             await self.store.run(command)
         return len(undoing)

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from msgspec import Struct
 
+from covenant.model.agent import AgentId
 from covenant.model.audit import AuditRow
 from covenant.model.command import Call, Command, NoteRefusal, SignHead
 from covenant.model.event import Event
@@ -113,11 +114,14 @@ class Commit(Struct, gc=False):
     then: tuple[Command, ...] = ()
 
 
+def acting(command: Command | Call) -> AgentId | None:
+    """For whom it is done; None is the operator."""
+    return None if type(command) is Call and command.caller.is_operator else command.by
+
+
 def actor(command: Command | Call) -> str:
     """Who the log says it was."""
     if type(command) in (SignHead, NoteRefusal):
         return "system"
-    if type(command) is Call and command.caller.is_operator:
-        return "operator"
-    by = command.by
+    by = acting(command)
     return "operator" if by is None else by.display

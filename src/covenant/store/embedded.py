@@ -124,7 +124,7 @@ class Embedded(ABC):
         except CovenantError:
             await self._settled()
             raise
-        return await self._hand_over(commit)
+        return await self._hand_over(commit, command)
 
     async def run_all(self, commands: Sequence[Command | Call]) -> list[Any]:
         replies: list[Any] = []
@@ -154,7 +154,7 @@ class Embedded(ABC):
             except TimeoutError:
                 return []
         if undoing is not None:
-            undoing.extend(undo(commit))
+            undoing.extend(undo(commit, command))
         return commit.reply  # type: ignore[no-any-return]
 
     async def _take(self, command: LeaseTasks | DrainResults | Call, waits: bool) -> Commit:
@@ -168,11 +168,11 @@ class Embedded(ABC):
         while True:
             commit = self._commit(command)
             if commit.reply or not waits:
-                await self._hand_over(commit)
+                await self._hand_over(commit, command)
                 return commit
             await waiters.wait(name)
 
-    async def _hand_over(self, commit: Commit) -> Any:
+    async def _hand_over(self, commit: Commit, command: Command | Call) -> Any:
         """The reply, once it is durable. If the caller goes away before, nobody will ever see what it took: that is
         given back."""
         durable = self._durable()
@@ -181,8 +181,8 @@ class Embedded(ABC):
                 await durable
             except asyncio.CancelledError:
                 if self._refusal is None:
-                    for command in undo(commit):
-                        self._commit(command)
+                    for undoing in undo(commit, command):
+                        self._commit(undoing)
                 raise
         reply = commit.reply
         if isinstance(reply, CovenantError):
