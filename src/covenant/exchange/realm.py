@@ -76,7 +76,11 @@ def write_secret(path: Path, data: bytes) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
-    os.rename(making, path)
+    move_secret(making, path)
+
+
+def move_secret(made: Path, path: Path) -> None:
+    os.rename(made, path)
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(folder)

@@ -12,7 +12,6 @@ import ipaddress
 import logging
 import socket
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,9 +23,9 @@ from covenant.exchange.bounds import Bounds
 from covenant.exchange.exchange import SIGN_EVERY_MS, Exchange
 from covenant.exchange.realm import Realm
 from covenant.exchange.scheduler import RetryPlan, Scheduler
+from covenant.exchange.token import Keeper
 from covenant.model.error import BadSetting, CovenantError
 from covenant.model.limits import Limits
-from covenant.model.peer import Caller, Peer, peer_key
 from covenant.model.repair import RetryPolicy
 from covenant.rules.context import Ids
 from covenant.serve import events, metrics, openapi, page
@@ -66,7 +65,12 @@ class Settings(Struct, kw_only=True, frozen=True):
 
 class Daemon:
     def __init__(
-        self, settings: Settings, realm: Realm, operator_token: str, clock: Clock | None = None, ids: Ids | None = None
+        self,
+        settings: Settings,
+        realm: Realm,
+        operator_token: str | Keeper,
+        clock: Clock | None = None,
+        ids: Ids | None = None,
     ) -> None:
         self.settings = settings
         self._token = operator_token
@@ -78,7 +82,7 @@ class Daemon:
         self.exchange = Exchange(store, realm, self._clock, ids, settings.bounds, recv_gate=settings.recv_gate)
         self.http = Http(self.exchange)
         self._ipc = Ipc(self.exchange, settings.ipc) if settings.ipc is not None else None
-        self._scheduler = self._make_scheduler(realm)
+        self._scheduler = self._make_scheduler()
         self.alerts = self._make_alerts()
         self._events = Events(self.exchange, store, self.http.authenticate)
         self._server: _Server | None = None
@@ -118,11 +122,11 @@ class Daemon:
                 name="--http",
             )
 
-    def _make_scheduler(self, realm: Realm) -> Scheduler | None:
+    def _make_scheduler(self) -> Scheduler | None:
         plan = self.settings.retry
         if plan is None or not plan.policy.enabled:
             return None
-        return Scheduler(self.exchange, plan, self._clock, partial(_operator_of, self.store, realm))
+        return Scheduler(self.exchange, plan, self._clock, self.exchange.operator)
 
     def _make_alerts(self) -> Alerts:
         s = self.settings
@@ -238,12 +242,6 @@ class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
-
-
-def _operator_of(store: Any, realm: Realm) -> Caller:
-    """With the token that is good now: it may have been rotated since the start."""
-    peer: Peer = store.state.records[peer_key(realm.operator.pubkey)]
-    return Caller(peer.agent, peer.role, peer.token)
 
 
 def _split(address: str) -> tuple[str, int]:
