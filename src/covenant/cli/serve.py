@@ -83,6 +83,7 @@ def settings_of(home: Home, options: Mapping[str, Any], environ: Mapping[str, st
         limits=limits,
         retry=plan_from(environ, limits),
         alert_url=options["alert_url"],
+        alerts_file=home.alerts_file,
     )
 
 

@@ -30,6 +30,7 @@ from covenant.model.repair import RetryPolicy
 from covenant.rules.context import Ids
 from covenant.serve import events, metrics, openapi, page
 from covenant.serve.events import Events
+from covenant.serve.home import KeptFile
 from covenant.serve.http import Http
 from covenant.serve.ipc import Ipc
 from covenant.serve.metrics import Metrics
@@ -61,6 +62,7 @@ class Settings(Struct, kw_only=True, frozen=True):
     retry: RetryPlan | None = None
     alert_url: str | None = None
     alerts: Thresholds = Thresholds()
+    alerts_file: Path | None = None  # where it notes what was told, for the next daemon
 
 
 class Daemon:
@@ -131,7 +133,10 @@ class Daemon:
     def _make_alerts(self) -> Alerts:
         s = self.settings
         policy = RetryPolicy() if s.retry is None else s.retry.policy
-        return Alerts(self.store, self._clock, s.alerts, policy, lambda entry: reason_of(entry).command, s.alert_url)
+        notes = None if s.alerts_file is None else KeptFile(s.alerts_file)
+        return Alerts(
+            self.store, self._clock, s.alerts, policy, lambda entry: reason_of(entry).command, s.alert_url, notes
+        )
 
     @property
     def url(self) -> str | None:

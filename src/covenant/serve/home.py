@@ -30,6 +30,10 @@ class Home:
     def token_file(self) -> Path:
         return self.folder / OPERATOR_TOKEN
 
+    @property
+    def alerts_file(self) -> Path:
+        return self.folder / "alerts.json"
+
     def make(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
 
@@ -60,6 +64,22 @@ class TokenFile:
             move_secret(self._ready, self._file)
         else:
             self._ready.unlink(missing_ok=True)
+
+
+class KeptFile:
+    """Bytes for the next daemon. (The `Notes` of the alerts.)"""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def __str__(self) -> str:
+        return str(self._file)
+
+    def read(self) -> bytes | None:
+        return self._file.read_bytes() if self._file.exists() else None
+
+    def write(self, data: bytes) -> None:
+        write_secret(self._file, data)
 
 
 def _token_in(file: Path) -> str:

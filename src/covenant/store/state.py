@@ -402,6 +402,13 @@ class State:
     def depth(self, recipient: str) -> int:
         return len(self._ready.get(recipient))
 
+    def deep(self, over: int) -> Sequence[tuple[TaskRecord, int]]:
+        return [
+            (self.ready(recipient, 1)[0], len(ledger))
+            for recipient, ledger in self._ready.ledgers.items()
+            if len(ledger) > max(over, 0)
+        ]
+
     def grants(self, subject: str, action: str) -> Mapping[str, Mapping[str, Grant]]:
         actions = self._grants.get(subject)
         return {} if actions is None else actions.get(action, {})
