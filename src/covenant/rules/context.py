@@ -91,6 +91,9 @@ class View(Protocol):
     def depth(self, recipient: str) -> int:
         """How many tasks are ready for it."""
 
+    def deep(self, over: int) -> Sequence[tuple[TaskRecord, int]]:
+        """For each recipient with more ready tasks than that: the oldest of them, and how many there are."""
+
     def grants(self, subject: str, action: str) -> Mapping[str, Mapping[str, Grant]]:
         """The open grants of just this action: by what they are pinned to, by their id."""
 

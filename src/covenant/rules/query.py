@@ -15,6 +15,7 @@ from covenant.model.error import BadCursor, UnknownTask
 from covenant.model.peer import GrantPage, PeerPage
 from covenant.model.query import (
     CheckGrant,
+    DeepQueues,
     GetResult,
     GetTask,
     GetTree,
@@ -28,7 +29,7 @@ from covenant.model.query import (
 )
 from covenant.model.record import Part, TaskRecord, TaskState
 from covenant.model.task import Task
-from covenant.model.view import Answer, CachedResult, CachePage, QueueEntry, QueuePage, Tree, TreeNode
+from covenant.model.view import Answer, CachedResult, CachePage, QueueDepth, QueueEntry, QueuePage, Tree, TreeNode
 from covenant.rules.cache import cached, may_see_slot
 from covenant.rules.context import Context, View
 from covenant.rules.envelope import check_count, check_id
@@ -201,6 +202,13 @@ def check_grant(query: CheckGrant, view: View, ctx: Context) -> tuple[str | None
     return (None if grant is None else grant.capability.id), held
 
 
+def deep_queues(query: DeepQueues, view: View, ctx: Context) -> list[QueueDepth]:
+    """An agent sees its own queue, like its own tasks."""
+    over = check_count(query.over, "over", _AGE_MAX)
+    found = [QueueDepth(oldest.task.recipient, depth) for oldest, depth in view.deep(over)]
+    return [queue for queue in found if query.by is None or queue.recipient.pubkey == query.by.pubkey]
+
+
 def _scope(by: AgentId | None) -> str | None:
     return None if by is None else by.pubkey
 
@@ -221,6 +229,7 @@ ANSWER: dict[type, Callable[[Any, View, Context], Any]] = {
     RecentTasks: recent_tasks,
     RecentResults: recent_results,
     ListQueue: task_queue,
+    DeepQueues: deep_queues,
     ListCached: cached_results,
     ListPeers: list_peers,
     ListGrants: list_grants,

@@ -241,6 +241,13 @@ class Embedded(ABC):
         peer = self.state.peer_of_token(token)
         return None if peer is None else Caller(peer.agent, peer.role, token)
 
+    def caller_at(self, pubkey: str) -> Caller | None:
+        """The peer with this key, as it would come in now."""
+        peer = self.state.get(peer_key(pubkey))
+        if not isinstance(peer, Peer) or peer.revoked_ms is not None:
+            return None
+        return Caller(peer.agent, peer.role, peer.token)
+
     def agent_of(self, name: str) -> AgentId | None:
         """The enrolled agent with this label or key."""
         peer = self.state.get(peer_key(self.state.peer_named(name) or name))

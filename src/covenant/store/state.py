@@ -12,6 +12,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Protocol
 
+from msgspec import Struct
+
 from covenant.model.event import Event, Sent
 from covenant.model.limits import LEASES_REMEMBERED_MAX
 from covenant.model.peer import Grant, Peer, peer_key
@@ -26,6 +28,7 @@ from covenant.model.record import (
     SignedHead,
     Slot,
     TaskRecord,
+    TaskState,
     Tombstone,
 )
 from covenant.rules.context import Context
@@ -44,6 +47,17 @@ class Base(Protocol):
     def slots(self, after: int) -> Iterator[tuple[Key, Slot]]: ...
     def late(self, task_id: str) -> Iterator[tuple[Key, Late]]: ...
     def task_of_lease(self, lease_id: str) -> Key | None: ...
+
+
+class Counts(Struct, frozen=True):
+    """How many open tasks there are, by where they stand."""
+
+    queued: int  # among them those that are:
+    ready: int
+    following: int
+    in_flight: int
+    result_pending: int
+    answers: int  # results that wait to be drained, partial ones too
 
 
 class State:
@@ -65,6 +79,11 @@ class State:
         self._answers = Shelf(Ledger)
         self._answers_all: LazyLedger | None = None  # made when somebody first drains for all
         self._leases = Ledger()
+        self._unfinished_count = 0
+        self._ready_count = 0
+        self._following_count = 0
+        self._pending_count = 0
+        self._answer_count = 0
         self._lease_tasks: dict[str, Key] = {}
         self._sent = Shelf(lambda: LazyLedger(self._is_sent))
         self._sent_all = LazyLedger(self._is_sent)
@@ -165,19 +184,28 @@ class State:
         if new.task.parent is not None:
             self._children.add(new.task.parent, order, key)
         if new.ready_for is not None:
-            self._ready.add(new.ready_for, new.ready_order, key)
-            if self._ready_all is not None:
-                self._ready_all.add(new.ready_order, key)
-            if self.watched:
-                self.readied.append(new.ready_for)
+            self._add_ready(key, new.ready_for, new.ready_order)
         if new.due_ms is not None:
             self.due_times.set(key, new.due_ms)
+        if new.outcome is None:
+            self._unfinished_count += 1
+        elif new.state is TaskState.RESULT_PENDING:
+            self._pending_count += 1
         if new.waits_on is not None:
+            self._following_count += 1
             self._waits.add(new.waits_on, new.ready_order, key)
         if new.outcome is not None or new.lease is not None or new.lease_history:
             self._restore_task(key, new)
         if self.watched:
             self.changed.append(key)
+
+    def _add_ready(self, key: Key, recipient: str, order: int) -> None:
+        self._ready_count += 1
+        self._ready.add(recipient, order, key)
+        if self._ready_all is not None:
+            self._ready_all.add(order, key)
+        if self.watched:
+            self.readied.append(recipient)
 
     def _restore_task(self, key: Key, new: TaskRecord) -> None:
         """What a task that comes back from disk has beyond a fresh one."""
@@ -214,22 +242,23 @@ class State:
     def _move_task(self, key: Key, old: TaskRecord, new: TaskRecord) -> None:
         if old.ready_for is not None:
             if new.ready_for is None:
+                self._ready_count -= 1
                 self._ready.ledgers[old.ready_for].remove(old.ready_order)
                 if self._ready_all is not None:
                     self._ready_all.lose()
         elif new.ready_for is not None:
-            self._ready.add(new.ready_for, new.ready_order, key)
-            if self._ready_all is not None:
-                self._ready_all.add(new.ready_order, key)
-            if self.watched:
-                self.readied.append(new.ready_for)
+            self._add_ready(key, new.ready_for, new.ready_order)
         if old.waits_on is not None and new.waits_on is None:
+            self._following_count -= 1
             self._waits.ledgers[old.waits_on].remove(old.ready_order)
         if old.lease is not new.lease:
             self._move_lease(key, old, new)
         if old.due_ms != new.due_ms:
             self.due_times.set(key, new.due_ms)
         if new.outcome is not None:
+            if old.outcome is None:
+                self._unfinished_count -= 1
+            self._pending_count += (new.state is TaskState.RESULT_PENDING) - (old.state is TaskState.RESULT_PENDING)
             self._move_answer(key, old, new)
             self._rest_task(key, new)
         if self.watched and (old.generation != new.generation or old.cancel_reason != new.cancel_reason):
@@ -250,12 +279,14 @@ class State:
         was = None if old is None else old.answer_for
         if was is None:
             if new.answer_for is not None:
+                self._answer_count += 1
                 self._answers.add(new.answer_for, new.answer_order, key)
                 if self._answers_all is not None:
                     self._answers_all.add(new.answer_order, key)
                 if self.watched:
                     self.answered.append(new.answer_for)
         elif new.answer_for is None:
+            self._answer_count -= 1
             self._answers.ledgers[was].remove(new.answer_order)
             if self._answers_all is not None:
                 self._answers_all.lose()
@@ -357,8 +388,26 @@ class State:
 
     # --- the view -----------------------------------------------------------------------------------------
 
+    def counts(self) -> Counts:
+        in_flight = len(self._leases)
+        return Counts(
+            queued=self._unfinished_count - in_flight,
+            ready=self._ready_count,
+            following=self._following_count,
+            in_flight=in_flight,
+            result_pending=self._pending_count,
+            answers=self._answer_count,
+        )
+
     def depth(self, recipient: str) -> int:
         return len(self._ready.get(recipient))
+
+    def deep(self, over: int) -> Sequence[tuple[TaskRecord, int]]:
+        return [
+            (self.ready(recipient, 1)[0], len(ledger))
+            for recipient, ledger in self._ready.ledgers.items()
+            if len(ledger) > max(over, 0)
+        ]
 
     def grants(self, subject: str, action: str) -> Mapping[str, Mapping[str, Grant]]:
         actions = self._grants.get(subject)
