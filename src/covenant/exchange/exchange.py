@@ -400,8 +400,8 @@ class Exchange:
             found.append(logged)
             seq = _previous(logged, entry.task.id)
         rows = [row for logged in reversed(found) for row in rows_of(logged) if _is_about(row, logged, entry.task.id)]
-        if not caller.is_operator:  # by which grant somebody else was let in is not this caller's to know
-            rows = [row for row in rows if row.kind != "capability_check" or row.actor == caller.agent.display]
+        if not caller.is_operator:
+            rows = [row for row in rows if _is_for(row, caller.agent)]
         return entry, rows, seq == 0
 
     async def sign_head(self) -> None:
@@ -447,6 +447,13 @@ def _is_about(row: AuditRow, logged: Logged, task_id: str) -> bool:
     if row.task_id is not None:
         return row.task_id == task_id
     return {task_of(event) for event in logged.events} <= {task_id, None}
+
+
+def _is_for(row: AuditRow, party: AgentId) -> bool:
+    """By which grant somebody else was let in, and what else it did in the same commit, is not this party's to know."""
+    if row.kind == "capability_check":
+        return row.actor == party.display
+    return row.task_id is not None
 
 
 def _random_key() -> str:

@@ -418,7 +418,8 @@ class State:
         return [self.records[key] for key in islice(ledger.after(after), limit)]  # type: ignore[misc]
 
     def orders_before(self, events: Sequence[Event]) -> Sequence[int]:
-        """For each event, which one last touched its record: 0 if none did. Nothing at all when that goes for all."""
+        """For each event, which one last touched its record: 0 if none did. Nothing at all when that goes for all. A
+        task begins with its sending, whoever had its id before."""
         records = self.records
         orders = []
         found = False
@@ -426,7 +427,7 @@ class State:
             record = records.get(event.key)
             if record is None and type(event) not in CREATING:
                 record = self.get(event.key)
-            if record is None or type(record) is Tombstone:
+            if record is None or type(record) is Tombstone or type(event) is Sent:
                 orders.append(0)
             else:
                 orders.append(record.order)
