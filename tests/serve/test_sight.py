@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any, Final
 
 import pytest
+from msgspec import structs
 
-from covenant import Idempotency, Limits, Mailbox, OpenMailbox, Result, RetryPolicy, Task
+from covenant import AgentId, CovenantError, Idempotency, Limits, Mailbox, OpenMailbox, Result, RetryPolicy, Task
 from covenant.client.engine import RemoteEngine
 from covenant.client.unix import UnixTransport
 from covenant.model.audit import AuditRow
+from covenant.model.error import UnknownPeer
 from covenant.model.limits import DEDUP_MS
 from covenant.serve import wire as w
 from covenant.serve.daemon import Daemon
+from covenant.serve.places import PLACE_OF
+from covenant.serve.status import HTTP_STATUS
 from covenant.store.clock import CountingIds, ManualClock
-from tests.daemons import OPERATOR_TOKEN, Realmful, start_daemon
+from tests.daemons import OPERATOR_TOKEN, Realmful, enrolled, start_daemon
 
 STORES: Final = ("memory:", "file:{folder}")
 HIDDEN: Final = "aaaaaaaa-0000-4000-8000-000000000000"
@@ -89,3 +93,77 @@ async def test_the_story_of_an_id_that_is_used_anew_begins_anew(town: Town) -> N
         reply = await town.call(who, w.Story(task_id=HIDDEN), w.StoryReply)
         assert {row.actor for row in reply.rows} == {"carol@lab"}
         assert reply.complete
+
+
+# --- who is enrolled ---------------------------------------------------------------------------------------
+
+BOB: Final = AgentId.named("bob@lab")
+ABSENT: Final = AgentId("nil@lab", AgentId.named("unknown@lab").pubkey)
+
+Asking = Callable[[AgentId], w.Request]
+NAMING: Final[dict[str, Asking]] = {
+    # verbs that name a peer, by its label or by its key
+    "send": lambda peer: w.SendTask(task=Task(recipient=peer, intent_text="x")),
+    "send to a label": lambda peer: w.SendTask(task=Task(recipient=AgentId.named(peer.display), intent_text="x")),
+    "send under a false label": lambda peer: w.SendTask(
+        task=Task(recipient=AgentId("some@lab", peer.pubkey), intent_text="x")
+    ),
+    "send under another's label": lambda peer: w.SendTask(
+        task=Task(recipient=AgentId(BOB.display, peer.pubkey), intent_text="x")
+    ),
+    "send batch": lambda peer: w.SendTasks(tasks=[Task(recipient=peer, intent_text="x")]),
+    "next task": lambda peer: w.RecvTask(recipient=peer.display),
+    "next tasks": lambda peer: w.RecvTasks(limit=1, recipient=peer.pubkey),
+    "next result": lambda peer: w.RecvResult(peer=peer.display),
+    "next results": lambda peer: w.RecvResults(limit=1, peer=peer.pubkey),
+    "rotate": lambda peer: w.RotateToken(peer=peer.display),
+    "revoke": lambda peer: w.RevokePeer(peer=peer.display),
+    "grant": lambda peer: w.Grant(subject=peer.display, action="a2a.send.*"),
+    "pass on": lambda peer: w.Grant(subject=peer.display, action="a2a.send.*", parent=HIDDEN),
+    "grants": lambda peer: w.ListGrants(subject=peer.display),
+    "grants by key": lambda peer: w.ListGrants(subject=peer.pubkey),
+    "check another": lambda peer: w.Check(action="a2a.compact", subject=peer.display),
+    "check a send": lambda peer: w.Check(action="a2a.send.x", counterparty=peer.display),
+    "check a send by key": lambda peer: w.Check(action="a2a.send.x", counterparty=peer.pubkey),
+}
+
+
+@pytest.mark.parametrize("grants", [(), ("a2a.send.bob@lab",)], ids=["no grant", "a grant for another"])
+@pytest.mark.parametrize("verb", NAMING)
+async def test_a_refusal_does_not_tell_who_is_enrolled(town: Town, verb: str, grants: tuple[str, ...]) -> None:
+    """Contract 27: who may not reach a peer cannot tell it from one that was never there, nor read it in the audit."""
+    zoe = await enrolled(town.box, "zoe@lab")
+    told = []
+    for number, peer in enumerate((AgentId("zoe@lab", zoe.pubkey), ABSENT)):
+        asking = await enrolled(town.box, f"asking{number}@lab", *grants)
+        engine = RemoteEngine(town.transport, asking.token)
+        request = NAMING[verb](peer)
+        try:
+            answer: Any = await engine.call(request, PLACE_OF[type(request)].reply)
+        except CovenantError as refusal:
+            answer = (HTTP_STATUS[refusal.code], refusal.to_wire())
+        rows = (await engine.call(w.RecentAudit(), w.AuditReply)).rows
+        shown = str((answer, [structs.replace(row, seq=0) for row in rows]))
+        for name in (peer.display, peer.pubkey):
+            shown = shown.replace(name, "PEER")
+        told.append(shown.replace(f"asking{number}", "ASKING"))
+    assert told[0] == told[1]
+
+
+async def test_whose_grant_covers_a_name_learns_that_nobody_has_it(town: Town) -> None:
+    """Contract 27: it sees the name, and is told the truth."""
+    asking = await enrolled(town.box, "asking@lab", "a2a.send.nil@lab")
+    engine = RemoteEngine(town.transport, asking.token)
+    for request in (
+        w.SendTask(task=Task(recipient=ABSENT, intent_text="x")),
+        w.Check(action="a2a.send.nil@lab", counterparty="nil@lab"),
+    ):
+        with pytest.raises(UnknownPeer):
+            await engine.call(request, PLACE_OF[type(request)].reply)
+    with pytest.raises(UnknownPeer):
+        await town.call("operator", w.ListGrants(subject="nil@lab"), w.Grants)
+    with pytest.raises(UnknownPeer):
+        await town.call("operator", w.Grant(subject="nil@lab", action="a2a.send.*"), w.Granted)
+    for forbidden in (w.RevokePeer(peer="nil@lab"), w.RotateToken(peer="nil@lab"), w.RecvTask(recipient="nil@lab")):
+        with pytest.raises(UnknownPeer):
+            await town.call("operator", forbidden, PLACE_OF[type(forbidden)].reply)

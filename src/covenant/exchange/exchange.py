@@ -134,10 +134,23 @@ class Exchange:
 
     def agent(self, name: str) -> AgentId:
         """The enrolled agent with this label or key."""
-        found = self.store.agent_of(name) or self.store.agent_of(_label(name))
+        found = self._enrolled(name)
         if found is None:
             raise UnknownPeer(f"no peer {name}", peer=name)
         return found
+
+    def key_of(self, name: str) -> str:
+        """Whose label or key this is. A name that nobody has stands for itself: whether to say so is up to the rules,
+        which look first at what the caller may."""
+        found = self._enrolled(name)
+        return name if found is None else found.pubkey
+
+    def whoever(self, name: str) -> AgentId:
+        """The enrolled agent with this label or key, or one of that label whose key nobody has."""
+        return self._enrolled(name) or AgentId(AgentId.named(name).display, _random_key())
+
+    def _enrolled(self, name: str) -> AgentId | None:
+        return self.store.agent_of(name) or self.store.agent_of(_label(name))
 
     # --- doing --------------------------------------------------------------------------------------------
 
@@ -278,7 +291,7 @@ class Exchange:
     def _for(self, caller: Caller, name: str | None) -> AgentId | None:
         """A peer receives for itself; the operator for everybody, or for whom it names."""
         if not caller.is_operator:
-            if name is not None and (name == "*" or self.agent(name) != caller.agent):
+            if name is not None and self.key_of(name) != caller.agent.pubkey:
                 raise NotPermitted(f"{caller.agent} receives for itself only")
             return caller.agent
         return None if name in (None, "*") else self.agent(str(name))
@@ -311,19 +324,18 @@ class Exchange:
         return await self.run(caller, command), token
 
     async def revoke_peer(self, caller: Caller, name: str, reason: str) -> PeerView:
-        agent = self.agent(name)
-        view: PeerView = await self.run(caller, c.RevokePeer(self.by(caller), agent.pubkey, reason))
-        self._trust_lost(agent.pubkey)
+        view: PeerView = await self.run(caller, c.RevokePeer(self.by(caller), self.key_of(name), reason))
+        self._trust_lost(view.pubkey)
         return view
 
     async def rotate(self, caller: Caller, name: str | None) -> tuple[PeerView, str]:
         """A peer may always change its own token."""
-        agent = caller.agent if name is None else self.agent(name)
+        pubkey = caller.agent.pubkey if name is None else self.key_of(name)
         token = make_token()
-        command = c.RotateToken(self.by(caller), agent.pubkey, digest_of(token))
+        command = c.RotateToken(self.by(caller), pubkey, digest_of(token))
         view: PeerView = await self.run(caller, command)
         # Once the reply is out: who changes its own token hears the new one on a connection that this closes.
-        asyncio.get_running_loop().call_soon(self._trust_lost, agent.pubkey)
+        asyncio.get_running_loop().call_soon(self._trust_lost, pubkey)
         return view, token
 
     def _trust_lost(self, pubkey: str) -> None:
@@ -346,7 +358,7 @@ class Exchange:
         check_action(action)
         capability = Capability(
             self._ids.lease(),
-            self.agent(subject),
+            self.whoever(subject),
             action,
             caller.agent,
             self._clock.now_ms(),

@@ -54,6 +54,12 @@ def admit(call: c.Call, view: View, ctx: Context, decide: Decide) -> Commit:
         return _retried(call, demand, view, ctx, decide)
     grant, held = find(caller.agent.pubkey, demand, view, ctx)
     if grant is None:
+        if type(command) is c.SendTask:
+            demand = _as_addressed(command.task.recipient)
+            by_name, named = find(caller.agent.pubkey, demand, view, ctx)
+            if by_name is not None:
+                return _refused(_nobody(command.task.recipient), _check_row(demand, None), call)
+            held = held or named
         kind = ScopeMismatch if held else MissingCapability
         missing = kind(f"{caller.agent} has no grant of {demand.action} for this", action=demand.action)
         return _refused(missing, _check_row(demand, None), call)
@@ -165,8 +171,17 @@ def _send(command: c.SendTask, caller: Caller, view: View, ctx: Context) -> Dema
     check_agent(task.recipient, "recipient")
     if task.sender is not None and task.sender != caller.agent:
         raise SenderMismatch(f"{caller.agent} cannot send as {task.sender}", caller=caller.agent.display)
-    recipient = known_agent(task.recipient, view)
+    return _as_addressed(known_agent(task.recipient, view))
+
+
+def _as_addressed(recipient: AgentId) -> Demand:
+    """In the words of the caller: that a key is enrolled, and as what, is told to nobody whose grant does not reach
+    it. Whose grant reaches the name that it gave hears that nobody has both."""
     return Demand(f"a2a.send.{recipient.display}", f"a2a-send:{recipient.display}", recipient)
+
+
+def _nobody(agent: AgentId) -> UnknownPeer:
+    return UnknownPeer(f"no peer {agent.display}", peer=agent.display)
 
 
 def known_agent(agent: AgentId, view: View) -> AgentId:
@@ -188,7 +203,7 @@ def _recipient_refusal(command: c.SendTask, caller: Caller, view: View, ctx: Con
     task, sender = command.task, caller.agent
     peer = view.get(peer_key(task.recipient.pubkey))
     if not isinstance(peer, Peer) or peer.revoked_ms is not None:
-        return UnknownPeer(f"no peer {task.recipient.display}", peer=task.recipient.display)
+        return _nobody(task.recipient)
     if ctx.recv_gate and sender != peer.agent:
         demand = Demand(f"a2a.recv.{sender.display}", f"a2a-recv:{peer.agent.display}", sender)
         if find(peer.agent.pubkey, demand, view, ctx)[0] is None:

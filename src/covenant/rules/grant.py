@@ -144,12 +144,12 @@ def uses_of(grant: Grant, view: View) -> tuple[e.Event, ...]:
 
 def grant(command: GrantCapability, view: View, ctx: Context) -> Commit:
     """The operator grants anything, others what they hold as delegable, and never wider."""
-    granted = seal_grant(command.grant, view, ctx)
-    capability = granted.capability
+    capability = command.grant.capability
     if command.by is not None and capability.parent is None:
         raise NotPermitted("only the operator grants what was not delegated", action=capability.action)
     if capability.parent is not None:
         _check_delegation(command, capability, view, ctx)
+    granted = seal_grant(command.grant, view, ctx)  # last: it tells whether there is such a peer
     row = AuditRow(
         "capability_granted",
         capability.action,

@@ -12,8 +12,8 @@ from itertools import islice
 from typing import Any
 
 from covenant.model.agent import AgentId
-from covenant.model.error import BadCursor, UnknownTask
-from covenant.model.peer import GrantPage, PeerPage
+from covenant.model.error import BadCursor, MissingCapability, UnknownPeer, UnknownTask
+from covenant.model.peer import Demand, GrantPage, Peer, PeerPage, peer_key
 from covenant.model.query import (
     CheckGrant,
     GetResult,
@@ -41,6 +41,7 @@ from covenant.rules.sight import answer_of, entry_of, lent, may_see, passes, vis
 
 _CHUNK = 256
 _AGE_MAX = 2**53
+_LIST_GRANTS = "capabilities.list"
 
 
 def get_task(query: GetTask, view: View, ctx: Context) -> QueueEntry:
@@ -182,12 +183,22 @@ def list_peers(query: ListPeers, view: View, ctx: Context) -> PeerPage:
 
 
 def list_grants(query: ListGrants, view: View, ctx: Context) -> GrantPage:
-    """Open grants: the operator sees all, a peer those that it holds."""
+    """Open grants. The operator, and who may list them, sees those of anybody or all; a peer those that it holds."""
     limit = check_count(query.limit, "limit", ctx.limits.page_max)
-    subject = query.subject if query.by is None else query.by.pubkey
+    subject = query.subject
+    if query.by is not None and subject != query.by.pubkey and not _may_list_grants(query.by, view, ctx):
+        if subject is not None:
+            raise MissingCapability(f"{query.by} has no grant of {_LIST_GRANTS}", action=_LIST_GRANTS)
+        subject = query.by.pubkey
+    if subject is not None and not isinstance(view.get(peer_key(subject)), Peer):
+        raise UnknownPeer(f"no peer {subject}", peer=subject)
     found = view.all_grants(subject, _position(query.cursor, "grant"), limit)
     more = f"grant:{found[-1].order}" if found and len(found) == limit else None
     return GrantPage([shown_grant(grant) for grant in found], more)
+
+
+def _may_list_grants(by: AgentId, view: View, ctx: Context) -> bool:
+    return find(by.pubkey, Demand(_LIST_GRANTS, _LIST_GRANTS), view, ctx)[0] is not None
 
 
 def check_grant(query: CheckGrant, view: View, ctx: Context) -> tuple[str | None, bool]:

@@ -262,20 +262,22 @@ async def revoke(x: Exchange, caller: Caller, r: w.Revoke) -> w.Revoked:
 
 
 async def list_grants(x: Exchange, caller: Caller, r: w.ListGrants) -> w.Grants:
-    subject = None if r.subject is None else x.agent(r.subject).pubkey
+    subject = None if r.subject is None else x.key_of(r.subject)
     page = await x.ask(caller, q.ListGrants(x.by(caller), r.limit, subject, r.cursor))
     return w.Grants(capabilities=page.capabilities, cursor=page.cursor)
 
 
 async def check(x: Exchange, caller: Caller, r: w.Check) -> w.Checked:
-    subject = caller.agent if r.subject is None else x.agent(r.subject)
-    if subject != caller.agent:
+    if r.subject is not None and x.key_of(r.subject) != caller.agent.pubkey:
         await x.require(caller, "capabilities.list")
-    other = None if r.counterparty is None else x.agent(r.counterparty)
+    subject = caller.agent if r.subject is None else x.agent(r.subject)
+    other = None if r.counterparty is None else x.whoever(r.counterparty)
     demand = demand_for(
         r.action, "check", other, task_id=r.task_id, lease_id=r.lease_id, duplicate_risk=r.duplicate_risk
     )
     grant_id, held = await x.check(caller, subject, demand)
+    if grant_id is not None and r.counterparty is not None:
+        x.agent(r.counterparty)  # it reaches that name, and may know whether anybody has it
     reason = None if grant_id is not None else "scope_mismatch" if held else "missing_capability"
     return w.Checked(
         action=r.action, subject=subject.display, passed=grant_id is not None, grant=grant_id, reason=reason
