@@ -26,6 +26,7 @@ from covenant.model.error import (
     Malformed,
     StoreUnavailable,
     Unauthenticated,
+    UnknownPeer,
 )
 from covenant.model.peer import Caller, Capability, Demand, GrantedView, PeerView, Role, Scope
 from covenant.model.query import CheckGrant, GetTask, Query
@@ -176,9 +177,24 @@ class Exchange:
         self._on_lost_trust.append(lost)
 
     def named(self, name: str) -> AgentId:
-        """The enrolled agent with this label or key, or one of that name that is not there: the rules say, to those who
-        may hear it, that it is not."""
-        return self.store.agent_of(name) or self.store.agent_of(_label(name)) or AgentId.named(_label(name))
+        """The enrolled agent with this label or key, or one of that label whose key nobody has: the rules say, to those
+        who may hear it, that it is not there."""
+        return self._enrolled(name) or AgentId(AgentId.named(name).display, _random_key())
+
+    def agent(self, name: str) -> AgentId:
+        """The enrolled agent with this label or key, for callers who may know that there is none."""
+        found = self._enrolled(name)
+        if found is None:
+            raise UnknownPeer(f"no peer {name}", peer=name)
+        return found
+
+    def key_of(self, name: str) -> str:
+        """Whose label or key this is; a name that nobody has stands for itself."""
+        found = self._enrolled(name)
+        return name if found is None else found.pubkey
+
+    def _enrolled(self, name: str) -> AgentId | None:
+        return self.store.agent_of(name) or self.store.agent_of(_label(name))
 
     # --- doing --------------------------------------------------------------------------------------------
 
@@ -274,6 +290,10 @@ class Exchange:
     async def require(self, caller: Caller, action: str) -> None:
         """Raise unless the caller is the operator or holds this action. It counts as a use of it."""
         await self.run(caller, c.UseRight(self.by(caller), action))
+
+    async def may(self, caller: Caller, action: str) -> bool:
+        """Whether it would be let in; nothing is used up."""
+        return caller.is_operator or (await self.check(caller, caller.agent, Demand(action, action)))[0] is not None
 
     async def check(self, caller: Caller, subject: AgentId, demand: Demand) -> tuple[str | None, bool]:
         """The grant that would let this subject do that, and whether it holds the action at all."""
@@ -440,8 +460,8 @@ class Exchange:
             rows = [*told, *rows]
             scanned += len(trail)
             seq = trail[-1].previous(task_id)
-        if not caller.is_operator:  # by which grant somebody else was let in is not this caller's to know
-            rows = [row for row in rows if row.kind != "capability_check" or row.actor == caller.agent.display]
+        if not caller.is_operator:
+            rows = [row for row in rows if _is_for(row, caller.agent)]
         return entry, rows, seq == 0
 
     async def tell_refusals(self, everything: bool = False) -> None:
@@ -487,6 +507,13 @@ def _is_about(row: AuditRow, logged: Logged, task_id: str) -> bool:
     if row.task_id is not None:
         return row.task_id == task_id
     return {task_of(event) for event in logged.events} <= {task_id, None}
+
+
+def _is_for(row: AuditRow, party: AgentId) -> bool:
+    """By which grant somebody else was let in, and what else it did in the same commit, is not this party's to know."""
+    if row.kind == "capability_check":
+        return row.actor == party.display
+    return row.task_id is not None
 
 
 def _random_key() -> str:

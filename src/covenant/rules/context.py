@@ -70,9 +70,11 @@ class View(Protocol):
         """Results that wait to be drained by this peer, or by anyone."""
 
     def followers(self, slot: Key, limit: int) -> Sequence[TaskRecord]: ...
-    def children(self, parent: str, after: int, limit: int) -> Sequence[TaskRecord]: ...
-    def leases(self, after: int, limit: int) -> Sequence[TaskRecord]:
-        """Tasks in flight, by their last sign of life."""
+    def children(self, parent: str, after: int, limit: int, agent: str | None = None) -> Sequence[TaskRecord]:
+        """All of them, or those that an agent sent or received."""
+
+    def leases(self, after: int, limit: int, agent: str | None = None) -> Sequence[TaskRecord]:
+        """Tasks in flight, all or an agent's, by their last sign of life."""
 
     def due(self, now: int, limit: int) -> Sequence[Key]: ...
     def tasks(self, agent: str | None, after: int, limit: int) -> Sequence[TaskRecord]:
@@ -84,8 +86,8 @@ class View(Protocol):
     def pending(self, agent: str | None, after: int, limit: int) -> Sequence[Key]:
         """Results that wait to be drained by this agent, or by anyone, oldest first."""
 
-    def slots(self, after: int, limit: int) -> Sequence[tuple[Key, Slot]]:
-        """Cached results, by the event that cached them."""
+    def slots(self, after: int, limit: int, agent: str | None = None) -> Sequence[tuple[Key, Slot]]:
+        """Cached results, all or those between an agent and others, by the event that cached them."""
 
     def late(self, task_id: str) -> Sequence[Late]: ...
     def depth(self, recipient: str) -> int:
