@@ -3,42 +3,51 @@
 async with Mailbox.open("file:./data") as box:
     planner, writer = box.of("planner@lab"), box.of("writer@lab")
     await planner.send_task(Task(recipient=writer.agent, intent_text="draft the brief"))
+
+This is the table of contents: a name is imported when it is first asked for, so that whoever needs one of them, or only
+`covenant --help`, does not wait for all.
 """
 
-from covenant.mailbox import Mailbox, OpenMailbox
-from covenant.model.agent import AgentId
-from covenant.model.audit import AuditRow
-from covenant.model.content import Audio, Content, Image, Json, Resource, ResourceContents, ResourceLink, Text
-from covenant.model.error import CovenantError
-from covenant.model.limits import Limits
-from covenant.model.record import Outcome, TaskState
-from covenant.model.repair import (
-    ForceError,
-    RepairOutcome,
-    RepairRequest,
-    Requeue,
-    RetryPolicy,
-    RetryReport,
-    SkipReason,
-)
-from covenant.model.task import Idempotency, Result, Task
-from covenant.model.view import (
-    Answer,
-    CachedResult,
-    CachePage,
-    Canceled,
-    Compaction,
-    Delivery,
-    LeaseStatus,
-    Posted,
-    QueueEntry,
-    QueuePage,
-    Released,
-    Sent,
-    Tree,
-    TreeNode,
-)
-from covenant.worker import WorkContext, Worker
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from covenant.mailbox import Mailbox, OpenMailbox
+    from covenant.model.agent import AgentId
+    from covenant.model.audit import AuditRow
+    from covenant.model.content import Audio, Content, Image, Json, Resource, ResourceContents, ResourceLink, Text
+    from covenant.model.error import CovenantError
+    from covenant.model.limits import Limits
+    from covenant.model.record import Outcome, TaskState
+    from covenant.model.repair import (
+        ForceError,
+        RepairOutcome,
+        RepairRequest,
+        Requeue,
+        RetryPolicy,
+        RetryReport,
+        SkipReason,
+    )
+    from covenant.model.task import Idempotency, Result, Task
+    from covenant.model.view import (
+        Answer,
+        CachedResult,
+        CachePage,
+        Canceled,
+        Compaction,
+        Delivery,
+        LeaseStatus,
+        Posted,
+        QueueEntry,
+        QueuePage,
+        Released,
+        Sent,
+        Tree,
+        TreeNode,
+    )
+    from covenant.worker import WorkContext, Worker
 
 __all__ = [
     "AgentId",
@@ -84,3 +93,77 @@ __all__ = [
     "WorkContext",
     "Worker",
 ]
+
+_CONTENTS: Final = {
+    "covenant.mailbox": (
+        "Mailbox",
+        "OpenMailbox",
+    ),
+    "covenant.model.agent": ("AgentId",),
+    "covenant.model.audit": ("AuditRow",),
+    "covenant.model.content": (
+        "Audio",
+        "Content",
+        "Image",
+        "Json",
+        "Resource",
+        "ResourceContents",
+        "ResourceLink",
+        "Text",
+    ),
+    "covenant.model.error": ("CovenantError",),
+    "covenant.model.limits": ("Limits",),
+    "covenant.model.record": (
+        "Outcome",
+        "TaskState",
+    ),
+    "covenant.model.repair": (
+        "ForceError",
+        "RepairOutcome",
+        "RepairRequest",
+        "Requeue",
+        "RetryPolicy",
+        "RetryReport",
+        "SkipReason",
+    ),
+    "covenant.model.task": (
+        "Idempotency",
+        "Result",
+        "Task",
+    ),
+    "covenant.model.view": (
+        "Answer",
+        "CachedResult",
+        "CachePage",
+        "Canceled",
+        "Compaction",
+        "Delivery",
+        "LeaseStatus",
+        "Posted",
+        "QueueEntry",
+        "QueuePage",
+        "Released",
+        "Sent",
+        "Tree",
+        "TreeNode",
+    ),
+    "covenant.worker": (
+        "WorkContext",
+        "Worker",
+    ),
+}
+_MODULE_OF: Final = {name: module for module, names in _CONTENTS.items() for name in names}
+
+
+if not TYPE_CHECKING:  # or a type checker would believe in any name
+
+    def __getattr__(name: str) -> Any:
+        module = _MODULE_OF.get(name)
+        if module is None:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        found = globals()[name] = getattr(import_module(module), name)
+        return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -24,6 +24,8 @@ from typing import Any, Final, Protocol, TypeAlias, TypeVar
 from msgspec import structs
 
 from covenant.mailbox import Mailbox
+from covenant.model.agent import AgentId
+from covenant.model.command import BeatLease
 from covenant.model.content import Content, Text
 from covenant.model.error import (
     CovenantError,
@@ -44,6 +46,7 @@ from covenant.model.task import DuplicateSafety, Result, Task
 from covenant.model.view import Delivery, LeaseStatus
 from covenant.rules.envelope import check_text, check_time, seal_result
 from covenant.store.clock import RandomIds
+from covenant.store.engine import Engine
 
 HEARTBEAT_MS: Final = 10_000
 GRACE_MS: Final = 30_000
@@ -450,14 +453,16 @@ class _Line(Protocol):
 class _OwnLine:
     """A connection of its own to the daemon: it works while the handlers block their loop."""
 
-    def __init__(self, box: Mailbox) -> None:
-        self._box = box
+    def __init__(self, engine: Engine, agent: AgentId) -> None:
+        self._engine = engine
+        self._agent = agent
 
     async def beat(self, lease_id: str) -> LeaseStatus:
-        return await self._box.heartbeat(lease_id)
+        status: LeaseStatus = await self._engine.run(BeatLease(self._agent, lease_id))
+        return status
 
     async def close(self) -> None:
-        await self._box._engine.close()
+        await self._engine.close()
 
 
 class _BorrowedLine:
@@ -475,18 +480,12 @@ class _BorrowedLine:
 
 
 async def _line_of(box: Mailbox) -> _Line:
-    from covenant.client.engine import RemoteEngine
-    from covenant.client.http import HttpTransport
-    from covenant.client.unix import UnixTransport
+    from covenant.client.engine import RemoteEngine  # late: whoever keeps a mailbox in a file needs none of it
 
     engine: Any = box._engine
-    if not isinstance(engine, RemoteEngine):
-        return _BorrowedLine(box)
-    old: Any = engine._transport
-    new = HttpTransport(old._url) if isinstance(old, HttpTransport) else UnixTransport(old._path)
-    token = await engine._token_of(box.agent)
-    again = RemoteEngine(new, token, {box.agent.display: token})
-    return _OwnLine(Mailbox(again, box.agent, box._incarnation))
+    if isinstance(engine, RemoteEngine):
+        return _OwnLine(await engine.again(box.agent), box.agent)
+    return _BorrowedLine(box)
 
 
 class _Pulse:

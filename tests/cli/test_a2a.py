@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import uuid
 
@@ -78,6 +79,24 @@ def test_a_wait_without_an_ok_exits_with_1(covenant: Client, bob: Client) -> Non
     assert covenant.text("a2a", "results", "--task", task_id) == f"result of {task_id}: error, attempt 1\nno paper\n"
 
 
+def test_a_wait_shows_the_result_of_its_own_task_and_takes_none(bob: Client) -> None:
+    """Another result waits longer, and stays for whoever receives it."""
+    first = bob.json("a2a", "send", "bob", "the first")["task_id"]
+    lease_id = bob.json("a2a", "next")["lease_id"]
+    bob("a2a", "post", first, "--lease-id", lease_id, "--text", "first answer")
+
+    task_id = str(uuid.uuid4())
+    with bob.running("a2a", "send", "bob", "the second", "--id", task_id, "--wait") as waiting:
+        got = bob.json("a2a", "next", "--wait", "20")
+        assert got["task"]["id"] == task_id
+        bob("a2a", "post", task_id, "--lease-id", got["lease_id"], "--text", "second answer")
+        said = waiting.rest()
+    assert said.code == 0 and f"result of {task_id}: ok\nsecond answer\n" in said.out and "first" not in said.out
+    assert "still waits to be received" in said.out
+    assert [bob.json("a2a", "results", "--next")["result"]["task_id"] for _ in range(2)] == [first, task_id]
+    assert "not received" in " ".join(bob.text("a2a", "send", "--help").split())
+
+
 def test_who_waits_is_told_what_happens(covenant: Client, bob: Client) -> None:
     task_id, lease_id = leased(bob, covenant, "take your time")
     with covenant.running("a2a", "watch", task_id) as watching, covenant.running("a2a", "watch", task_id) as other:
@@ -134,9 +153,11 @@ def test_status_leads_with_what_is_stuck(covenant: Client, served: Served) -> No
 def test_a_stuck_lease_is_repaired(covenant: Client, served: Served) -> None:
     stale = served.stale
     story = covenant.text("why", stale.unsafe)
-    assert f"worker@lab holds attempt 1 (last sign of life {SILENT_H} h ago)" in story
+    assert "worker@lab holds attempt 1 (last sign of life: 20" in story and f", {SILENT_H} h ago)" in story
     assert f"to move it: covenant --home {served.home} a2a requeue {stale.unsafe}" in story
+    assert not re.search(r"[0-9]{12,}", re.sub(r"[0-9a-f-]{36}", "", story))  # nobody reads Unix time
     told = covenant.json("why", stale.unsafe)
+    assert str(told["entry"]["heartbeat_ms"]) in told["explanation"]
     assert (told["kind"], told["reason"], told["rows"][0]["kind"]) == ("a2a_story", "held", "sent")
 
     preview = covenant.text("a2a", "retry-stale")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 
 from covenant import AgentId
@@ -62,17 +63,28 @@ def test_the_operators_new_token_stays_in_its_home(home: Path) -> None:
         new = file.read_text().strip()
         assert new != old and file.stat().st_mode & 0o777 == 0o600
 
-        # Over HTTP it is the same operator, because its token is the one that lies in this home.
-        over_http = run(
-            "peers", "rotate", "operator", "--json", "--url", told["http"], COVENANT_HOME=str(home), COVENANT_TOKEN=new
-        )
+        # The daemon keeps it, so it is the same from anywhere.
+        over_http = run("peers", "rotate", "operator", "--json", "--url", told["http"], COVENANT_TOKEN=new)
         assert over_http.json["token"] == file.read_text().strip() != new
 
-        (home / "operator.token.making").mkdir()  # in the way of every write, also of root's
-        shown = operator("peers", "rotate")
-        assert "could not be written" in shown.err and "shown this once:\ncov_" in shown.out
-        latest = shown.out.splitlines()[-1]
-        assert Client(home, latest).json("a2a", "status")["kind"] == "a2a_status"
+        (home / "operator.token.next.making").mkdir()  # in the way of every write, also of root's
+        assert operator.refused("peers", "rotate") == "store_unavailable"
+        assert operator.json("a2a", "status")["kind"] == "a2a_status"
+
+
+def test_a_rotation_over_http_is_not_undone_by_a_restart(home: Path) -> None:
+    with serving(home) as (daemon, told):
+        old = (home / "operator.token").read_text().strip()
+        there = {"COVENANT_URL": told["http"]}
+        said = run("peers", "rotate", COVENANT_TOKEN=old, COVENANT_HOME=f"{home}/elsewhere", **there)
+        assert "shown this once:\ncov_" in said.out
+        new = said.out.splitlines()[-1]
+        daemon.signal(signal.SIGTERM)
+        daemon.rest()
+    with serving(home):
+        assert Client(home).json("a2a", "status")["kind"] == "a2a_status"
+        assert Client(home, new).json("a2a", "status")["kind"] == "a2a_status"
+        assert Client(home, old).refused("a2a", "status") == "unauthenticated"
 
 
 def test_the_daemon_is_reached_by_url_too(served: Served) -> None:

@@ -293,3 +293,58 @@ async def test_listings_are_the_same_after_a_restart(
 
     before = await listings(box)
     assert await listings(await reopen()) == before
+
+
+async def test_what_strangers_do_does_not_show_in_the_pages_of_a_peer(
+    alice: Mailbox, bob: Mailbox, carol: Mailbox
+) -> None:
+    """Contract 13: neither what a page holds nor where it ends depends on what its peer cannot see."""
+    await lease_many(carol, carol, [keyed(carol, "1", id=uid(1)), keyed(carol, "2", id=uid(2))])
+    await finish(carol, carol, keyed(carol, "3", id=uid(3)))
+
+    async def pages() -> list[Any]:
+        found: list[Any] = [await carol.cached_results(limit) for limit in (1, 10)]
+        for state in (None, "queued", "in_flight", "result_pending"):
+            found += [await carol.task_queue(limit, state=state) for limit in (1, 2, 10)]
+        return found
+
+    alone = await pages()
+    await finish(alice, bob, keyed(bob, id=uid(10)))
+    await lease_many(alice, bob, [plain(bob, id=uid(11)), plain(bob, id=uid(12))])
+    await alice.send_task(plain(bob, id=uid(13)))
+    assert await pages() == alone
+
+
+@pytest.mark.parametrize("limits", [Limits(scan_max=10)], ids=["scan of 10"])
+async def test_a_page_does_not_look_at_what_its_peer_cannot_see(alice: Mailbox, bob: Mailbox, carol: Mailbox) -> None:
+    """Contract 13: what strangers have costs a peer nothing, in leases and cached results too."""
+    tasks = [keyed(bob, str(number), id=uid(number)) for number in range(300)]
+    for delivery in await lease_many(alice, bob, tasks):
+        await bob.send_result(Result.ok(delivery, DONE))
+    await lease_many(alice, bob, [plain(bob, id=uid(number)) for number in range(300, 600)])
+    await finish(carol, carol, keyed(carol, id=uid(1000)))
+    await lease_many(carol, carol, [plain(carol, id=uid(1001))])
+    leases = await carol.task_queue(10, state="in_flight")
+    assert ([entry.task.id for entry in leases.tasks], leases.cursor) == ([uid(1001)], None)
+    cached = await carol.cached_results(10)
+    assert ([entry.source_task_id for entry in cached.entries], cached.cursor) == ([uid(1000)], None)
+
+
+async def test_what_a_peer_holds_is_right_at_every_look(
+    box: OpenMailbox, alice: Mailbox, bob: Mailbox, carol: Mailbox
+) -> None:
+    """Contract 2: leases come, give a sign of life, are given back and end; each party sees that in its listing."""
+    own = {party: await all_entries(party, state="in_flight") for party in (alice, bob, carol)}
+    assert list(own.values()) == [[], [], []]
+    leased = await lease_many(alice, bob, [plain(bob, id=uid(number)) for number in range(5)])
+    await lease_many(bob, bob, [plain(bob, id=uid(5))])
+    await lease_many(alice, carol, [plain(carol, id=uid(6))])
+    await bob.heartbeat(leased[0])
+    await bob.release(leased[1])
+    await bob.send_result(Result.partial(leased[2], [Text("half")]))
+    await bob.send_result(Result.ok(leased[3], DONE))
+    await requeue(box, leased[4].task.id)
+    await take(bob)
+    expected = {alice: [6, 0, 2, 1], bob: [5, 0, 2, 1], carol: [6]}
+    for party, numbers in expected.items():
+        assert [e.task.id for e in await all_entries(party, 2, state="in_flight")] == [uid(n) for n in numbers]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from covenant import Limits, Mailbox, OpenMailbox, Outcome, TaskState, TreeNode
+from covenant.model.limits import RETENTION_MS
+from covenant.store.clock import ManualClock
 
 from .support import Reopen, answer_next, drain, finish, plain, refused, uid
 
@@ -107,6 +109,35 @@ async def test_tasks_of_others_do_not_use_up_the_bound_of_a_tree(alice: Mailbox,
     tree = await carol.task_tree(uid(99))
     assert shape(tree.root) == {"id": uid(99), "below": [leaf(9)]}
     assert not tree.truncated
+
+
+@pytest.mark.parametrize("limits", [Limits(scan_max=10)], ids=["scan of 10"])
+async def test_a_tree_does_not_look_at_what_its_peer_cannot_see(
+    box: OpenMailbox, alice: Mailbox, bob: Mailbox, carol: Mailbox
+) -> None:
+    """Contract 13: anybody may hang tasks on any id, and that costs nobody else anything."""
+    await alice.send_tasks([plain(bob, id=uid(number), parent=uid(99)) for number in range(100, 400)])
+    await alice.send_task(plain(carol, id=uid(1), parent=uid(99)))
+    await carol.send_task(plain(carol, id=uid(2), parent=uid(1)))
+    tree = await carol.task_tree(uid(99))
+    assert shape(tree.root) == {"id": uid(99), "below": [{"id": uid(1), "below": [leaf(2)]}]}
+    assert not tree.truncated
+    whole = await box.task_tree(uid(99))
+    assert (whole.size, whole.truncated) == (11, True)
+
+
+@pytest.mark.parametrize("limits", [Limits(scan_max=10)], ids=["scan of 10"])
+async def test_a_tree_that_had_to_pass_over_too_much_says_so(
+    alice: Mailbox, bob: Mailbox, carol: Mailbox, clock: ManualClock
+) -> None:
+    """Contract 13: children past retention are looked at too, up to a bound."""
+    for number in range(1, 21):
+        await finish(alice, bob, plain(bob, id=uid(number), parent=uid(99)))
+    clock.advance(RETENTION_MS + 1)
+    await alice.send_task(plain(bob, id=uid(21), parent=uid(99)))
+    await alice.send_task(plain(bob, id=uid(99)))
+    tree = await alice.task_tree(uid(99))
+    assert (tree.size, tree.truncated) == (1, True)
 
 
 async def test_a_wide_tree_is_whole(alice: Mailbox, bob: Mailbox) -> None:

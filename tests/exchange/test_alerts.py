@@ -6,7 +6,8 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -196,24 +197,128 @@ async def test_only_tasks_that_are_ready_count(s: Site, clock: ManualClock, told
     assert told() == [("queue_growing", "open")]
 
 
-async def test_a_queue_that_lies_beyond_the_bound_of_a_check_stays_as_it_was(
-    s: Site, told: Told, monkeypatch: pytest.MonkeyPatch
+async def test_a_queue_is_counted_to_its_end_however_many_tasks_stand_before_it(clock: ManualClock, told: Told) -> None:
+    """No page and no bound of a listing comes into it."""
+    async with site(clock, alerts=THRESHOLDS, limits=Limits(page_max=2, scan_max=2)) as s:
+        carol = s.box.of("carol@lab")
+        await s.box.of("alice@lab").send_tasks([plain(s.bob) for _ in range(500)])
+        await s.alice.send_tasks([plain(carol) for _ in range(4)])
+        await s.daemon.alerts.check()
+        assert told() == [("queue_growing", "open")] * 2
+        await answer_next(carol)
+        await s.daemon.alerts.check()
+        assert told() == [("queue_growing", "resolved")]
+
+
+# --- restarts ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def restarted(clock: ManualClock, tmp_path: Path) -> Callable[..., AbstractAsyncContextManager[Site]]:
+    """One daemon after the other in the same home."""
+
+    def again(**settings: Any) -> AbstractAsyncContextManager[Site]:
+        store, file = f"file:{tmp_path / 'data'}", tmp_path / "alerts.json"
+        return site(clock, store, alerts=THRESHOLDS, alerts_file=file, **settings)
+
+    return again
+
+
+async def test_what_was_told_is_not_told_again_by_the_next_daemon(
+    restarted: Callable[..., AbstractAsyncContextManager[Site]], clock: ManualClock, told: Told
 ) -> None:
-    carol = s.box.of("carol@lab")
-    for _ in range(4):
-        await s.alice.send_task(plain(carol))
-    await s.daemon.alerts.check()
-    assert told() == [("queue_growing", "open")]
-    for _ in range(4):
-        await take(carol)
-    for _ in range(120):
-        await s.alice.send_task(plain(s.bob))
-    monkeypatch.setattr(alerts_module, "_QUEUED_PAGES_MAX", 1)
-    await s.daemon.alerts.check()
-    assert told() == [("queue_growing", "open")]  # bob's; of carol's nothing is known
-    monkeypatch.undo()
-    await s.daemon.alerts.check()
-    assert told() == [("queue_growing", "resolved")]
+    async with restarted() as s:
+        held = await be_stale(s, clock)
+        await s.alice.send_tasks([plain(s.bob) for _ in range(4)])
+        await s.daemon.alerts.check()
+        assert told() == [("stale_lease", "open"), ("queue_growing", "open")]
+    for _ in range(2):
+        clock.advance(1000)
+        async with restarted() as s:
+            assert s.daemon.alerts.summary().open[IncidentKind.STALE_LEASE] == 1
+            await s.daemon.alerts.check()
+            assert told() == []
+    async with restarted() as s:
+        await s.bob.send_result(Result.ok(held, DONE))
+        await answer_next(s.bob)
+    async with restarted() as s:  # it ended, and the daemon too before it looked
+        await s.daemon.alerts.check()
+        assert sorted(told()) == [("queue_growing", "resolved"), ("stale_lease", "resolved")]
+    async with restarted() as s:
+        await s.daemon.alerts.check()
+        assert told() == []
+
+
+async def test_an_incident_has_the_same_id_before_and_after_a_restart(
+    restarted: Callable[..., AbstractAsyncContextManager[Site]], clock: ManualClock, receiver: Receiver
+) -> None:
+    async with restarted(alert_url=receiver.url) as s:
+        await s.alice.send_tasks([plain(s.bob) for _ in range(4)])
+        await s.daemon.alerts.check()
+        await posts(s, posted=1)
+    clock.advance(1000)
+    async with restarted(alert_url=receiver.url) as s:
+        await answer_next(s.bob)
+        await s.daemon.alerts.check()
+        await posts(s, posted=1)
+    began, ended = receiver.got
+    assert (began["state"], ended["state"]) == ("open", "resolved")
+    assert (began["id"], began["since_ms"]) == (ended["id"], ended["since_ms"])
+
+
+async def test_what_the_receiver_did_not_get_is_posted_by_the_next_daemon(
+    restarted: Callable[..., AbstractAsyncContextManager[Site]], clock: ManualClock, receiver: Receiver
+) -> None:
+    silence = asyncio.Event()
+
+    async def never() -> web.Response:
+        await silence.wait()
+        return web.Response()
+
+    receiver.answer = never
+    async with restarted(alert_url=receiver.url) as s:
+        held = await be_stale(s, clock)
+        await until(lambda: len(receiver.got) == 1)  # and no answer comes
+    silence.set()
+    async with restarted(alert_url=receiver.url) as s:
+        await s.daemon.alerts.check()
+        await posts(s, posted=1)
+        assert receiver.got[1]["id"] == receiver.got[0]["id"]
+        silence.clear()
+        await s.bob.heartbeat(held)
+        await s.daemon.alerts.check()
+        await until(lambda: len(receiver.got) == 3)
+    silence.set()
+    async with restarted(alert_url=receiver.url) as s:
+        await s.daemon.alerts.check()
+        await posts(s, posted=1)
+    assert [alert["state"] for alert in receiver.got] == ["open", "open", "resolved", "resolved"]
+
+
+async def test_a_kill_after_a_post_does_not_repeat_it(
+    restarted: Callable[..., AbstractAsyncContextManager[Site]], clock: ManualClock, receiver: Receiver, tmp_path: Path
+) -> None:
+    async with restarted(alert_url=receiver.url) as s:
+        await be_stale(s, clock)
+        await posts(s, posted=1)
+        await until(lambda: b"stale_lease" in (tmp_path / "alerts.json").read_bytes())
+
+
+async def test_notes_that_cannot_be_read_or_written_stop_nobody(
+    restarted: Callable[..., AbstractAsyncContextManager[Site]],
+    clock: ManualClock,
+    tmp_path: Path,
+    told: Told,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    (tmp_path / "alerts.json").write_bytes(b"{")
+    (tmp_path / "alerts.json").chmod(0o600)
+    async with restarted() as s:
+        assert "alerts.json" in caplog.text
+        (tmp_path / "alerts.json.making").mkdir()
+        caplog.clear()
+        await be_stale(s, clock)
+        assert "alerts.json" in caplog.text
 
 
 # --- the check itself --------------------------------------------------------------------------------------
@@ -494,7 +599,7 @@ async def test_when_too_many_wait_the_oldest_goes_and_is_counted(
 @pytest.mark.parametrize("url", ["", "ftp://host/x", "host:80", "http://", "https://[bad", "http://h:99999", "file:x"])
 def test_an_alert_goes_only_to_a_web_address(url: str, clock: ManualClock) -> None:
     with pytest.raises(BadSetting) as refused:
-        alerts_module.Courier(url, clock)
+        alerts_module.Courier(url, clock, lambda: None)
     assert refused.value.details["name"] == "--alert-url"
 
 

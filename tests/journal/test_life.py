@@ -6,6 +6,7 @@ import asyncio
 import errno
 import os
 import shutil
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -184,6 +185,44 @@ async def test_memory_is_bounded_by_open_work(tmp_path: Path) -> None:
         recent = await box.of("eve@lab").recent_tasks(200)
         assert [task.intent_text for task in recent] == [f"number {number}" for number in reversed(range(200))]
         assert len(await box.recent_results(200)) == 200
+
+
+async def test_each_party_lists_its_own_from_the_archive(tmp_path: Path) -> None:
+    """Tasks, children and cached results at rest: all of the operator's, and those of each side."""
+    root = "00000000-0000-4000-8000-00000000000f"
+    pairs = [("eve", "dan"), ("dan", "eve"), ("eve", "eve"), ("amy", "dan")]
+    async with open_journal(tmp_path / "data", limits=SMALL) as box:
+        for number, (sender, recipient) in enumerate(pairs * 3):
+            one, other = box.of(f"{sender}@lab"), box.of(f"{recipient}@lab")
+            key = Idempotency("idempotent", str(number))
+            await one.send_task(
+                Task(recipient=other.agent, intent_text=str(number), idempotency=key, parent=root, task_kind="work")
+            )
+            await other.send_result(Result.ok(await other.recv_task(), [Text("done")]))
+            await one.recv_result()
+        await tidy(box)
+        assert len([key for key in journal_of(box).state.records if key.startswith("slot:")]) < 12
+        for name, mine in {"eve": (0, 1, 2), "dan": (0, 1, 3), "amy": (3,), "zoe": ()}.items():
+            peer = box.of(f"{name}@lab")
+            expected = [str(number) for number in range(12) if number % 4 in mine]
+            assert [task.intent_text for task in await peer.recent_tasks()] == expected[::-1]
+            assert [entry.cache_key.key for entry in (await peer.cached_results()).entries] == expected
+            if mine:
+                children = (await peer.task_tree(root)).root.children
+                assert [child.entry.task.intent_text for child in children if child.entry is not None] == expected
+        assert len((await box.cached_results(100)).entries) == (await box.task_tree(root)).size - 1 == 12
+
+
+async def test_an_archive_of_another_format_is_rebuilt(tmp_path: Path) -> None:
+    async with open_journal(tmp_path / "data", limits=SMALL) as box:
+        ids = [await cycle(box, f"number {number}") for number in range(50)]
+        await tidy(box)
+    with sqlite3.connect(tmp_path / "data" / "archive.sqlite3") as archive:
+        archive.execute("pragma user_version = 1")
+    archive.close()
+    async with open_journal(tmp_path / "data", limits=SMALL) as box:
+        for task_id in ids:
+            assert (await box.get_task(task_id)).state == TaskState.RESOLVED
 
 
 async def test_history_that_outgrows_its_room_goes_first(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ a program of fifty calls goes through all that a busy month would.
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -57,11 +58,14 @@ from covenant import (
     Result,
     RetryPolicy,
     Task,
+    TaskState,
     Text,
     TreeNode,
 )
 from covenant import Answer as RealAnswer
+from covenant.model.record import Part, TaskRecord
 from covenant.store.clock import CountingIds, ManualClock
+from covenant.store.state import Counts, State
 
 T = TypeVar("T")
 
@@ -459,6 +463,22 @@ class MailboxMachine(RuleBasedStateMachine):
     @invariant()
     def everything_visible_is_the_same(self) -> None:
         self.loop.run_until_complete(self.compare())
+
+    @invariant()
+    def every_number_is_that_of_a_full_count(self) -> None:
+        """What is counted along the way, also across snapshots, replays and what was archived."""
+        state: State = self.box._engine.state  # type: ignore[attr-defined]
+        records = list(state.records.values())
+        tasks = [record for record in records if type(record) is TaskRecord]
+        states = Counter(task.state for task in tasks)
+        assert state.counts() == Counts(
+            queued=states[TaskState.QUEUED],
+            ready=sum(task.ready_for is not None for task in tasks),
+            following=sum(task.waits_on is not None for task in tasks),
+            in_flight=states[TaskState.IN_FLIGHT],
+            result_pending=states[TaskState.RESULT_PENDING],
+            answers=sum(type(record) in (TaskRecord, Part) and record.answer_for is not None for record in records),  # type: ignore[union-attr]
+        )
 
     async def compare(self) -> None:
         for task_id in (*self.model.tasks, NOWHERE):

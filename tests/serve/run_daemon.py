@@ -13,7 +13,7 @@ async def main(folder: str) -> None:
     home = Home(folder)
     home.make()
     settings = Settings(store=f"file:{home.data}", http="127.0.0.1:0", ipc=home.socket)
-    daemon = Daemon(settings, home.realm(), home.operator_token())
+    daemon = Daemon(settings, home.realm(), home.tokens)
     await daemon.start()
     print(f"ready {daemon.url}", flush=True)
     await asyncio.Event().wait()

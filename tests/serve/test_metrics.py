@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from covenant import AgentId, Idempotency, Limits, Mailbox, OpenMailbox, Result, Task
+from covenant import AgentId, Idempotency, Limits, Mailbox, OpenMailbox, Result, Task, Text
 from covenant.model.error import CovenantError
 from covenant.serve.daemon import Daemon
 from covenant.serve.metrics import BUCKETS_S, STALE_MS
@@ -142,23 +142,33 @@ async def test_a_stranger_at_the_local_socket_is_counted_and_written_down(watche
     assert [row.reason for row in rows if row.kind == "authentication_failed"] == ["ipc"]
 
 
-async def test_tasks_are_counted_where_they_stand(watched: Watched, alice: Mailbox, bob: Mailbox) -> None:
+async def test_tasks_are_counted_where_they_stand(
+    watched: Watched, clock: ManualClock, alice: Mailbox, bob: Mailbox
+) -> None:
     once = Idempotency("idempotent", "k")
     for _ in range(3):
         await alice.send_task(Task(recipient=bob.agent, intent_text="look"))
     for _ in range(2):
         await alice.send_task(Task(recipient=bob.agent, intent_text="look", idempotency=once))
+    await alice.send_task(Task(recipient=bob.agent, intent_text="later", not_before_ms=clock.now_ms() + 1000))
     delivery = await bob.recv_task()
     numbers = await watched.look()
-    standing = {state: numbers("tasks", state=state) for state in ("ready", "following", "in_flight")}
-    assert standing == {"ready": 3, "following": 1, "in_flight": 1}
-    assert numbers("results_pending") == 0
+    assert _standing(numbers) == {"queued": 5, "in_flight": 1, "result_pending": 0}
+    queued = {why: numbers("tasks_queued", why=why) for why in ("ready", "following", "delayed")}
+    assert queued == {"ready": 3, "following": 1, "delayed": 1}
+    await bob.send_result(Result.partial(delivery, [Text("half")]))
     await bob.send_result(Result.ok(delivery))
     numbers = await watched.look()
-    assert numbers("tasks", state="in_flight") == 0
-    assert numbers("results_pending") == 1
-    await alice.recv_result()
-    assert (await watched.look())("results_pending") == 0
+    assert _standing(numbers) == {"queued": 5, "in_flight": 0, "result_pending": 1}
+    assert numbers("results_pending") == 2  # the partial one too
+    await alice.recv_results(2)
+    numbers = await watched.look()
+    assert _standing(numbers) == {"queued": 5, "in_flight": 0, "result_pending": 0}
+    assert numbers("results_pending") == 0
+
+
+def _standing(numbers: Numbers) -> dict[str, float]:
+    return {state: numbers("tasks", state=state) for state in ("queued", "in_flight", "result_pending")}
 
 
 async def test_silent_leases_are_told(watched: Watched, clock: ManualClock, alice: Mailbox, bob: Mailbox) -> None:
@@ -219,4 +229,4 @@ async def test_a_store_without_a_journal_has_none_of_its_numbers() -> None:
         numbers = await Watched(daemon, session, {}).look()
     await daemon.stop()
     assert "covenant_journal" not in numbers.text
-    assert numbers("tasks", state="ready") == 0
+    assert numbers("tasks", state="queued") == 0

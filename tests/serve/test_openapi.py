@@ -372,4 +372,4 @@ async def test_the_examples_of_the_page_run(tmp_path: Path) -> None:
     await daemon.stop()
     assert running.returncode == 0, said.decode()
     assert said.count(b'"kind":"a2a_result_opt"') == 2
-    assert b'covenant_tasks{state="ready"}' in said
+    assert b'covenant_tasks{state="queued"}' in said

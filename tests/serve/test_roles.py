@@ -372,6 +372,34 @@ async def test_a_revoked_grant_is_worth_nothing_at_the_next_call(world: World) -
     assert await told(world, "bare", good) == NO
 
 
+async def test_who_may_list_grants_sees_those_of_others(world: World) -> None:
+    """Contract 26: capabilities.list, for one subject or for all, in listings and in checks."""
+    operator, bare = world.engines["operator"], world.engines["bare"]
+    others = (w.ListGrants(subject="alice@lab"), w.Check(action="a2a.compact", subject="alice@lab"))
+    assert [await told(world, "bare", request) for request in others] == [NO, NO]
+    assert (await bare.call(w.ListGrants(), w.Grants)).capabilities == []
+    await operator.call(w.Grant(subject="bare@lab", action="capabilities.list"), w.Granted)
+    assert [await told(world, "bare", request) for request in others] == [OK, OK]
+    for listing in (w.ListGrants(limit=100), w.ListGrants(subject="alice@lab"), w.ListGrants(subject="bare@lab")):
+        seen = await bare.call(listing, w.Grants)
+        assert seen.capabilities
+        assert seen == await operator.call(listing, w.Grants)
+
+
+async def test_the_grants_of_one_peer_are_paged_by_themselves(world: World) -> None:
+    """Contract 26: those of others neither cost it anything nor move where its pages end."""
+    operator, sender = world.engines["operator"], world.engines["sender"]
+
+    async def pages() -> list[Any]:
+        return [await sender.call(w.ListGrants(limit=limit), w.Grants) for limit in (1, 2, 3, 10)]
+
+    before = await pages()
+    for _ in range(5):
+        await operator.call(w.Grant(subject="bare@lab", action="a2a.send.*"), w.Granted)
+    assert await pages() == before
+    assert [len(page.capabilities) for page in before] == [1, 2, 3, 3]
+
+
 async def test_a_grant_is_passed_on_never_wider(world: World) -> None:
     """Contract 26: delegation."""
     operator, worker = world.engines["operator"], world.engines["worker"]
@@ -413,7 +441,7 @@ async def test_a_spoofed_label_does_not_open_a_door(world: World) -> None:
     operator = world.engines["operator"]
     await operator.call(w.Grant(subject="bare@lab", action="a2a.send.bob@lab"), w.Granted)
     spoofed = AgentId("bob@lab", world.agents["sender"].pubkey)
-    assert await told(world, "bare", w.SendTask(task=Task(recipient=spoofed, intent_text="x"))) == NO
+    assert await told(world, "bare", w.SendTask(task=Task(recipient=spoofed, intent_text="x"))) == "unknown_peer"
 
 
 async def test_a_forged_grant_in_the_store_is_worth_nothing(world: World) -> None:

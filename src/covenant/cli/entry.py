@@ -7,9 +7,10 @@ from typing import Final
 import click
 
 from covenant.cli.table import Cell, print_fields
-from covenant.cli.words import MINUTE_MS, ago, brief, clock, now_ms, safe, said, span
+from covenant.cli.words import ago, brief, clock, now_ms, safe, said
 from covenant.model.agent import AgentId
 from covenant.model.record import TaskState
+from covenant.model.span import MINUTE_MS, span
 from covenant.model.task import Result, Task
 from covenant.model.view import QueueEntry
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 
 from covenant.cli.capabilities import ActionType
@@ -80,14 +82,12 @@ def revoke(session: Session, name: str, reason: str) -> None:
 @click.argument("name", required=False)
 @answers
 def rotate(session: Session, name: str | None) -> None:
-    """Make a new token: of NAME, or your own. The operator's is kept in its home."""
-    used = session.find_token()
+    """Make a new token: of NAME, or your own. The daemon keeps the operator's in its home."""
     done = session.ask(w.RotateToken(peer=name), w.TokenRotated)
-    kept = done.display == OPERATOR_DISPLAY and _is_ours(session, used) and _keep(session, done.token)
 
     def tell() -> None:
         click.echo(f"the old token of {done.display} is worth nothing any more")
-        if kept:
+        if done.display == OPERATOR_DISPLAY and _is_in(session.home.token_file, done.token):
             click.echo(f"the new one is in {session.home.token_file}")
         else:
             click.echo(f"the new one, shown this once:\n{done.token}")
@@ -95,21 +95,9 @@ def rotate(session: Session, name: str | None) -> None:
     session.answer(done, tell)
 
 
-def _is_ours(session: Session, used: str) -> bool:
-    """Whether the operator of that daemon is the one whose token lies in this home."""
-    if session.is_at_home:
-        return True
+def _is_in(file: Path, token: str) -> bool:
+    """Not when the daemon has another home than this one."""
     try:
-        return read_secret(session.home.token_file).decode(errors="replace").strip() == used
+        return read_secret(file).decode(errors="replace").strip() == token
     except (OSError, CovenantError):
         return False
-
-
-def _keep(session: Session, token: str) -> bool:
-    """A token that cannot be written is not lost: it is shown."""
-    try:
-        session.home.keep_operator_token(token)
-    except OSError as failed:
-        click.echo(f"warning: {session.home.token_file} could not be written: {failed}", err=True)
-        return False
-    return True

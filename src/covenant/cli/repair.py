@@ -10,7 +10,7 @@ from covenant.cli.entry import print_result
 from covenant.cli.option import answers, lease_guard, reason_option
 from covenant.cli.session import Session
 from covenant.cli.table import Column, print_table
-from covenant.cli.words import brief, counted, span
+from covenant.cli.words import brief, counted
 from covenant.model.repair import (
     DuplicateRisk,
     ForceError,
@@ -20,6 +20,7 @@ from covenant.model.repair import (
     RetryPolicy,
     RetryReport,
 )
+from covenant.model.span import span
 from covenant.serve import wire as w
 
 _DEFAULT: Final = RetryPolicy()

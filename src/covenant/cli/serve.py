@@ -59,7 +59,7 @@ def serve(given: Given, /, form: str, **options: Any) -> None:
     settings = settings_of(home, options, os.environ)
     start_logging(form)
     home.make()
-    daemon = Daemon(settings, home.realm(), home.operator_token())
+    daemon = Daemon(settings, home.realm(), home.tokens)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         runner.run(_serve(daemon, session))
 
@@ -83,6 +83,7 @@ def settings_of(home: Home, options: Mapping[str, Any], environ: Mapping[str, st
         limits=limits,
         retry=plan_from(environ, limits),
         alert_url=options["alert_url"],
+        alerts_file=home.alerts_file,
     )
 
 

@@ -12,8 +12,9 @@ from covenant.cli.entry import STALE_MS, between, is_stale, result_brief, state_
 from covenant.cli.option import answers, cursor_option, limit_option
 from covenant.cli.session import Session
 from covenant.cli.table import Cell, Column, print_table
-from covenant.cli.words import ago, brief, counted, span
+from covenant.cli.words import ago, brief, counted
 from covenant.model.record import TaskState
+from covenant.model.span import span
 from covenant.model.task import Result
 from covenant.model.view import QueueEntry
 from covenant.serve import wire as w

@@ -35,7 +35,7 @@ _BREATH_S: Final = 0.2
 @click.option("--not-before-ms", type=int, help="Unix time in ms before which nobody gets it.")
 @click.option("--parent", metavar="ID", help="The task or intent that it belongs to.")
 @click.option("--id", "task_id", metavar="ID", help="Its id, a UUID; the same id again is the same send.")
-@wait_option("Wait for the result, for ever or so long; exit 1 without an ok.")
+@wait_option("Wait for its result, for ever or so long, and show it; exit 1 without an ok. It is not received by this.")
 @answers
 def send(
     session: Session,
@@ -105,7 +105,7 @@ def _tell_sent(session: Session, queued: w.TaskQueued, got: w.ResultOpt | None, 
     click.echo(f"sent {queued.task_id}{beside}")
     if got is not None and got.result is not None:
         print_result(got.result)
-        click.echo(click.style(f"(it waits to be received: {session.command('a2a results --next')})", dim=True))
+        click.echo(click.style(f"(it still waits to be received: {session.command('a2a results --next')})", dim=True))
     elif wait_ms is not None:
         click.echo(f"no result yet; wait on with: {session.command(f'a2a watch {queued.task_id}')}", err=True)
 

@@ -11,6 +11,7 @@ from covenant.cli.session import Session
 from covenant.cli.table import Column, print_table
 from covenant.cli.words import ago, brief, clock
 from covenant.serve import wire as w
+from covenant.serve.why import reason_of
 
 
 @click.command()
@@ -30,16 +31,7 @@ def _tell(session: Session, story: w.StoryReply) -> None:
         click.echo("(what happened first is past retention)")
     columns = (Column("when"), Column("who"), Column("what"), Column("more", wraps=True))
     print_table(columns, ((ago(row.at_ms), *row_cells(row, with_task=False)) for row in story.rows))
-    click.echo(f"\n{click.style(story.reason.replace('_', ' '), bold=True)}: {_explained(story)}")
+    told = reason_of(story.entry, lambda at_ms: f"{clock(at_ms)}, {ago(at_ms)}").explanation
+    click.echo(f"\n{click.style(story.reason.replace('_', ' '), bold=True)}: {told}")
     if story.command is not None:
         click.echo(f"to move it: {session.command(story.command.removeprefix('covenant '))}")
-
-
-def _explained(story: w.StoryReply) -> str:
-    """Moments as a person tells them."""
-    text = story.explanation
-    for at_ms in (story.entry.heartbeat_ms, story.entry.not_before_ms):
-        if at_ms is not None:
-            text = text.replace(f"{at_ms} (Unix time in ms)", f"{clock(at_ms)}, {ago(at_ms)}")
-            text = text.replace(f"at {at_ms}", ago(at_ms))
-    return text

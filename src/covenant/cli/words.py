@@ -8,26 +8,13 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from covenant.model.content import Audio, Content, Image, Json, Resource, ResourceLink, Text
+from covenant.model.span import SECOND_MS, span
 
-SECOND_MS: Final = 1000
-MINUTE_MS: Final = 60 * SECOND_MS
-HOUR_MS: Final = 60 * MINUTE_MS
-DAY_MS: Final = 24 * HOUR_MS
 _SHORT: Final = 80
 
 
 def now_ms() -> int:
     return time.time_ns() // 1_000_000
-
-
-def span(ms: int) -> str:
-    if ms < MINUTE_MS:
-        return f"{ms // SECOND_MS} s"
-    if ms < HOUR_MS:
-        return f"{ms // MINUTE_MS} min"
-    if ms < 2 * DAY_MS:
-        return f"{ms // HOUR_MS} h"
-    return f"{ms // DAY_MS} days"
 
 
 def ago(at_ms: int | None, now: int | None = None) -> str:

@@ -6,14 +6,14 @@ that is bound to nobody uses the token that it was opened with.
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, Protocol
 
 from covenant.client.remote import Tokens
 from covenant.client.reply import refusal_of
+from covenant.client.unheard import Unheard
 from covenant.model import command as c
 from covenant.model import query as q
 from covenant.model.agent import AgentId
@@ -40,7 +40,6 @@ from covenant.rules.envelope import check_count, check_id, seal_result, seal_tas
 from covenant.serve import wire as w
 from covenant.store.clock import RandomIds
 
-_GIVE_BACK_S: Final = 5.0
 _POLL_MS: Final = 20_000  # of one request that waits; the daemon has a bound of its own
 
 
@@ -49,6 +48,9 @@ class Transport(Protocol):
 
     async def call(self, token: str, request: w.Request, reply: type[Any]) -> Any:
         """The reply, or the refusal raised. A call that is cancelled takes nothing."""
+
+    def again(self) -> Transport:
+        """Another way to the same daemon, which shares nothing with this one: it may live on another event loop."""
 
     async def close(self) -> None: ...
 
@@ -64,6 +66,7 @@ class RemoteEngine:
         self._token = token
         self._tokens: Tokens = tokens if tokens is not None else {}
         self._known: dict[str, str] = {}
+        self._unheard = Unheard(self._give_back)
 
     # --- life ---------------------------------------------------------------------------------------------
 
@@ -79,7 +82,17 @@ class RemoteEngine:
         self.agent = None if me.role == "operator" else me.agent
 
     async def close(self) -> None:
-        await self._transport.close()
+        try:
+            await self._unheard.close()
+        finally:
+            await self._transport.close()
+
+    async def again(self, agent: AgentId) -> RemoteEngine:
+        """The same daemon for this agent, over a connection of its own."""
+        engine = RemoteEngine(self._transport.again(), await self._token_of(agent))
+        engine.limits = engine._ctx.limits = self.limits
+        engine.agent = engine.me = agent
+        return engine
 
     async def call(self, request: w.Request, reply: type[Any], by: AgentId | None = None) -> Any:
         """Any verb of the service, as this agent."""
@@ -138,24 +151,15 @@ class RemoteEngine:
                 return taken
 
     async def _take_safely(self, command: c.LeaseTasks | c.DrainResults, wait_ms: int) -> list[Any]:
-        """An answer that is lost on its way is asked for again; one that nobody waits for any more is given back."""
-        receipt = self._ids.lease()
+        """An answer that was lost on its way is made up for once; then the caller hears of it."""
+        ask = partial(self._take_once, command, wait_ms)
         try:
-            try:
-                return await self._take_once(command, wait_ms, receipt)
-            except Unreachable:
-                return await self._take_once(command, wait_ms, receipt)
-        except asyncio.CancelledError:
-            undoing = asyncio.ensure_future(self._give_back(receipt, command.by))
-            while not undoing.done():
-                with contextlib.suppress(asyncio.CancelledError):
-                    await asyncio.shield(undoing)
-            raise
+            return await self._unheard.take(self._ids.lease(), command.by, ask)
+        except Unreachable:
+            return await self._unheard.take(self._ids.lease(), command.by, ask)
 
     async def _give_back(self, receipt: str, by: AgentId | None) -> None:
-        with contextlib.suppress(CovenantError, TimeoutError):
-            async with asyncio.timeout(_GIVE_BACK_S):
-                await self.call(w.GiveBack(receipt=receipt), w.GivenBack, by)
+        await self.call(w.GiveBack(receipt=receipt), w.GivenBack, by)
 
     async def _take_once(self, command: c.LeaseTasks | c.DrainResults, wait_ms: int, receipt: str) -> list[Any]:
         if isinstance(command, c.LeaseTasks):

@@ -64,7 +64,11 @@ class HttpTransport:
         except (aiohttp.ClientError, TimeoutError, OSError) as failed:
             if self._is_closed:
                 raise StoreClosed("the mailbox was closed") from None
-            raise Unreachable(f"{self._url} does not answer: {failed}", outcome="unknown") from failed
+            outcome = "not_sent" if isinstance(failed, aiohttp.ClientConnectorError) else "unknown"
+            raise Unreachable(f"{self._url} does not answer: {failed}", outcome=outcome) from failed
+
+    def again(self) -> HttpTransport:
+        return HttpTransport(self._url)
 
     async def close(self) -> None:
         session, self._session = self._session, None

@@ -46,6 +46,9 @@ class UnixTransport:
             self._connections[token] = making
         return await asyncio.shield(making)
 
+    def again(self) -> UnixTransport:
+        return UnixTransport(self._path)
+
     async def close(self) -> None:
         self._is_closed = True
         for making in self._connections.values():

@@ -1,8 +1,8 @@
 """Alerts: what an operator should hear of without having to look. (Contract 2, 12.)
 
 A check looks at leases without a sign of life, tasks that are out of attempts, and queues that grow. An incident is
-told when it begins and when it ends, and not in between. It only tells: nothing is requeued or ended here. What is
-open is kept in memory, so that a daemon which starts anew tells of what is still wrong once more.
+told when it begins and when it ends, and not in between, nor again by the next daemon: notes are kept of what is open
+and was told. It only tells: nothing is requeued or ended here.
 
 The log gets every alert; a URL gets them as JSON, delivered by a courier who may be slow or fail without anybody
 waiting for it.
@@ -15,7 +15,7 @@ import logging
 from collections import Counter, deque
 from collections.abc import Callable
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, Protocol
 from urllib.parse import urlsplit
 
 import msgspec
@@ -24,10 +24,11 @@ from msgspec import Struct, structs
 from covenant.exchange.scheduler import Rounds, sleep_until
 from covenant.model.command import RetryStale
 from covenant.model.error import BadSetting, UnknownTask
-from covenant.model.query import GetTask, ListQueue
+from covenant.model.query import DeepQueues, GetTask, ListQueue
 from covenant.model.record import TaskState
 from covenant.model.repair import RetryPolicy, RetryReport, SkipReason
-from covenant.model.view import QueueEntry, QueuePage
+from covenant.model.span import span
+from covenant.model.view import QueueDepth, QueueEntry, QueuePage
 from covenant.store.clock import Clock
 from covenant.store.engine import Store
 
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
 
 _PAGE: Final = 100
 _LEASES_MAX: Final = 1000  # that one check tells apart
-_QUEUED_PAGES_MAX: Final = 200
 
 _UNSENT_MAX: Final = 1000
 _TIMEOUT_S: Final = 5.0
@@ -91,6 +91,13 @@ class AlertSummary(Struct, frozen=True):
     dropped: int = 0
 
 
+class Notes(Protocol):
+    """What one daemon leaves to the next: whole, or as it was before."""
+
+    def read(self) -> bytes | None: ...
+    def write(self, data: bytes) -> None: ...
+
+
 class Alerts:
     """`policy` is that of the retry gate, for what counts as out of attempts; `command_of` names the command that would
     move a task."""
@@ -103,17 +110,21 @@ class Alerts:
         policy: RetryPolicy,
         command_of: Callable[[QueueEntry], str | None],
         url: str | None = None,
+        notes: Notes | None = None,
     ) -> None:
         self._store = store
         self._clock = clock
         self._thresholds = thresholds
         self._policy = structs.replace(policy, enabled=False, max_requeues=0, scan_limit=self._page)
         self._command_of = command_of
-        self._courier = None if url is None else Courier(url, clock)
+        self._courier = None if url is None else Courier(url, clock, self._note)
         self._rounds = Rounds(clock, thresholds.every_ms, self.check)
-        self._open: dict[str, Alert] = {}
+        self._notes = notes
+        self._noted: bytes | None = None
+        self._open: dict[str, Alert] = {}  # by id
 
     def start(self) -> None:
+        self._open = self._read_notes()
         if self._courier is not None:
             self._courier.start()
         self._rounds.start()
@@ -122,6 +133,35 @@ class Alerts:
         await self._rounds.stop()
         if self._courier is not None:
             await self._courier.stop()
+        self._note()
+
+    def _read_notes(self) -> dict[str, Alert]:
+        try:
+            self._noted = None if self._notes is None else self._notes.read()
+            told = [] if self._noted is None else msgspec.json.decode(self._noted, type=list[Alert])
+        except (OSError, msgspec.MsgspecError) as failed:
+            log.warning("what was told before cannot be read, and may be told again: %s: %s", self._notes, failed)
+            return {}
+        return {alert.id: alert for alert in told}
+
+    def _note(self) -> None:
+        """Keep what is open as far as it was told: what still waits to be posted, the next daemon tells."""
+        if self._notes is None:
+            return
+        told = dict(self._open)
+        for alert in reversed([] if self._courier is None else self._courier.unsent):
+            if alert.state == "open":
+                told.pop(alert.id, None)
+            else:
+                told[alert.id] = structs.replace(alert, state="open")
+        data = msgspec.json.encode(list(told.values()))
+        if data == (self._noted or b"[]"):
+            return
+        try:
+            self._notes.write(data)
+            self._noted = data
+        except OSError as failed:
+            log.warning("what was told cannot be kept, and may be told again: %s: %s", self._notes, failed)
 
     def summary(self) -> AlertSummary:
         counts = Counter(alert.incident for alert in self._open.values())
@@ -141,6 +181,7 @@ class Alerts:
             if key not in found:
                 self._tell(structs.replace(alert, state="resolved", at_ms=self._clock.now_ms()))
         self._open = found
+        self._note()
 
     def _tell(self, alert: Alert) -> None:
         level = logging.WARNING if alert.state == "open" else logging.INFO
@@ -164,8 +205,8 @@ class Alerts:
             )
             page: QueuePage = await self._store.ask(query)
             for entry in page.tasks:
-                key = f"{IncidentKind.STALE_LEASE}:{entry.lease_id}"
-                found[key] = self._open.get(key) or self._stale(entry)
+                alert = self._stale(entry)
+                found[alert.id] = self._open.get(alert.id, alert)
             cursor = page.cursor
             if cursor is None or len(page.tasks) < self._page:
                 break
@@ -174,7 +215,7 @@ class Alerts:
 
     def _stale(self, entry: QueueEntry) -> Alert:
         detail = f"{entry.leased_to} holds attempt {entry.attempt} and has given no sign of life"
-        return self._of_task(IncidentKind.STALE_LEASE, entry, f"{detail} for {self._thresholds.stale_ms} ms")
+        return self._of_task(IncidentKind.STALE_LEASE, entry, f"{detail} for {span(self._thresholds.stale_ms)}")
 
     async def _exhausted_tasks(self) -> dict[str, Alert]:
         """What the retry gate, if it ran now, would list as exhausted."""
@@ -183,10 +224,9 @@ class Alerts:
         for _ in range(0, _LEASES_MAX, self._page):
             report: RetryReport = await self._store.run(RetryStale(None, self._policy, cursor))
             for task_id in report.exhausted:
-                key = f"{IncidentKind.TASK_EXHAUSTED}:{task_id}"
-                alert = self._open.get(key) or await self._exhausted(task_id)
+                alert = await self._exhausted(task_id)
                 if alert is not None:
-                    found[key] = alert
+                    found[alert.id] = self._open.get(alert.id, alert)
             cursor = report.cursor
             if cursor is None or report.skipped[-1].reason is SkipReason.LEASE_TOO_YOUNG:
                 break
@@ -204,25 +244,10 @@ class Alerts:
         return self._of_task(IncidentKind.TASK_EXHAUSTED, entry, f"{detail}: somebody has to decide")
 
     async def _growing_queues(self) -> dict[str, Alert]:
-        """Counted page by page, up to a bound: whose queue lies beyond it stays in the state that it was in."""
-        depths: Counter[str] = Counter()
-        names: dict[str, str] = {}
-        cursor: str | None = None
-        for _ in range(_QUEUED_PAGES_MAX):
-            page: QueuePage = await self._store.ask(ListQueue(None, self._page, TaskState.QUEUED, cursor=cursor))
-            for entry in page.tasks:
-                if _is_ready(entry, self._clock.now_ms()):
-                    depths[entry.task.recipient.pubkey] += 1
-                    names[entry.task.recipient.pubkey] = entry.task.recipient.display
-            cursor = page.cursor
-            if cursor is None:
-                break
-            await asyncio.sleep(0)
-        growing = {pubkey for pubkey, depth in depths.items() if depth > self._thresholds.queue_depth}
-        prefix = f"{IncidentKind.QUEUE_GROWING}:"
-        was = {key: alert for key, alert in self._open.items() if key.startswith(prefix)}
-        found = {prefix + pubkey: self._open.get(prefix + pubkey) or self._growing(names[pubkey]) for pubkey in growing}
-        return found if cursor is None else {**was, **found}
+        deep: list[QueueDepth] = await self._store.ask(DeepQueues(None, self._thresholds.queue_depth))
+        was = {alert.recipient: alert for alert in self._open.values() if alert.incident is IncidentKind.QUEUE_GROWING}
+        alerts = (was.get(queue.recipient.display) or self._growing(queue.recipient.display) for queue in deep)
+        return {alert.id: alert for alert in alerts}
 
     def _growing(self, recipient: str) -> Alert:
         now_ms = self._clock.now_ms()
@@ -253,17 +278,14 @@ class Alerts:
         )
 
 
-def _is_ready(entry: QueueEntry, now_ms: int) -> bool:
-    """Neither waiting for its time nor for another task's result."""
-    return entry.follows is None and (entry.not_before_ms is None or entry.not_before_ms <= now_ms)
-
-
 class Courier:
     """Brings alerts to a URL, one after the other. Only so many wait: the oldest goes when there is no room."""
 
-    def __init__(self, url: str, clock: Clock) -> None:
+    def __init__(self, url: str, clock: Clock, idle: Callable[[], None]) -> None:
         self._url, self._host = url, _host_of(url)
         self._clock = clock
+        self._idle = idle  # called when all is delivered
+        self._under_way: Alert | None = None
         self._unsent: deque[Alert] = deque()
         self._came = asyncio.Event()
         self._running: asyncio.Task[None] | None = None
@@ -274,6 +296,11 @@ class Courier:
     @property
     def waiting(self) -> int:
         return len(self._unsent)
+
+    @property
+    def unsent(self) -> list[Alert]:
+        """With the one under way."""
+        return [*([] if self._under_way is None else [self._under_way]), *self._unsent]
 
     def take(self, alert: Alert) -> None:
         if len(self._unsent) >= _UNSENT_MAX:
@@ -290,8 +317,8 @@ class Courier:
             self._running.cancel()
             await asyncio.wait([self._running])
             self._running = None
-        if self._unsent:
-            log.warning("%d alerts for %s were not posted before the end", len(self._unsent), self._host)
+        if self.unsent:
+            log.warning("%d alerts for %s were not posted before the end", len(self.unsent), self._host)
 
     async def _run(self) -> None:
         import aiohttp  # whoever has no URL needs none of it
@@ -299,9 +326,12 @@ class Courier:
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_TIMEOUT_S)) as session:
             while True:
                 while not self._unsent:
+                    self._idle()
                     self._came.clear()
                     await self._came.wait()
-                await self._deliver(self._unsent.popleft(), session)
+                self._under_way = self._unsent.popleft()
+                await self._deliver(self._under_way, session)
+                self._under_way = None
 
     async def _deliver(self, alert: Alert, session: aiohttp.ClientSession) -> None:
         body = msgspec.json.encode(alert)

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
+from typing import Any, Final, TypeVar
 
 from covenant.exchange.bounds import Bounds, Gauge, Meter, Refusals
 from covenant.exchange.realm import Realm
 from covenant.exchange.receipts import Receipts
-from covenant.exchange.token import digest_of, make_token
+from covenant.exchange.token import Keeper, digest_of, make_token
 from covenant.model import command as c
 from covenant.model.agent import AgentId
 from covenant.model.audit import AuditRow, Logged
@@ -23,7 +24,9 @@ from covenant.model.error import (
     CovenantError,
     Draining,
     Malformed,
+    StoreUnavailable,
     Unauthenticated,
+    UnknownPeer,
 )
 from covenant.model.peer import Caller, Capability, Demand, GrantedView, PeerView, Role, Scope
 from covenant.model.query import CheckGrant, GetTask, Query
@@ -42,6 +45,8 @@ _SCAN_MAX: Final = 2000
 _NOBODY: Final = "nobody"
 
 log = logging.getLogger("covenant.exchange")
+
+T = TypeVar("T")
 
 
 class Exchange:
@@ -69,6 +74,9 @@ class Exchange:
         self._receipts = Receipts(clock)
         self._waiting: dict[asyncio.Task[Any], str] = {}
         self._on_lost_trust: list[Callable[[str], None]] = []
+        self._ending_trust: set[asyncio.Task[Any]] = set()
+        self._keeper: Keeper | None = None  # of the operator's token
+        self._keeping = asyncio.Lock()
         self._signed_seq = 0
         self._signing = False
         store.context.is_genuine = realm.is_genuine
@@ -77,18 +85,50 @@ class Exchange:
 
     # --- life ---------------------------------------------------------------------------------------------
 
-    async def open(self, operator_token: str) -> None:
-        """Open the store; see to it that the operator is in it, with this token."""
+    async def open(self, operator_token: str | Keeper) -> None:
+        """Open the store; see to it that the operator is in it, with a token that its keeper has.
+
+        Once the store knows the operator, no other token becomes good because it was found: it may be one that was
+        rotated away. A keeper that has lost the good one gets a fresh one."""
         await self.store.open()
-        digest = digest_of(operator_token)
-        known = self.store.caller_of(digest)
-        if known is not None and known.agent == self.realm.operator:
+        operator = self.realm.operator
+        self._keeper = None if isinstance(operator_token, str) else operator_token
+        found = [operator_token] if isinstance(operator_token, str) else operator_token.found()
+        known = self.store.caller_at(operator.pubkey)
+        if known is None:
+            grants = tuple(self._grant(operator, action) for action in OPERATOR_ACTIONS)
+            token = found[0] if found else make_token()
+            await self._keep(token, c.EnrollPeer(None, operator, Role.OPERATOR, digest_of(token), grants))
             return
-        if self.store.agent_of(self.realm.operator.pubkey) is not None:
-            await self.store.run(c.RotateToken(None, self.realm.operator.pubkey, digest))
-            return
-        grants = tuple(self._grant(self.realm.operator, action) for action in OPERATOR_ACTIONS)
-        await self.store.run(c.EnrollPeer(None, self.realm.operator, Role.OPERATOR, digest, grants))
+        good = next((token for token in found if digest_of(token) == known.token), None)
+        if good is None and self._keeper is None:
+            log.warning("the token that was given at the start is not the operator's (any more), and opens nothing")
+        elif good is None:
+            log.warning("the operator's token was not where it is kept; a new one was made")
+            token = make_token()
+            await self._keep(token, c.RotateToken(None, operator.pubkey, digest_of(token)))
+        elif self._keeper is not None:
+            self._keeper.settle(good)
+
+    async def _keep(self, token: str, command: c.Command | c.Call) -> Any:
+        """Make a token the operator's: whoever is killed on the way leaves it where the next start finds it."""
+        if self._keeper is None:
+            return await self.store.run(command)
+        async with self._keeping:
+            try:
+                self._keeper.lay_ready(token)
+            except OSError as failed:
+                raise StoreUnavailable(
+                    f"the operator's token cannot be kept: {failed}", outcome="not_stored"
+                ) from failed
+            reply = await self.store.run(command)
+            try:
+                self._keeper.settle(token)
+            except OSError:
+                log.exception(
+                    "the operator's new token is laid ready, but not in its place; the next start puts it there"
+                )
+            return reply
 
     def drain(self) -> None:
         """No new leases; who waits is answered with what there is."""
@@ -98,6 +138,8 @@ class Exchange:
 
     async def close(self) -> None:
         self.drain()
+        if self._ending_trust:
+            await asyncio.wait(self._ending_trust)
         try:
             await self.tell_refusals(everything=True)
             await self.sign_head()
@@ -111,6 +153,13 @@ class Exchange:
         caller = None if not token else self.store.caller_of(digest_of(token))
         if caller is None:
             raise Unauthenticated("a valid token is needed: Authorization: Bearer <token>")
+        return caller
+
+    def operator(self) -> Caller:
+        """With the token that is good now: it may be another tomorrow."""
+        caller = self.store.caller_at(self.realm.operator.pubkey)
+        if caller is None:
+            raise UnknownPeer("the operator is not enrolled", peer=self.realm.operator.display)
         return caller
 
     def meter(self, caller: Caller) -> None:
@@ -128,9 +177,24 @@ class Exchange:
         self._on_lost_trust.append(lost)
 
     def named(self, name: str) -> AgentId:
-        """The enrolled agent with this label or key, or one of that name that is not there: the rules say, to those who
-        may hear it, that it is not."""
-        return self.store.agent_of(name) or self.store.agent_of(_label(name)) or AgentId.named(_label(name))
+        """The enrolled agent with this label or key, or one of that label whose key nobody has: the rules say, to those
+        who may hear it, that it is not there."""
+        return self._enrolled(name) or AgentId(AgentId.named(name).display, _random_key())
+
+    def agent(self, name: str) -> AgentId:
+        """The enrolled agent with this label or key, for callers who may know that there is none."""
+        found = self._enrolled(name)
+        if found is None:
+            raise UnknownPeer(f"no peer {name}", peer=name)
+        return found
+
+    def key_of(self, name: str) -> str:
+        """Whose label or key this is; a name that nobody has stands for itself."""
+        found = self._enrolled(name)
+        return name if found is None else found.pubkey
+
+    def _enrolled(self, name: str) -> AgentId | None:
+        return self.store.agent_of(name) or self.store.agent_of(_label(name))
 
     # --- doing --------------------------------------------------------------------------------------------
 
@@ -149,7 +213,7 @@ class Exchange:
             return await self._take(caller, command, wait_ms, [])
         check_text(receipt, "receipt", self.store.limits.key_bytes_max)
         return await self._receipts.take(
-            f"{caller.agent.pubkey}/{receipt}", lambda undoing: self._take(caller, command, wait_ms, undoing)
+            caller.agent.pubkey, receipt, lambda undoing: self._take(caller, command, wait_ms, undoing)
         )
 
     async def give_back(self, caller: Caller, receipt: str) -> int:
@@ -157,7 +221,7 @@ class Exchange:
         if self.store.caller_of(caller.token) is None:
             raise Unauthenticated("the token is not valid (any more)")
         check_text(receipt, "receipt", self.store.limits.key_bytes_max)
-        undoing = await self._receipts.forget(f"{caller.agent.pubkey}/{receipt}")
+        undoing = await self._receipts.forget(caller.agent.pubkey, receipt)
         for command in undoing:
             await self.store.run(command)
         return len(undoing)
@@ -227,6 +291,10 @@ class Exchange:
         """Raise unless the caller is the operator or holds this action. It counts as a use of it."""
         await self.run(caller, c.UseRight(self.by(caller), action))
 
+    async def may(self, caller: Caller, action: str) -> bool:
+        """Whether it would be let in; nothing is used up."""
+        return caller.is_operator or (await self.check(caller, caller.agent, Demand(action, action)))[0] is not None
+
     async def check(self, caller: Caller, subject: AgentId, demand: Demand) -> tuple[str | None, bool]:
         """The grant that would let this subject do that, and whether it holds the action at all."""
         found: tuple[str | None, bool] = await self.ask(caller, CheckGrant(None, subject.pubkey, demand))
@@ -285,8 +353,8 @@ class Exchange:
 
     async def revoke_peer(self, caller: Caller, name: str, reason: str) -> PeerView:
         agent = self.named(name)
-        view: PeerView = await self.run(caller, c.RevokePeer(self.by(caller), agent.pubkey, reason))
-        self._trust_lost(agent.pubkey)
+        revoking = self.run(caller, c.RevokePeer(self.by(caller), agent.pubkey, reason))
+        view: PeerView = await self._end_trust(agent.pubkey, revoking)
         return view
 
     async def rotate(self, caller: Caller, name: str | None) -> tuple[PeerView, str]:
@@ -294,10 +362,27 @@ class Exchange:
         agent = caller.agent if name is None else self.named(name)
         token = make_token()
         command = c.RotateToken(self.by(caller), agent.pubkey, digest_of(token))
-        view: PeerView = await self.run(caller, command)
-        # Once the reply is out: who changes its own token hears the new one on a connection that this closes.
-        asyncio.get_running_loop().call_soon(self._trust_lost, agent.pubkey)
+        if caller.is_operator and agent == self.realm.operator:
+            rotating = self._keep(token, c.Call(caller, command))
+        else:
+            rotating = self.run(caller, command)
+        view: PeerView = await self._end_trust(agent.pubkey, rotating)
         return view, token
+
+    async def _end_trust(self, pubkey: str, work: Coroutine[Any, Any, T]) -> T:
+        """Done to its end, with what follows from it, also when nobody waits for the answer any more."""
+        doing = asyncio.ensure_future(work)
+        self._ending_trust.add(doing)
+        try:
+            return await asyncio.shield(doing)
+        finally:
+            # Behind the reply: who changes its own token hears the new one on a connection that this closes.
+            doing.add_done_callback(partial(self._trust_ended, pubkey))
+
+    def _trust_ended(self, pubkey: str, doing: asyncio.Task[Any]) -> None:
+        self._ending_trust.discard(doing)
+        if not doing.cancelled() and doing.exception() is None:
+            self._trust_lost(pubkey)
 
     def _trust_lost(self, pubkey: str) -> None:
         for task, peer in list(self._waiting.items()):
@@ -364,17 +449,19 @@ class Exchange:
     async def story(self, caller: Caller, task_id: str) -> tuple[QueueEntry, list[AuditRow], bool]:
         """What happened to a task, in order, and whether the log still reaches back to its beginning."""
         entry: QueueEntry = await self.ask(caller, GetTask(self.by(caller), task_id))
-        found: list[Logged] = []
-        seq = self.store.order_of(entry.task.id)
-        while seq > 0 and len(found) < _STORY_MAX:
-            logged = await self.store.log_at(seq)
-            if logged is None:
+        task_id = entry.task.id
+        rows: list[AuditRow] = []
+        seq, scanned = self.store.order_of(task_id), 0
+        while seq > 0 and scanned < _STORY_MAX:
+            trail = await self.store.log_trail(seq, task_id, _STORY_MAX - scanned)
+            if not trail:
                 break
-            found.append(logged)
-            seq = _previous(logged, entry.task.id)
-        rows = [row for logged in reversed(found) for row in rows_of(logged) if _is_about(row, logged, entry.task.id)]
-        if not caller.is_operator:  # by which grant somebody else was let in is not this caller's to know
-            rows = [row for row in rows if row.kind != "capability_check" or row.actor == caller.agent.display]
+            told = (row for logged in reversed(trail) for row in rows_of(logged) if _is_about(row, logged, task_id))
+            rows = [*told, *rows]
+            scanned += len(trail)
+            seq = trail[-1].previous(task_id)
+        if not caller.is_operator:
+            rows = [row for row in rows if _is_for(row, caller.agent)]
         return entry, rows, seq == 0
 
     async def tell_refusals(self, everything: bool = False) -> None:
@@ -415,18 +502,18 @@ def _label(name: str) -> str:
     return name if "@" in name else f"{name}@local"
 
 
-def _previous(logged: Logged, task_id: str) -> int:
-    for event, prev in zip(logged.events, logged.prev or (0,) * len(logged.events), strict=True):
-        if event.key == task_id:
-            return prev
-    return 0
-
-
 def _is_about(row: AuditRow, logged: Logged, task_id: str) -> bool:
     """A row of this task, or one without a task in a commit that is about this one alone."""
     if row.task_id is not None:
         return row.task_id == task_id
     return {task_of(event) for event in logged.events} <= {task_id, None}
+
+
+def _is_for(row: AuditRow, party: AgentId) -> bool:
+    """By which grant somebody else was let in, and what else it did in the same commit, is not this party's to know."""
+    if row.kind == "capability_check":
+        return row.actor == party.display
+    return row.task_id is not None
 
 
 def _random_key() -> str:

@@ -71,12 +71,15 @@ def write_secret(path: Path, data: bytes) -> None:
     making = path.with_name(f"{path.name}.making")
     making.unlink(missing_ok=True)
     fd = os.open(making, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        os.write(fd, data)
+    with os.fdopen(fd, "wb") as file:
+        file.write(data)
+        file.flush()
         os.fsync(fd)
-    finally:
-        os.close(fd)
-    os.rename(making, path)
+    move_secret(making, path)
+
+
+def move_secret(made: Path, path: Path) -> None:
+    os.rename(made, path)
     folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(folder)

@@ -50,3 +50,8 @@ class Logged(Struct, frozen=True, gc=False):
     @property
     def last(self) -> int:
         return self.seq + max(1, len(self.events)) - 1
+
+    def previous(self, key: str) -> int:
+        """The event that last touched this record before this commit; 0 when there is none."""
+        prev = (prev for event, prev in zip(self.events, self.prev, strict=False) if event.key == key)
+        return next(prev, 0)

@@ -48,6 +48,12 @@ class ListQueue(_Query, frozen=True):
     cursor: str | None = None
 
 
+class DeepQueues(_Query, frozen=True):
+    """The recipients for whom more than so many tasks are ready."""
+
+    over: int
+
+
 class ListCached(_Query, frozen=True):
     limit: int
     cursor: str | None = None
@@ -80,6 +86,7 @@ Query: TypeAlias = (
     | RecentTasks
     | RecentResults
     | ListQueue
+    | DeepQueues
     | ListCached
     | ListPeers
     | ListGrants

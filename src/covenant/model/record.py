@@ -69,8 +69,9 @@ class Lease(Struct, frozen=True, gc=False):
     holder: AgentId
     incarnation: str
     leased_ms: int
-    seen_ms: int  # the last sign of life: the lease itself, or a heartbeat
+    seen_ms: int  # the last sign of life: the lease itself, a heartbeat, or progress
     seen_order: int
+    is_used: bool = False  # its holder has acted under it, and so has heard of it
 
 
 class TaskRecord(Struct, gc=False, omit_defaults=True):

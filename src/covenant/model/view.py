@@ -144,6 +144,13 @@ class Canceled(Struct, frozen=True, gc=False):
     generation: int
 
 
+class QueueDepth(Struct, frozen=True, gc=False):
+    """How many tasks are ready for one recipient."""
+
+    recipient: AgentId
+    depth: int
+
+
 class CachedResult(Struct, frozen=True, gc=False):
     """One entry of the result cache; `id` is what `forget_cached` takes."""
 

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from msgspec import Struct
 
+from covenant.model.agent import AgentId
 from covenant.model.audit import AuditRow
 from covenant.model.command import Call, Command, NoteRefusal, SignHead
 from covenant.model.event import Event
@@ -69,9 +70,11 @@ class View(Protocol):
         """Results that wait to be drained by this peer, or by anyone."""
 
     def followers(self, slot: Key, limit: int) -> Sequence[TaskRecord]: ...
-    def children(self, parent: str, after: int, limit: int) -> Sequence[TaskRecord]: ...
-    def leases(self, after: int, limit: int) -> Sequence[TaskRecord]:
-        """Tasks in flight, by their last sign of life."""
+    def children(self, parent: str, after: int, limit: int, agent: str | None = None) -> Sequence[TaskRecord]:
+        """All of them, or those that an agent sent or received."""
+
+    def leases(self, after: int, limit: int, agent: str | None = None) -> Sequence[TaskRecord]:
+        """Tasks in flight, all or an agent's, by their last sign of life."""
 
     def due(self, now: int, limit: int) -> Sequence[Key]: ...
     def tasks(self, agent: str | None, after: int, limit: int) -> Sequence[TaskRecord]:
@@ -83,12 +86,15 @@ class View(Protocol):
     def pending(self, agent: str | None, after: int, limit: int) -> Sequence[Key]:
         """Results that wait to be drained by this agent, or by anyone, oldest first."""
 
-    def slots(self, after: int, limit: int) -> Sequence[tuple[Key, Slot]]:
-        """Cached results, by the event that cached them."""
+    def slots(self, after: int, limit: int, agent: str | None = None) -> Sequence[tuple[Key, Slot]]:
+        """Cached results, all or those between an agent and others, by the event that cached them."""
 
     def late(self, task_id: str) -> Sequence[Late]: ...
     def depth(self, recipient: str) -> int:
         """How many tasks are ready for it."""
+
+    def deep(self, over: int) -> Sequence[tuple[TaskRecord, int]]:
+        """For each recipient with more ready tasks than that: the oldest of them, and how many there are."""
 
     def grants(self, subject: str, action: str) -> Mapping[str, Mapping[str, Grant]]:
         """The open grants of just this action: by what they are pinned to, by their id."""
@@ -113,11 +119,14 @@ class Commit(Struct, gc=False):
     then: tuple[Command, ...] = ()
 
 
+def acting(command: Command | Call) -> AgentId | None:
+    """For whom it is done; None is the operator."""
+    return None if type(command) is Call and command.caller.is_operator else command.by
+
+
 def actor(command: Command | Call) -> str:
     """Who the log says it was."""
     if type(command) in (SignHead, NoteRefusal):
         return "system"
-    if type(command) is Call and command.caller.is_operator:
-        return "operator"
-    by = command.by
+    by = acting(command)
     return "operator" if by is None else by.display

@@ -60,12 +60,19 @@ def _let_in(
         return decide(command, view, ctx)
     if type(command) is c.RetryStale:
         return _retried(caller, command, demand, view, ctx, decide, checks)
+    grant, held = find(caller.agent.pubkey, demand, view, ctx)
     if type(command) is c.SendTask:
         assert demand.counterparty is not None
+        addressed = _as_addressed(command.task.recipient)
         command = _truly_addressed(command, caller.agent, demand.counterparty)
-    grant, held = find(caller.agent.pubkey, demand, view, ctx)
     if grant is None:
-        return _repeated(command, view, ctx, decide) or _missing(caller, demand, held, checks)
+        again = _repeated(command, view, ctx, decide)
+        if again is not None:
+            return again
+        if type(command) is c.SendTask:
+            demand = addressed
+            held = _check_address(caller, demand, view, ctx, checks) or held
+        return _missing(caller, demand, held, checks)
     checks.append(_check_row(demand, grant))
     if type(command) is c.SendTask:
         _check_recipient(command, caller, view, ctx, checks)
@@ -197,8 +204,27 @@ def _send(command: c.SendTask, caller: Caller, view: View, ctx: Context) -> Dema
     check_agent(task.recipient, "recipient")
     if task.sender is not None and task.sender != caller.agent:
         raise SenderMismatch(f"{caller.agent} cannot send as {task.sender}", caller=caller.agent.display)
-    recipient = known_agent(task.recipient, view)
+    return _as_addressed(known_agent(task.recipient, view))
+
+
+def _as_addressed(recipient: AgentId) -> Demand:
+    """In the words of the caller: that a key is enrolled, and as what, is told to nobody whose grant does not reach
+    it. Whose grant reaches the name that it gave hears that nobody has both."""
     return Demand(f"a2a.send.{recipient.display}", f"a2a-send:{recipient.display}", recipient)
+
+
+def _check_address(caller: Caller, demand: Demand, view: View, ctx: Context, checks: list[AuditRow]) -> bool:
+    """Raise if the caller's grant reaches the name that it gave; else, whether it holds the action at all."""
+    grant, held = find(caller.agent.pubkey, demand, view, ctx)
+    if grant is not None:
+        assert demand.counterparty is not None
+        checks.append(_check_row(demand, None))
+        raise _nobody(demand.counterparty)
+    return held
+
+
+def _nobody(agent: AgentId) -> UnknownPeer:
+    return UnknownPeer(f"no peer {agent.display}", peer=agent.display)
 
 
 def known_agent(agent: AgentId, view: View) -> AgentId:
@@ -221,7 +247,7 @@ def _check_recipient(command: c.SendTask, caller: Caller, view: View, ctx: Conte
     task, sender = command.task, caller.agent
     peer = view.get(peer_key(task.recipient.pubkey))
     if not isinstance(peer, Peer) or peer.revoked_ms is not None:
-        raise UnknownPeer(f"no peer {task.recipient.display}", peer=task.recipient.display)
+        raise _nobody(task.recipient)
     if ctx.recv_gate and sender != peer.agent:
         demand = Demand(f"a2a.recv.{sender.display}", f"a2a-recv:{peer.agent.display}", sender)
         grant, _ = find(peer.agent.pubkey, demand, view, ctx)

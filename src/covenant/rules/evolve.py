@@ -134,7 +134,7 @@ def _heartbeat(old: TaskRecord, event: e.Heartbeat | None, order: int, at: int) 
     record = _copied(old)
     lease = old.lease
     assert lease is not None
-    record.lease = Lease(lease.lease_id, lease.holder, lease.incarnation, lease.leased_ms, at, order)
+    record.lease = Lease(lease.lease_id, lease.holder, lease.incarnation, lease.leased_ms, at, order, is_used=True)
     record.order = order
     return record
 

@@ -150,6 +150,7 @@ def grant(command: GrantCapability, view: View, ctx: Context) -> Commit:
     granted = seal_grant(command.grant, view, ctx)
     if capability.parent is not None:
         _check_delegation(command, capability, view, ctx)
+    granted = seal_grant(command.grant, view, ctx)  # last: it tells whether there is such a peer
     row = AuditRow(
         "capability_granted",
         capability.action,

@@ -71,7 +71,7 @@ def revoke(command: RevokePeer, view: View, ctx: Context) -> Commit:
 def _living(pubkey: str, view: View) -> Peer:
     peer = view.get(peer_key(pubkey))
     if not isinstance(peer, Peer) or peer.revoked_ms is not None:
-        raise UnknownPeer("no such peer", peer=pubkey)
+        raise UnknownPeer(f"no peer {pubkey}", peer=pubkey)
     return peer
 
 

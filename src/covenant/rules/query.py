@@ -1,7 +1,8 @@
 """What a caller may ask: pure functions over the same view that the rules decide on.
 
-A filter is applied before a limit, and visibility before both. A page that had to look past `scan_max` tasks ends early
-with a cursor instead of holding everybody up.
+A filter is applied before a limit, and visibility before both: a peer's listing goes over what that peer may see and
+over nothing else, so neither its pages, nor where they end, nor what they cost tell of others. A page that had to look
+past `scan_max` tasks ends early with a cursor instead of holding everybody up.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ from itertools import islice
 from typing import Any
 
 from covenant.model.agent import AgentId
-from covenant.model.error import BadCursor, UnknownTask
-from covenant.model.peer import GrantPage, PeerPage
+from covenant.model.error import BadCursor, MissingCapability, UnknownPeer, UnknownTask
+from covenant.model.peer import Demand, GrantPage, Peer, PeerPage, peer_key
 from covenant.model.query import (
     CheckGrant,
+    DeepQueues,
     GetResult,
     GetTask,
     GetTree,
@@ -28,8 +30,8 @@ from covenant.model.query import (
 )
 from covenant.model.record import Part, TaskRecord, TaskState
 from covenant.model.task import Task
-from covenant.model.view import Answer, CachedResult, CachePage, QueueEntry, QueuePage, Tree, TreeNode
-from covenant.rules.cache import cached, may_see_slot
+from covenant.model.view import Answer, CachePage, QueueDepth, QueueEntry, QueuePage, Tree, TreeNode
+from covenant.rules.cache import cached
 from covenant.rules.context import Context, View
 from covenant.rules.envelope import check_count, check_id
 from covenant.rules.grant import find
@@ -40,6 +42,7 @@ from covenant.rules.sight import answer_of, entry_of, lent, may_see, passes, vis
 
 _CHUNK = 256
 _AGE_MAX = 2**53
+_LIST_GRANTS = "capabilities.list"
 
 
 def get_task(query: GetTask, view: View, ctx: Context) -> QueueEntry:
@@ -97,7 +100,7 @@ def task_queue(query: ListQueue, view: View, ctx: Context) -> QueuePage:
     scanned = 0
     more = limit > 0
     while more and len(found) < limit and scanned < ctx.limits.scan_max:
-        chunk = view.leases(after, _CHUNK) if leases_only else view.tasks(_scope(by), after, _CHUNK)
+        chunk = view.leases(after, _CHUNK, _scope(by)) if leases_only else view.tasks(_scope(by), after, _CHUNK)
         more = len(chunk) == _CHUNK
         for record in chunk:
             if len(found) >= limit:
@@ -105,7 +108,7 @@ def task_queue(query: ListQueue, view: View, ctx: Context) -> QueuePage:
                 break
             scanned += 1
             after = record.lease.seen_order if leases_only and record.lease else record.sent_order
-            if may_see(by, record) and passes(record, ctx.now, state, min_lease_age_ms, deadline_within_ms):
+            if passes(record, ctx.now, state, min_lease_age_ms, deadline_within_ms):
                 found.append(record)
     keys = view.pending(_scope(by), 0, limit) if cursor is None and state is None else ()
     return QueuePage(
@@ -125,7 +128,8 @@ def _pending_page(limit: int, cursor: str | None, by: AgentId | None, view: View
 
 
 def task_tree(query: GetTree, view: View, ctx: Context) -> Tree:
-    """The tree below a task, or below an intent that is no task here. Breadth first, up to a bound."""
+    """The tree below a task, or below an intent that is no task here. Breadth first, up to two bounds: how many nodes
+    it has, and how many tasks were looked at for it."""
     by, root = query.by, check_id(query.root, "root")
     record = view.get(root)
     visible = isinstance(record, TaskRecord) and may_see(by, record) and is_retained(record, ctx)
@@ -133,12 +137,17 @@ def task_tree(query: GetTree, view: View, ctx: Context) -> Tree:
     top = TreeNode(root, entry, [])
     seen = {root}
     level = [top]
+    scanned = 0
     truncated = False
     while level and not truncated:
         below: list[TreeNode] = []
         for node in level:
-            for child in _visible_children(node.id, by, view, ctx):
-                if child.task.id in seen:
+            for child in _children(node.id, by, view):
+                if scanned >= ctx.limits.scan_max:
+                    truncated = True
+                    break
+                scanned += 1
+                if child.task.id in seen or not is_retained(child, ctx):
                     continue  # links may run in a circle
                 if len(seen) >= ctx.limits.tree_nodes_max:
                     truncated = True
@@ -148,36 +157,23 @@ def task_tree(query: GetTree, view: View, ctx: Context) -> Tree:
                 node.children.append(twig)
                 below.append(twig)
         level = below
-    if entry is None and not top.children:
+    if entry is None and not top.children and not truncated:
         raise UnknownTask(f"no task {root} and none below it", task_id=root)
     return Tree(top, len(seen), truncated)
 
 
-def _visible_children(parent: str, by: AgentId | None, view: View, ctx: Context) -> Iterator[TaskRecord]:
+def _children(parent: str, by: AgentId | None, view: View) -> Iterator[TaskRecord]:
     after = 0
-    while chunk := view.children(parent, after, _CHUNK):
+    while chunk := view.children(parent, after, _CHUNK, _scope(by)):
         after = chunk[-1].sent_order
-        yield from (child for child in chunk if may_see(by, child) and is_retained(child, ctx))
+        yield from chunk
 
 
 def cached_results(query: ListCached, view: View, ctx: Context) -> CachePage:
-    by, limit = query.by, check_count(query.limit, "limit", ctx.limits.page_max)
-    after = _position(query.cursor, "slot")
-    found: list[CachedResult] = []
-    scanned = 0
-    more = limit > 0
-    while more and len(found) < limit and scanned < ctx.limits.scan_max:
-        chunk = view.slots(after, _CHUNK)
-        more = len(chunk) == _CHUNK
-        for key, slot in chunk:
-            if len(found) >= limit:
-                more = True
-                break
-            scanned += 1
-            after = slot.order
-            if may_see_slot(by, slot):
-                found.append(cached(key, slot))
-    return CachePage(found, f"slot:{after}" if more else None)
+    limit = check_count(query.limit, "limit", ctx.limits.page_max)
+    found = view.slots(_position(query.cursor, "slot"), limit + 1, _scope(query.by)) if limit else ()
+    more = f"slot:{found[limit - 1][1].order}" if len(found) > limit else None
+    return CachePage([cached(key, slot) for key, slot in found[:limit]], more)
 
 
 def list_peers(query: ListPeers, view: View, ctx: Context) -> PeerPage:
@@ -188,17 +184,34 @@ def list_peers(query: ListPeers, view: View, ctx: Context) -> PeerPage:
 
 
 def list_grants(query: ListGrants, view: View, ctx: Context) -> GrantPage:
-    """Open grants: the operator sees all, a peer those that it holds."""
+    """Open grants. The operator, and who may list them, sees those of anybody or all; a peer those that it holds."""
     limit = check_count(query.limit, "limit", ctx.limits.page_max)
-    subject = query.subject if query.by is None else query.by.pubkey
+    subject = query.subject
+    if query.by is not None and subject != query.by.pubkey and not _may_list_grants(query.by, view, ctx):
+        if subject is not None:
+            raise MissingCapability(f"{query.by} has no grant of {_LIST_GRANTS}", action=_LIST_GRANTS)
+        subject = query.by.pubkey
+    if subject is not None and not isinstance(view.get(peer_key(subject)), Peer):
+        raise UnknownPeer(f"no peer {subject}", peer=subject)
     found = view.all_grants(subject, _position(query.cursor, "grant"), limit)
     more = f"grant:{found[-1].order}" if found and len(found) == limit else None
     return GrantPage([shown_grant(grant) for grant in found], more)
 
 
+def _may_list_grants(by: AgentId, view: View, ctx: Context) -> bool:
+    return find(by.pubkey, Demand(_LIST_GRANTS, _LIST_GRANTS), view, ctx)[0] is not None
+
+
 def check_grant(query: CheckGrant, view: View, ctx: Context) -> tuple[str | None, bool]:
     grant, held = find(query.subject, query.demand, view, ctx)
     return (None if grant is None else grant.capability.id), held
+
+
+def deep_queues(query: DeepQueues, view: View, ctx: Context) -> list[QueueDepth]:
+    """An agent sees its own queue, like its own tasks."""
+    over = check_count(query.over, "over", _AGE_MAX)
+    found = [QueueDepth(oldest.task.recipient, depth) for oldest, depth in view.deep(over)]
+    return [queue for queue in found if query.by is None or queue.recipient.pubkey == query.by.pubkey]
 
 
 def _scope(by: AgentId | None) -> str | None:
@@ -221,6 +234,7 @@ ANSWER: dict[type, Callable[[Any, View, Context], Any]] = {
     RecentTasks: recent_tasks,
     RecentResults: recent_results,
     ListQueue: task_queue,
+    DeepQueues: deep_queues,
     ListCached: cached_results,
     ListPeers: list_peers,
     ListGrants: list_grants,

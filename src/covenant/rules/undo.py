@@ -1,23 +1,25 @@
-"""Giving back: what was handed to a caller who had gone away before the hand-over was durable. (Contract 2, 8.)
+"""Giving back: what was handed to a caller who has gone away, or whom the answer never reached. (Contract 2, 4, 8.)
 
-Nobody ever heard of it, so it is as if it had not been: a task stands where it stood, at the attempt that it had, and a
-result waits where it waited.
+Nobody heard of it, so it is as if it had not been: a task stands where it stood, at the attempt that it had, and a
+result waits where it waited. A lease under which something was done was heard of, whatever the caller says now: it is
+released, and the next holder is at its next attempt.
 """
 
 from __future__ import annotations
 
 from covenant.model import event as e
-from covenant.model.command import CancelChildren, Command, GiveBack
+from covenant.model.command import Call, CancelChildren, Command, GiveBack
 from covenant.model.record import Part, TaskRecord
-from covenant.rules.context import Commit, Context, View
+from covenant.rules.context import Commit, Context, View, acting
 from covenant.rules.end import end_asked
 
 
-def undo(commit: Commit) -> list[Command]:
-    """What gives back the leases and results of a commit."""
+def undo(commit: Commit, command: Command | Call) -> list[Command]:
+    """What gives back the leases and results of a commit, in the name of who took them. It comes through no door: who
+    has lost its token meanwhile cannot keep them either."""
     leases = tuple(event.lease_id for event in commit.events if type(event) is e.Leased)
     results = tuple(event.key for event in commit.events if type(event) is e.Drained)
-    return [GiveBack(None, leases, results)] if leases or results else []
+    return [GiveBack(acting(command), leases, results)] if leases or results else []
 
 
 def give_back(command: GiveBack, view: View, ctx: Context) -> Commit:
@@ -27,12 +29,14 @@ def give_back(command: GiveBack, view: View, ctx: Context) -> Commit:
         record = view.get(view.task_of_lease(lease_id) or "")
         if not isinstance(record, TaskRecord) or record.lease is None or record.lease.lease_id != lease_id:
             continue  # somebody has dealt with it meanwhile
-        if record.cancel_reason is None:
-            events.append(e.Unleased(record.task.id))
-        else:
+        if record.cancel_reason is not None:
             ended, children = end_asked(record, view)
             events += ended
             then += children
+        elif record.lease.is_used:
+            events.append(e.Requeued(record.task.id, lease_id, "released", "given back"))
+        else:
+            events.append(e.Unleased(record.task.id))
     for key in command.results:
         result = view.get(key)
         if isinstance(result, (TaskRecord, Part)) and result.answer_for is None:

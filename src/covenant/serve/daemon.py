@@ -12,7 +12,6 @@ import ipaddress
 import logging
 import socket
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,13 +23,14 @@ from covenant.exchange.bounds import Bounds
 from covenant.exchange.exchange import SIGN_EVERY_MS, Exchange
 from covenant.exchange.realm import Realm
 from covenant.exchange.scheduler import RetryPlan, Scheduler
+from covenant.exchange.token import Keeper
 from covenant.model.error import BadSetting, CovenantError
 from covenant.model.limits import Limits
-from covenant.model.peer import Caller, Peer, peer_key
 from covenant.model.repair import RetryPolicy
 from covenant.rules.context import Ids
 from covenant.serve import events, metrics, openapi, page
 from covenant.serve.events import Events
+from covenant.serve.home import KeptFile
 from covenant.serve.http import Http
 from covenant.serve.ipc import Ipc
 from covenant.serve.metrics import Metrics
@@ -62,11 +62,17 @@ class Settings(Struct, kw_only=True, frozen=True):
     retry: RetryPlan | None = None
     alert_url: str | None = None
     alerts: Thresholds = Thresholds()
+    alerts_file: Path | None = None  # where it notes what was told, for the next daemon
 
 
 class Daemon:
     def __init__(
-        self, settings: Settings, realm: Realm, operator_token: str, clock: Clock | None = None, ids: Ids | None = None
+        self,
+        settings: Settings,
+        realm: Realm,
+        operator_token: str | Keeper,
+        clock: Clock | None = None,
+        ids: Ids | None = None,
     ) -> None:
         self.settings = settings
         self._token = operator_token
@@ -78,7 +84,7 @@ class Daemon:
         self.exchange = Exchange(store, realm, self._clock, ids, settings.bounds, recv_gate=settings.recv_gate)
         self.http = Http(self.exchange)
         self._ipc = Ipc(self.exchange, settings.ipc) if settings.ipc is not None else None
-        self._scheduler = self._make_scheduler(realm)
+        self._scheduler = self._make_scheduler()
         self.alerts = self._make_alerts()
         self._events = Events(self.exchange, store, self.http.authenticate)
         self._server: _Server | None = None
@@ -118,16 +124,19 @@ class Daemon:
                 name="--http",
             )
 
-    def _make_scheduler(self, realm: Realm) -> Scheduler | None:
+    def _make_scheduler(self) -> Scheduler | None:
         plan = self.settings.retry
         if plan is None or not plan.policy.enabled:
             return None
-        return Scheduler(self.exchange, plan, self._clock, partial(_operator_of, self.store, realm))
+        return Scheduler(self.exchange, plan, self._clock, self.exchange.operator)
 
     def _make_alerts(self) -> Alerts:
         s = self.settings
         policy = RetryPolicy() if s.retry is None else s.retry.policy
-        return Alerts(self.store, self._clock, s.alerts, policy, lambda entry: reason_of(entry).command, s.alert_url)
+        notes = None if s.alerts_file is None else KeptFile(s.alerts_file)
+        return Alerts(
+            self.store, self._clock, s.alerts, policy, lambda entry: reason_of(entry).command, s.alert_url, notes
+        )
 
     @property
     def url(self) -> str | None:
@@ -239,12 +248,6 @@ class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
-
-
-def _operator_of(store: Any, realm: Realm) -> Caller:
-    """With the token that is good now: it may have been rotated since the start."""
-    peer: Peer = store.state.records[peer_key(realm.operator.pubkey)]
-    return Caller(peer.agent, peer.role, peer.token)
 
 
 def _split(address: str) -> tuple[str, int]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 from covenant.client.remote import OPERATOR_TOKEN
-from covenant.exchange.realm import Realm, read_secret, write_secret
-from covenant.exchange.token import make_token
+from covenant.exchange.realm import Realm, move_secret, read_secret, write_secret
 
 HOME_VARIABLE: Final = "COVENANT_HOME"
 
@@ -30,17 +30,57 @@ class Home:
     def token_file(self) -> Path:
         return self.folder / OPERATOR_TOKEN
 
+    @property
+    def alerts_file(self) -> Path:
+        return self.folder / "alerts.json"
+
     def make(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     def realm(self) -> Realm:
         return Realm.at(self.folder / "identity" / "realm.key")
 
-    def operator_token(self) -> str:
-        """Made at the first start."""
-        if not self.token_file.exists():
-            write_secret(self.token_file, make_token().encode() + b"\n")
-        return read_secret(self.token_file).decode().strip()
+    @property
+    def tokens(self) -> TokenFile:
+        return TokenFile(self.token_file)
 
-    def keep_operator_token(self, token: str) -> None:
-        write_secret(self.token_file, token.encode() + b"\n")
+
+class TokenFile:
+    """The operator's token in its file; one that is laid ready lies beside it. (A `Keeper`.)"""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._ready = file.with_name(f"{file.name}.next")
+
+    def found(self) -> Sequence[str]:
+        tokens = (_token_in(file) for file in (self._ready, self._file) if file.exists())
+        return [token for token in tokens if token]
+
+    def lay_ready(self, token: str) -> None:
+        write_secret(self._ready, token.encode() + b"\n")
+
+    def settle(self, token: str) -> None:
+        if self._ready.exists() and _token_in(self._ready) == token:
+            move_secret(self._ready, self._file)
+        else:
+            self._ready.unlink(missing_ok=True)
+
+
+class KeptFile:
+    """Bytes for the next daemon. (The `Notes` of the alerts.)"""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def __str__(self) -> str:
+        return str(self._file)
+
+    def read(self) -> bytes | None:
+        return self._file.read_bytes() if self._file.exists() else None
+
+    def write(self, data: bytes) -> None:
+        write_secret(self._file, data)
+
+
+def _token_in(file: Path) -> str:
+    return read_secret(file).decode(errors="replace").strip()

@@ -17,12 +17,12 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from covenant.exchange.exchange import Exchange
+from covenant.model.record import TaskState
 from covenant.rules.sight import lease_age_ms
 from covenant.serve import wire as w
 from covenant.serve.http import Receive, Scope, Send
 from covenant.serve.places import PLACES
 from covenant.store.clock import Clock
-from covenant.store.ledger import Ledger, Shelf
 from covenant.store.state import State
 
 PATH: Final = "/metrics"
@@ -127,13 +127,19 @@ class Metrics(Collector):
 
 
 def _tasks(state: State, now_ms: int) -> Iterator[Metric]:
-    tasks = GaugeMetricFamily("covenant_tasks", "Open tasks that wait for nothing but an agent.", labels=["state"])
-    tasks.add_metric(["ready"], _size(state._ready))
-    tasks.add_metric(["following"], _size(state._waits))
-    tasks.add_metric(["in_flight"], len(state._leases))
+    counts = state.counts()
+    tasks = GaugeMetricFamily("covenant_tasks", "Open tasks.", labels=["state"])
+    tasks.add_metric([TaskState.QUEUED], counts.queued)
+    tasks.add_metric([TaskState.IN_FLIGHT], counts.in_flight)
+    tasks.add_metric([TaskState.RESULT_PENDING], counts.result_pending)
     yield tasks
+    queued = GaugeMetricFamily("covenant_tasks_queued", "What the queued ones wait for.", labels=["why"])
+    queued.add_metric(["ready"], counts.ready)
+    queued.add_metric(["following"], counts.following)
+    queued.add_metric(["delayed"], counts.queued - counts.ready - counts.following)
+    yield queued
     yield GaugeMetricFamily(
-        "covenant_results_pending", "Results, partial ones too, that wait to be drained.", _size(state._answers)
+        "covenant_results_pending", "Results, partial ones too, that wait to be drained.", counts.answers
     )
     silent = state.leases(0, STALE_MAX)  # the longest without a sign of life first
     yield GaugeMetricFamily(
@@ -146,10 +152,6 @@ def _tasks(state: State, now_ms: int) -> Iterator[Metric]:
         f"Leases without a sign of life for {STALE_MS // 60_000} minutes, counted up to {STALE_MAX}.",
         sum(lease_age_ms(record, now_ms) > STALE_MS for record in silent),
     )
-
-
-def _size(shelf: Shelf[Ledger]) -> int:
-    return sum(len(ledger) for ledger in shelf.ledgers.values())
 
 
 def _journal(stats: Any) -> Iterator[Metric]:

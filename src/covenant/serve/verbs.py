@@ -10,7 +10,7 @@ from covenant.model import command as c
 from covenant.model import query as q
 from covenant.model.audit import AuditRow
 from covenant.model.error import CovenantError, Malformed
-from covenant.model.peer import Caller, Demand
+from covenant.model.peer import Caller
 from covenant.model.repair import RetryReport
 from covenant.model.view import Answer, CachePage, Canceled, Delivery, LeaseStatus, Posted, QueuePage, Released, Sent
 from covenant.rules.envelope import check_count
@@ -262,20 +262,24 @@ async def revoke(x: Exchange, caller: Caller, r: w.Revoke) -> w.Revoked:
 
 
 async def list_grants(x: Exchange, caller: Caller, r: w.ListGrants) -> w.Grants:
-    subject = None if r.subject is None else x.named(r.subject).pubkey
+    subject = None if r.subject is None else x.key_of(r.subject)
+    if subject != caller.agent.pubkey and (subject is not None or await x.may(caller, "capabilities.list")):
+        await x.require(caller, "capabilities.list")
     page = await x.ask(caller, q.ListGrants(x.by(caller), r.limit, subject, r.cursor))
     return w.Grants(capabilities=page.capabilities, cursor=page.cursor)
 
 
 async def check(x: Exchange, caller: Caller, r: w.Check) -> w.Checked:
-    subject = caller.agent if r.subject is None else x.named(r.subject)
-    if subject != caller.agent:
+    if r.subject is not None and x.key_of(r.subject) != caller.agent.pubkey:
         await x.require(caller, "capabilities.list")
+    subject = caller.agent if r.subject is None else x.agent(r.subject)
     other = None if r.counterparty is None else x.named(r.counterparty)
     demand = demand_for(
         r.action, "check", other, task_id=r.task_id, lease_id=r.lease_id, duplicate_risk=r.duplicate_risk
     )
     grant_id, held = await x.check(caller, subject, demand)
+    if grant_id is not None and r.counterparty is not None:
+        x.agent(r.counterparty)  # it reaches that name, and may know whether anybody has it
     reason = None if grant_id is not None else "scope_mismatch" if held else "missing_capability"
     return w.Checked(
         action=r.action, subject=subject.display, passed=grant_id is not None, grant=grant_id, reason=reason
@@ -287,7 +291,7 @@ async def recent_audit(x: Exchange, caller: Caller, r: w.RecentAudit) -> w.Audit
     limit = check_count(r.limit, "limit", x.store.limits.page_max)
     actor = r.actor
     if actor != caller.agent.display:
-        if caller.is_operator or (await x.check(caller, caller.agent, Demand("audit.read", "audit.read")))[0]:
+        if await x.may(caller, "audit.read"):
             await x.require(caller, "audit.read")
         else:
             actor = caller.agent.display

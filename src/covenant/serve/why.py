@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import StrEnum
 
 from msgspec import Struct
@@ -33,12 +34,17 @@ class Why(Struct, frozen=True):
     command: str | None = None
 
 
-def reason_of(entry: QueueEntry) -> Why:
+def _unix(at_ms: int) -> str:
+    return f"Unix time {at_ms} ms"
+
+
+def reason_of(entry: QueueEntry, when: Callable[[int], str] = _unix) -> Why:
+    """`when` says how moments are told: to a program as numbers, to a person in words."""
     task = entry.task
     if entry.state is TaskState.QUEUED:
-        return _why_queued(entry)
+        return _why_queued(entry, when)
     if entry.state is TaskState.IN_FLIGHT:
-        return _why_in_flight(entry)
+        return _why_in_flight(entry, when)
     if entry.state is TaskState.RESULT_PENDING:
         return Why(
             Reason.WAITS_TO_BE_DRAINED,
@@ -51,7 +57,7 @@ def reason_of(entry: QueueEntry) -> Why:
     return Why(Reason(outcome.value), f"It is over: {outcome.value}, and its sender has received the result.")
 
 
-def _why_queued(entry: QueueEntry) -> Why:
+def _why_queued(entry: QueueEntry, when: Callable[[int], str]) -> Why:
     task = entry.task
     if entry.follows is not None:
         return Why(
@@ -62,7 +68,7 @@ def _why_queued(entry: QueueEntry) -> Why:
     if entry.not_before_ms is not None:
         return Why(
             Reason.WAITS_FOR_ITS_TIME,
-            f"It is not to be handed out before {entry.not_before_ms} (Unix time in ms).",
+            f"It is not to be handed out before {when(entry.not_before_ms)}.",
         )
     cancel = f"covenant a2a cancel {task.id} --reason REASON"
     if entry.attempt > 0:
@@ -74,12 +80,13 @@ def _why_queued(entry: QueueEntry) -> Why:
     return Why(Reason.WAITS_FOR_A_WORKER, f"No worker of {task.recipient} has leased it yet: is one running?", cancel)
 
 
-def _why_in_flight(entry: QueueEntry) -> Why:
+def _why_in_flight(entry: QueueEntry, when: Callable[[int], str]) -> Why:
     task = entry.task
     safe = task.idempotency is not None and task.idempotency.duplicate_safety == "idempotent"
     risk = "idempotent" if safe else "operator-accepted"
     command = f"covenant a2a requeue {task.id} --lease-id {entry.lease_id} --duplicate-risk {risk} --reason REASON"
-    holder = f"{entry.leased_to} holds attempt {entry.attempt} (last sign of life at {entry.heartbeat_ms})"
+    seen = "" if entry.heartbeat_ms is None else f" (last sign of life: {when(entry.heartbeat_ms)})"
+    holder = f"{entry.leased_to} holds attempt {entry.attempt}{seen}"
     if entry.cancel_requested:
         return Why(Reason.CANCEL_ASKED, f"A cancel was asked for, and {holder}.", f"covenant a2a cancel {task.id}")
     if entry.overdue:

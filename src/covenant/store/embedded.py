@@ -124,7 +124,7 @@ class Embedded(ABC):
         except CovenantError:
             await self._settled()
             raise
-        return await self._hand_over(commit)
+        return await self._hand_over(commit, command)
 
     async def run_all(self, commands: Sequence[Command | Call]) -> list[Any]:
         replies: list[Any] = []
@@ -154,7 +154,7 @@ class Embedded(ABC):
             except TimeoutError:
                 return []
         if undoing is not None:
-            undoing.extend(undo(commit))
+            undoing.extend(undo(commit, command))
         return commit.reply  # type: ignore[no-any-return]
 
     async def _take(self, command: LeaseTasks | DrainResults | Call, waits: bool) -> Commit:
@@ -168,11 +168,11 @@ class Embedded(ABC):
         while True:
             commit = self._commit(command)
             if commit.reply or not waits:
-                await self._hand_over(commit)
+                await self._hand_over(commit, command)
                 return commit
             await waiters.wait(name)
 
-    async def _hand_over(self, commit: Commit) -> Any:
+    async def _hand_over(self, commit: Commit, command: Command | Call) -> Any:
         """The reply, once it is durable. If the caller goes away before, nobody will ever see what it took: that is
         given back."""
         durable = self._durable()
@@ -181,8 +181,8 @@ class Embedded(ABC):
                 await durable
             except asyncio.CancelledError:
                 if self._refusal is None:
-                    for command in undo(commit):
-                        self._commit(command)
+                    for undoing in undo(commit, command):
+                        self._commit(undoing)
                 raise
         reply = commit.reply
         if isinstance(reply, CovenantError):
@@ -241,6 +241,13 @@ class Embedded(ABC):
         peer = self.state.peer_of_token(token)
         return None if peer is None else Caller(peer.agent, peer.role, token)
 
+    def caller_at(self, pubkey: str) -> Caller | None:
+        """The peer with this key, as it would come in now."""
+        peer = self.state.get(peer_key(pubkey))
+        if not isinstance(peer, Peer) or peer.revoked_ms is not None:
+            return None
+        return Caller(peer.agent, peer.role, peer.token)
+
     def agent_of(self, name: str) -> AgentId | None:
         """The enrolled agent with this label or key."""
         peer = self.state.get(peer_key(self.state.peer_named(name) or name))
@@ -253,11 +260,13 @@ class Embedded(ABC):
 
     async def audit(self, limit: int) -> list[AuditRow]:
         rows: list[AuditRow] = []
-        for logged in await self.log_back(None, limit):
-            rows = [*rows_of(logged), *rows]
-            if len(rows) >= limit:
-                break
-        return rows[max(0, len(rows) - limit) :]
+        scanned, before = 0, None
+        while scanned < limit and len(rows) < limit and (stretch := await self.log_back(before, limit - scanned)):
+            for logged in stretch:
+                rows += reversed(list(rows_of(logged)))
+            scanned += len(stretch)
+            before = stretch[-1].seq
+        return rows[:limit][::-1]
 
     @abstractmethod
     async def log_back(self, before: int | None, limit: int) -> list[Logged]:

@@ -14,6 +14,7 @@ from covenant.model.command import Call, Command, CompactHistory, DrainResults, 
 from covenant.model.limits import Limits
 from covenant.model.peer import Caller
 from covenant.model.query import GetTask, Query
+from covenant.model.record import Key
 from covenant.model.view import Compaction, QueueEntry
 from covenant.rules.context import Context
 
@@ -77,13 +78,18 @@ class Store(Protocol):
 
     async def compact(self, command: CompactHistory | Call) -> Compaction: ...
     def caller_of(self, token: str) -> Caller | None: ...
+    def caller_at(self, pubkey: str) -> Caller | None:
+        """The peer with this key, as it would come in now."""
+
     def agent_of(self, name: str) -> AgentId | None: ...
     def order_of(self, task_id: str) -> int: ...
     async def log_back(self, before: int | None, limit: int) -> list[Logged]:
-        """Commits before this event, the newest first; only what is durable."""
+        """Commits before this event, the newest first; only what is durable. There may be fewer than were asked for:
+        only an empty answer is the end of the log."""
 
     async def log(self, after: int, limit: int) -> list[Logged]:
-        """Commits behind this event, the oldest first; only what is durable."""
+        """Commits behind this event, the oldest first; likewise."""
 
-    async def log_at(self, seq: int) -> Logged | None:
-        """The commit that holds this event, if the log reaches back so far."""
+    async def log_trail(self, seq: int, key: Key, limit: int) -> list[Logged]:
+        """Commits that touched this record, from the one that holds this event back, as far as the log reaches;
+        likewise."""

@@ -7,6 +7,7 @@ from itertools import islice
 
 from covenant.model.audit import Logged
 from covenant.model.limits import Limits
+from covenant.model.record import Key
 from covenant.rules.context import Ids
 from covenant.store.clock import Clock
 from covenant.store.embedded import Embedded
@@ -33,5 +34,12 @@ class Memory(Embedded):
         entries = (entry for entry in reversed(self._log) if before is None or entry.seq < before)
         return list(islice(entries, limit))
 
-    async def log_at(self, seq: int) -> Logged | None:
-        return next((entry for entry in self._log if entry.seq <= seq <= entry.last), None)
+    async def log_trail(self, seq: int, key: Key, limit: int) -> list[Logged]:
+        found: list[Logged] = []
+        for entry in reversed(self._log):
+            if entry.seq <= seq <= entry.last:
+                found.append(entry)
+                seq = entry.previous(key)
+            if len(found) >= limit or seq <= 0:
+                break
+        return found

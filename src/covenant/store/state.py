@@ -12,11 +12,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Protocol
 
+from msgspec import Struct
+
 from covenant.model.event import Event, Sent
 from covenant.model.limits import LEASES_REMEMBERED_MAX
 from covenant.model.peer import Grant, Peer, peer_key
 from covenant.model.record import (
     LATE_PREFIX,
+    CacheKey,
     Cascade,
     Chunk,
     Horizon,
@@ -28,6 +31,7 @@ from covenant.model.record import (
     SignedHead,
     Slot,
     TaskRecord,
+    TaskState,
     Tombstone,
 )
 from covenant.rules.context import Context
@@ -42,10 +46,21 @@ class Base(Protocol):
 
     def get(self, key: Key) -> Record | Tombstone | None: ...
     def recent(self, agent: str | None, before: int | None) -> Iterator[TaskRecord]: ...
-    def children(self, parent: str, after: int) -> Iterator[TaskRecord]: ...
-    def slots(self, after: int) -> Iterator[tuple[Key, Slot]]: ...
+    def children(self, parent: str, after: int, agent: str | None) -> Iterator[TaskRecord]: ...
+    def slots(self, after: int, agent: str | None) -> Iterator[tuple[Key, Slot]]: ...
     def late(self, task_id: str) -> Iterator[tuple[Key, Late]]: ...
     def task_of_lease(self, lease_id: str) -> Key | None: ...
+
+
+class Counts(Struct, frozen=True):
+    """How many open tasks there are, by where they stand."""
+
+    queued: int  # among them those that are:
+    ready: int
+    following: int
+    in_flight: int
+    result_pending: int
+    answers: int  # results that wait to be drained, partial ones too
 
 
 class State:
@@ -67,17 +82,26 @@ class State:
         self._answers = Shelf(Ledger)
         self._answers_all: LazyLedger | None = None  # made when somebody first drains for all
         self._leases = Ledger()
+        self._unfinished_count = 0
+        self._ready_count = 0
+        self._following_count = 0
+        self._pending_count = 0
+        self._answer_count = 0
+        self._leases_of: dict[str, Ledger] = {}  # by party, made when it first lists them
         self._lease_tasks: dict[str, Key] = {}
         self._sent = Shelf(lambda: LazyLedger(self._is_sent))
         self._sent_all = LazyLedger(self._is_sent)
         self._children = Shelf(Ledger)
+        self._children_of = Shelf(Ledger)  # by parent and party
         self._slots = Ledger()
+        self._slots_of = Shelf(Ledger)
         self._late: dict[str, list[Key]] = {}
         self._labels: dict[str, str] = {}  # display of a peer, its key
         self._tokens: dict[str, str] = {}  # digest of a token, the key of its peer
         self._peers = Ledger()
         self._grants: dict[str, dict[str, dict[str, dict[str, Grant]]]] = {}  # subject, action, pin, id
         self._granted = Ledger()
+        self._granted_to = Shelf(Ledger)
         self.signed_head: SignedHead | None = None
         self.due_times = DueTimes()
         self.watched = False  # whether anybody waits for one of these:
@@ -168,20 +192,31 @@ class State:
             self._sent.add(new.recipient, order, key)
         if new.task.parent is not None:
             self._children.add(new.task.parent, order, key)
+            for party in _parties(new):
+                self._children_of.add(_branch(new.task.parent, party), order, key)
         if new.ready_for is not None:
-            self._ready.add(new.ready_for, new.ready_order, key)
-            if self._ready_all is not None:
-                self._ready_all.add(new.ready_order, key)
-            if self.watched:
-                self.readied.append(new.ready_for)
+            self._add_ready(key, new.ready_for, new.ready_order)
         if new.due_ms is not None:
             self.due_times.set(key, new.due_ms)
+        if new.outcome is None:
+            self._unfinished_count += 1
+        elif new.state is TaskState.RESULT_PENDING:
+            self._pending_count += 1
         if new.waits_on is not None:
+            self._following_count += 1
             self._waits.add(new.waits_on, new.ready_order, key)
         if new.outcome is not None or new.lease is not None or new.lease_history:
             self._restore_task(key, new)
         if self.watched:
             self.changed.append(key)
+
+    def _add_ready(self, key: Key, recipient: str, order: int) -> None:
+        self._ready_count += 1
+        self._ready.add(recipient, order, key)
+        if self._ready_all is not None:
+            self._ready_all.add(order, key)
+        if self.watched:
+            self.readied.append(recipient)
 
     def _restore_task(self, key: Key, new: TaskRecord) -> None:
         """What a task that comes back from disk has beyond a fresh one."""
@@ -189,7 +224,7 @@ class State:
             self._lease_tasks[lease_id] = key
         if new.lease is not None:
             self._lease_tasks[new.lease.lease_id] = key
-            self._leases.add(new.lease.seen_order, key)
+            self._add_lease(key, new, new.lease.seen_order)
         self._move_answer(key, None, new)
         self._rest_task(key, new)
 
@@ -218,22 +253,23 @@ class State:
     def _move_task(self, key: Key, old: TaskRecord, new: TaskRecord) -> None:
         if old.ready_for is not None:
             if new.ready_for is None:
+                self._ready_count -= 1
                 self._ready.ledgers[old.ready_for].remove(old.ready_order)
                 if self._ready_all is not None:
                     self._ready_all.lose()
         elif new.ready_for is not None:
-            self._ready.add(new.ready_for, new.ready_order, key)
-            if self._ready_all is not None:
-                self._ready_all.add(new.ready_order, key)
-            if self.watched:
-                self.readied.append(new.ready_for)
+            self._add_ready(key, new.ready_for, new.ready_order)
         if old.waits_on is not None and new.waits_on is None:
+            self._following_count -= 1
             self._waits.ledgers[old.waits_on].remove(old.ready_order)
         if old.lease is not new.lease:
             self._move_lease(key, old, new)
         if old.due_ms != new.due_ms:
             self.due_times.set(key, new.due_ms)
         if new.outcome is not None:
+            if old.outcome is None:
+                self._unfinished_count -= 1
+            self._pending_count += (new.state is TaskState.RESULT_PENDING) - (old.state is TaskState.RESULT_PENDING)
             self._move_answer(key, old, new)
             self._rest_task(key, new)
         if self.watched and (old.generation != new.generation or old.cancel_reason != new.cancel_reason):
@@ -242,37 +278,66 @@ class State:
     def _move_lease(self, key: Key, old: TaskRecord, new: TaskRecord) -> None:
         if old.lease is not None:
             self._leases.remove(old.lease.seen_order)
+            for ledger in self._listed_by(old) if self._leases_of else ():
+                ledger.remove(old.lease.seen_order)
             if old.lease_history and old.lease_history[0] != new.lease_history[0]:
                 self._lease_tasks.pop(old.lease_history[0], None)
             if new.lease is None and len(old.lease_history) == len(new.lease_history) < LEASES_REMEMBERED_MAX:
                 self._lease_tasks.pop(old.lease.lease_id, None)  # given back: nobody ever heard of it
         if new.lease is not None:
-            self._leases.add(new.lease.seen_order, key)
+            self._add_lease(key, new, new.lease.seen_order)
             self._lease_tasks[new.lease.lease_id] = key
+
+    def _add_lease(self, key: Key, record: TaskRecord, order: int) -> None:
+        self._leases.add(order, key)
+        for ledger in self._listed_by(record) if self._leases_of else ():
+            ledger.add(order, key)
+
+    def _listed_by(self, record: TaskRecord) -> list[Ledger]:
+        return [self._leases_of[party] for party in _parties(record) if party in self._leases_of]
+
+    def _leases_for(self, agent: str) -> Ledger:
+        """Made from what the agent itself sent and received: what others hold costs it nothing."""
+        ledger = self._leases_of.get(agent)
+        if ledger is None:
+            ledger = self._leases_of[agent] = Ledger()
+            tasks = self._tasks(self._sent.get(agent).after(0), len(self.records))
+            for order, key in sorted((task.lease.seen_order, task.task.id) for task in tasks if task.lease is not None):
+                ledger.add(order, key)
+        return ledger
 
     def _move_answer(self, key: Key, old: TaskRecord | Part | None, new: TaskRecord | Part) -> None:
         was = None if old is None else old.answer_for
         if was is None:
             if new.answer_for is not None:
+                self._answer_count += 1
                 self._answers.add(new.answer_for, new.answer_order, key)
                 if self._answers_all is not None:
                     self._answers_all.add(new.answer_order, key)
                 if self.watched:
                     self.answered.append(new.answer_for)
         elif new.answer_for is None:
+            self._answer_count -= 1
             self._answers.ledgers[was].remove(new.answer_order)
             if self._answers_all is not None:
                 self._answers_all.lose()
 
     def _move_slot(self, key: Key, old: Slot | None, new: Slot) -> None:
         if old is not None and old.result is not None:
-            self._slots.remove(old.order)
+            self._remove_slot(old)
         if new.result is not None:
             self._slots.add(new.order, key)
+            for party in _parties(new.cache_key):
+                self._slots_of.add(party, new.order, key)
         if (None if old is None else old.due_ms) != new.due_ms:
             self.due_times.set(key, new.due_ms)
         if at_rest(new):
             self.rested.append(key)
+
+    def _remove_slot(self, slot: Slot) -> None:
+        self._slots.remove(slot.order)
+        for party in _parties(slot.cache_key):
+            self._slots_of.ledgers[party].remove(slot.order)
 
     def _move_peer(self, key: Key, old: Peer | None, new: Peer) -> None:
         if old is not None:
@@ -290,9 +355,11 @@ class State:
         grants = pins.setdefault(pin_of(capability.scope), {})
         if old is not None:
             self._granted.remove(old.order)
+            self._granted_to.ledgers[capability.subject.pubkey].remove(old.order)
         if new.revoked_ms is None:
             grants[capability.id] = new
             self._granted.add(new.order, key)
+            self._granted_to.add(capability.subject.pubkey, new.order, key)
         else:
             grants.pop(capability.id, None)
             if not grants:
@@ -328,10 +395,12 @@ class State:
                 self._sent.ledgers[record.recipient].lose()
             if record.task.parent is not None:
                 self._children.ledgers[record.task.parent].remove(record.sent_order)
+                for party in _parties(record):
+                    self._children_of.ledgers[_branch(record.task.parent, party)].remove(record.sent_order)
             for lease_id in record.lease_history:
                 self._lease_tasks.pop(lease_id, None)
         elif type(record) is Slot and record.result is not None:
-            self._slots.remove(record.order)
+            self._remove_slot(record)
         elif type(record) is Late:
             task_id = _late_task(key)
             keys = self._late[task_id]
@@ -361,8 +430,26 @@ class State:
 
     # --- the view -----------------------------------------------------------------------------------------
 
+    def counts(self) -> Counts:
+        in_flight = len(self._leases)
+        return Counts(
+            queued=self._unfinished_count - in_flight,
+            ready=self._ready_count,
+            following=self._following_count,
+            in_flight=in_flight,
+            result_pending=self._pending_count,
+            answers=self._answer_count,
+        )
+
     def depth(self, recipient: str) -> int:
         return len(self._ready.get(recipient))
+
+    def deep(self, over: int) -> Sequence[tuple[TaskRecord, int]]:
+        return [
+            (self.ready(recipient, 1)[0], len(ledger))
+            for recipient, ledger in self._ready.ledgers.items()
+            if len(ledger) > max(over, 0)
+        ]
 
     def grants(self, subject: str, action: str) -> Mapping[str, Mapping[str, Grant]]:
         actions = self._grants.get(subject)
@@ -380,18 +467,12 @@ class State:
         return [self.records[key] for key in islice(self._peers.after(after), limit)]  # type: ignore[misc]
 
     def all_grants(self, subject: str | None, after: int, limit: int) -> Sequence[Grant]:
-        found: list[Grant] = []
-        for key in self._granted.after(after):
-            if len(found) >= limit:
-                break
-            grant = self.records[key]
-            assert type(grant) is Grant
-            if subject is None or grant.capability.subject.pubkey == subject:
-                found.append(grant)
-        return found
+        ledger = self._granted if subject is None else self._granted_to.get(subject)
+        return [self.records[key] for key in islice(ledger.after(after), limit)]  # type: ignore[misc]
 
     def orders_before(self, events: Sequence[Event]) -> Sequence[int]:
-        """For each event, which one last touched its record: 0 if none did. Nothing at all when that goes for all."""
+        """For each event, which one last touched its record: 0 if none did. Nothing at all when that goes for all. A
+        task begins with its sending, whoever had its id before."""
         records = self.records
         orders = []
         found = False
@@ -399,7 +480,7 @@ class State:
             record = records.get(event.key)
             if record is None and type(event) not in CREATING:
                 record = self.get(event.key)
-            if record is None or type(record) is Tombstone:
+            if record is None or type(record) is Tombstone or type(event) is Sent:
                 orders.append(0)
             else:
                 orders.append(record.order)
@@ -455,15 +536,17 @@ class State:
     def followers(self, slot: Key, limit: int) -> Sequence[TaskRecord]:
         return self._tasks(self._waits.get(slot).after(0), limit)
 
-    def children(self, parent: str, after: int, limit: int) -> Sequence[TaskRecord]:
-        found = self._tasks(self._children.get(parent).after(after), limit)
+    def children(self, parent: str, after: int, limit: int, agent: str | None = None) -> Sequence[TaskRecord]:
+        ledger = self._children.get(parent) if agent is None else self._children_of.get(_branch(parent, agent))
+        found = self._tasks(ledger.after(after), limit)
         if self.base is None:
             return found
-        resting = (record for record in self.base.children(parent, after) if record.task.id not in self.records)
+        resting = (child for child in self.base.children(parent, after, agent) if child.task.id not in self.records)
         return sorted([*found, *islice(resting, limit)], key=_sent_order)[:limit]
 
-    def leases(self, after: int, limit: int) -> Sequence[TaskRecord]:
-        return self._tasks(self._leases.after(after), limit)
+    def leases(self, after: int, limit: int, agent: str | None = None) -> Sequence[TaskRecord]:
+        ledger = self._leases if agent is None else self._leases_for(agent)
+        return self._tasks(ledger.after(after), limit)
 
     def due(self, now: int, limit: int) -> Sequence[Key]:
         return self.due_times.until(now, limit)
@@ -484,9 +567,9 @@ class State:
         ledger = self._all_answers() if agent is None else self._answers.get(agent)
         return list(islice(ledger.after(after), limit))
 
-    def slots(self, after: int, limit: int) -> Sequence[tuple[Key, Slot]]:
+    def slots(self, after: int, limit: int, agent: str | None = None) -> Sequence[tuple[Key, Slot]]:
         found: list[tuple[Key, Slot]] = []
-        for key in self._slots.after(after):
+        for key in (self._slots if agent is None else self._slots_of.get(agent)).after(after):
             if len(found) >= limit:
                 break
             slot = self.records[key]
@@ -495,7 +578,9 @@ class State:
         if self.base is None:
             return found
         resting = (
-            (k, s) for k, s in self.base.slots(after) if k not in self.records and k not in self.gone | self.going
+            (k, s)
+            for k, s in self.base.slots(after, agent)
+            if k not in self.records and k not in self.gone and k not in self.going
         )
         return sorted([*found, *islice(resting, limit)], key=lambda pair: pair[1].order)[:limit]
 
@@ -513,6 +598,14 @@ class State:
     def unsettled(self) -> list[Key]:
         """Slots whose result has not reached all their followers: work that a crash left behind."""
         return [key for key in self._waits.names() if type(slot := self.get(key)) is Slot and slot.result is not None]
+
+
+def _parties(of: TaskRecord | CacheKey) -> tuple[str, ...]:
+    return (of.sender,) if of.sender == of.recipient else (of.sender, of.recipient)
+
+
+def _branch(parent: str, party: str) -> str:
+    return f"{parent}/{party}"
 
 
 def _sent_order(record: TaskRecord) -> int:

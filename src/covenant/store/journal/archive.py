@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import wraps
 from heapq import merge
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final, ParamSpec, TypeVar, cast
 
@@ -27,7 +28,7 @@ from covenant.rules.retention import is_forgotten, is_retained, tombstone_of
 from covenant.store.journal.snapshot import Saved, saved
 
 FILE: Final = "archive.sqlite3"
-VERSION: Final = 1
+VERSION: Final = 2
 _FILTER_BITS_PER_KEY: Final = 16
 _FILTER_KEYS: Final = 1 << 20  # of the first layer: 2 MiB
 _FILTER_GROWTH: Final = 4  # of each further layer
@@ -43,15 +44,19 @@ create table rest (
     n integer primary key,
     key text not null unique,
     kind text not null,             -- task, part, said, chunk, late, slot, grant, tombstone
-    sender integer,                 -- agent.id, for tasks
+    sender integer,                 -- agent.id, for tasks and slots
     recipient integer,
     parent text,
     body blob not null
 );
-create index rest_sender on rest (sender) where sender is not null;
-create index rest_recipient on rest (recipient) where recipient is not null;
+create index rest_sender on rest (sender) where kind = 'task';
+create index rest_recipient on rest (recipient) where kind = 'task';
 create index rest_parent on rest (parent) where parent is not null;
+create index rest_parent_sender on rest (parent, sender) where parent is not null;
+create index rest_parent_recipient on rest (parent, recipient) where parent is not null;
 create index rest_slot on rest (kind) where kind = 'slot';
+create index rest_slot_sender on rest (sender) where kind = 'slot';
+create index rest_slot_recipient on rest (recipient) where kind = 'slot';
 create table agent (id integer primary key, pubkey text not null unique);
 -- Leases that ended without an answer of their holder: it may still come and ask.
 create table lease (lease_id text primary key, task text not null) without rowid;
@@ -153,8 +158,12 @@ class Archive:
         self.path = path
         self.on_damage: Callable[[OSError], None] = lambda failed: None
         self._writer = _connect(path)
-        if self._writer.execute("pragma user_version").fetchone()[0] == 0:
+        version = self._writer.execute("pragma user_version").fetchone()[0]
+        if version == 0:
             self._writer.executescript(_SCHEMA)
+        elif version != VERSION:
+            self._writer.close()
+            raise ArchiveFailed(errno.EIO, f"archive: it has format {version}; this is {VERSION}")
         self._reader = _connect(path)
         self._checkpointer = _connect(path)
         self._agents: dict[str, int] = dict(self._writer.execute("select pubkey, id from agent"))
@@ -223,6 +232,9 @@ class Archive:
             sender, recipient = self._agent(record.sender), self._agent(record.recipient)
             row = (record.sent_order, key, "task", sender, recipient, record.task.parent)
             return row, body
+        if type(record) is Slot:
+            sender, recipient = self._agent(record.cache_key.sender), self._agent(record.cache_key.recipient)
+            return (record.order, key, "slot", sender, recipient, None), body
         kind = saved(key, record).__struct_config__.tag
         return (record.order, key, kind, None, None, None), body
 
@@ -332,34 +344,28 @@ class Archive:
             self.on_damage(ArchiveFailed.of(failed))
             raise StoreUnavailable("the archive does not read; it is rebuilt", outcome="unknown") from failed
 
-    def _records(self, sql: str, values: tuple[Any, ...]) -> Iterator[Any]:
-        for kind, body in self._rows(sql, values):
-            yield _DECODERS[kind].decode(body)
+    def _listed(self, agent: str | None, where: str, *values: Any, newest: bool = False) -> Iterator[tuple[Key, Any]]:
+        """In the order of their making. What is an agent's lies in two indexes, one for each side that it can be on."""
+        select, order = "select n, key, kind, body from rest where", "order by n desc" if newest else "order by n"
+        if agent is None:
+            rows = self._rows(f"{select} {where} {order}", values)
+        else:
+            own = (self._agents.get(agent, 0), *values)
+            sent = self._rows(f"{select} sender = ? and {where} {order}", own)
+            received = self._rows(f"{select} recipient = ? and sender != recipient and {where} {order}", own)
+            rows = merge(sent, received, key=itemgetter(0), reverse=newest)
+        for _, key, kind, body in rows:
+            yield key, _DECODERS[kind].decode(body)
 
     def recent(self, agent: str | None, before: int | None) -> Iterator[TaskRecord]:
         end = _N_MAX if before is None else before
-        if agent is None:
-            yield from self._records(
-                "select kind, body from rest where kind = 'task' and n < ? order by n desc", (end,)
-            )
-            return
-        number = self._agents.get(agent)
-        if number is None:
-            return
-        sent = self._records("select kind, body from rest where sender = ? and n < ? order by n desc", (number, end))
-        received = self._records(
-            "select kind, body from rest where recipient = ? and sender != recipient and n < ? order by n desc",
-            (number, end),
-        )
-        yield from merge(sent, received, key=lambda record: record.sent_order, reverse=True)
+        return (record for _, record in self._listed(agent, "kind = 'task' and n < ?", end, newest=True))
 
-    def children(self, parent: str, after: int) -> Iterator[TaskRecord]:
-        return self._records("select kind, body from rest where parent = ? and n > ? order by n", (parent, after))
+    def children(self, parent: str, after: int, agent: str | None) -> Iterator[TaskRecord]:
+        return (record for _, record in self._listed(agent, "parent = ? and n > ?", parent, after))
 
-    def slots(self, after: int) -> Iterator[tuple[Key, Slot]]:
-        rows = self._rows("select key, body from rest where kind = 'slot' and n > ? order by n", (after,))
-        for key, body in rows:
-            yield key, _DECODERS["slot"].decode(body)
+    def slots(self, after: int, agent: str | None) -> Iterator[tuple[Key, Slot]]:
+        return self._listed(agent, "kind = 'slot' and n > ?", after)
 
     def late(self, task_id: str) -> Iterator[tuple[Key, Late]]:
         first = f"{LATE_PREFIX}{task_id}:"

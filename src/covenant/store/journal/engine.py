@@ -22,6 +22,7 @@ from covenant.model.audit import Logged
 from covenant.model.command import Call, CompactHistory
 from covenant.model.error import CovenantError, StoreClosed, StoreFull, StoreUnavailable
 from covenant.model.limits import Limits
+from covenant.model.record import Key
 from covenant.model.view import Compaction
 from covenant.rules.context import Context, Ids
 from covenant.store.clock import Clock
@@ -37,7 +38,8 @@ from covenant.store.journal.writer import Batch, Writer
 T = TypeVar("T")
 
 LOCK: Final = "lock"
-_THREADS: Final = 3  # one archives, one saves, one reads the log
+_THREADS: Final = 2  # one archives, one saves
+_LOG_TRIES: Final = 10
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
 
 log = logging.getLogger("covenant.journal")
@@ -78,6 +80,7 @@ class Journal(Embedded):
         self._stats = Stats()
         self._lock: Lock | None = None
         self._threads: ThreadPoolExecutor | None = None
+        self._reader: ThreadPoolExecutor | None = None  # of the log: no snapshot holds it up
         self._archive: Archive | None = None
         self._writer = Writer(self._files, Position(), self._on_first)
         self._keeper: Housekeeper | None = None
@@ -105,6 +108,7 @@ class Journal(Embedded):
             self._files.make_folder()
             self._lock = self._files.lock(LOCK)
             self._threads = ThreadPoolExecutor(_THREADS, "covenant-journal")
+            self._reader = ThreadPoolExecutor(1, "covenant-log")
             await self._load()
             if self._writer.position.file is None:
                 self._writer.begin_segment(self._clock.now_ms())
@@ -154,9 +158,10 @@ class Journal(Embedded):
         self._let_go()
 
     def _let_go(self) -> None:
-        if self._threads is not None:
-            self._threads.shutdown(wait=True)
-            self._threads = None
+        for threads in (self._threads, self._reader):
+            if threads is not None:
+                threads.shutdown(wait=True)
+        self._threads = self._reader = None
         self._writer.close()
         if self._archive is not None:
             self._archive.close()
@@ -323,22 +328,34 @@ class Journal(Embedded):
     async def log_back(self, before: int | None, limit: int) -> list[Logged]:
         return await self._read_log(lambda log: log.before(before, limit))
 
-    async def log_at(self, seq: int) -> Logged | None:
-        return await self._read_log(lambda log: log.at(seq))
+    async def log_trail(self, seq: int, key: Key, limit: int) -> list[Logged]:
+        return await self._read_log(lambda log: log.trail(seq, key, limit))
 
     async def _read_log(self, read: Callable[[Log], T]) -> T:
-        """From the files, as far as they are durable."""
-        await self._settled()
-        if self._refusal is not None:
-            raise self._refused()
-        here = self._writer.position
-        log = Log(self._files, here.file, here.offset)
-        return await self._loop.run_in_executor(self._threads, read, log)
+        """From the files, as far as they are durable. The segment that was the last one may be gone by the time it is
+        read: then others have come."""
+        for _ in range(_LOG_TRIES):
+            await self._settled()
+            if self._refusal is not None:
+                raise self._refused()
+            here = self._writer.position
+            try:
+                return await self._loop.run_in_executor(
+                    self._reader, _read_log, self._files, here.file, here.offset, read
+                )
+            except FileNotFoundError:
+                continue
+        raise StoreUnavailable("the segments go away while they are read", outcome="unknown")
 
     async def head(self) -> Head:
         """The end of the chain as it is durable now."""
         here = self._writer.position
         return Head(here.seq, here.hash.decode())
+
+
+def _read_log(files: Files, last: str | None, size: int, read: Callable[[Log], T]) -> T:
+    with Log(files, last, size) as log:
+        return read(log)
 
 
 def _refusal_of(failed: OSError, outcome: str = "unknown") -> StoreUnavailable:

@@ -44,6 +44,22 @@ class AppendFile:
             self._fd = -1
 
 
+class ReadFile:
+    """A file that stays readable while it is open, also when it is removed meanwhile."""
+
+    def __init__(self, fd: int) -> None:
+        self.size = os.fstat(fd).st_size
+        self._fd = fd
+
+    def read_at(self, start: int, size: int) -> bytes:
+        return os.pread(self._fd, size, start)
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
 class Lock:
     """One owner for a folder, as long as the process lives."""
 
@@ -104,6 +120,9 @@ class Files:
         path = self.folder / name
         fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         return AppendFile(path, fd, os.fstat(fd).st_size)
+
+    def open(self, name: str) -> ReadFile:
+        return ReadFile(os.open(self.folder / name, os.O_RDONLY | os.O_CLOEXEC))
 
     def copy_to(self, name: str, other: Files, new: str) -> None:
         """Copy a file as far as it goes now into another folder, durably but for its name."""

@@ -111,11 +111,15 @@ def batch_of(raw: bytes) -> int | None:
 
 def split_lines(blocks: Iterator[bytes]) -> Iterator[tuple[bytes, bool]]:
     """Each line without its newline, and whether it had one; only the last may lack it."""
-    rest = b""
+    parts: list[bytes] = []  # of the line whose end is not reached yet
     for block in blocks:
-        lines = (rest + block).split(b"\n")
-        rest = lines.pop()
+        *lines, rest = block.split(b"\n")
+        if lines:
+            parts.append(lines[0])
+            lines[0] = b"".join(parts)
+            parts = []
         for line in lines:
             yield line, True
-    if rest:
+        parts.append(rest)
+    if rest := b"".join(parts):
         yield rest, False

@@ -1,130 +1,196 @@
 """The log read back: any stretch of it, from any event, without reading what lies before.
 
-A line begins with its number, so that a place in a segment is found by bisection over its bytes.
+A line begins with its number, so that a place in a segment is found by bisection over its bytes. A stretch is bounded
+in commits and in bytes, and whoever wants more goes on from its last event: only an empty one is the end. A segment
+that retention drops meanwhile is gone, as if it had been dropped before the look.
 """
 
 from __future__ import annotations
 
+import errno
+import re
+from bisect import bisect_right
 from collections.abc import Iterator
-from typing import Final
+from types import TracebackType
+from typing import Final, Self
 
 from covenant.model.audit import Logged
-from covenant.store.journal.files import Files
-from covenant.store.journal.line import decode_line
+from covenant.store.journal.files import Files, ReadFile
+from covenant.store.journal.line import decode_line, split_lines
 from covenant.store.journal.segment import segment_name, segment_names
 
+STRETCH_BYTES_MAX: Final = 4 << 20  # of lines; a stretch holds at least one commit, however long
+_PROBE: Final = 4096  # most lines are shorter
 _BLOCK: Final = 64 * 1024
 _SEQ: Final = b'{"seq":'
+_NUMBERED: Final = re.compile(rb'\n\{"seq":([0-9]{1,20}),')
+_NUMBERED_BYTES_MAX: Final = 1 + len(_SEQ) + 20 + 1
 
 
 class Log:
-    """The segments as far as this place in the last one."""
+    """The segments as far as this place in the last one, which must be there: else FileNotFoundError."""
 
     def __init__(self, files: Files, last: str | None, size: int) -> None:
         self._files = files
         self._last = last
         self._size = size
+        self._names = [] if last is None else [name for name in segment_names(files) if name <= last]
+        self._open: _Segment | None = None
+        if last is not None and last not in self._names:
+            raise FileNotFoundError(errno.ENOENT, f"{last} is gone")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, failed: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self._let_go()
 
     def after(self, seq: int, limit: int) -> list[Logged]:
         """The commits that hold events behind this one."""
-        found: list[Logged] = []
-        for name in self._names_from(seq + 1):
-            for raw in self._lines(name, self._near(name, seq + 1)[0]):
+        found = _Stretch(limit)
+        for name in self._names[self._place(seq + 1) :]:
+            segment = self._segment(name)
+            if segment is None:
+                continue
+            for raw in segment.lines(segment.around(seq + 2)[0]):
                 logged = decode_line(raw, name, 0).logged()
-                if logged.last > seq:
-                    found.append(logged)
-                if len(found) >= limit:
-                    return found
-        return found
+                if logged.last > seq and not found.take(logged, raw):
+                    return found.commits
+        return found.commits
 
     def before(self, seq: int | None, limit: int) -> list[Logged]:
         """The commits that begin before this event, the newest first."""
-        found: list[Logged] = []
-        names = [name for name in self._names() if seq is None or name < segment_name(seq)]
+        found = _Stretch(limit)
+        names = self._names if seq is None else self._names[: self._place(seq) + 1]
         for name in reversed(names):
-            end = self._end(name) if seq is None else self._until(name, seq)
-            for raw in self._lines_back(name, end):
-                logged = decode_line(raw, name, 0).logged()
-                if seq is None or logged.seq < seq:
-                    found.append(logged)
-                if len(found) >= limit:
-                    return found
-        return found
+            segment = self._segment(name)
+            if segment is None:
+                break
+            for raw in segment.lines_back(segment.end if seq is None else segment.around(seq)[1]):
+                if not found.take(decode_line(raw, name, 0).logged(), raw):
+                    return found.commits
+        return found.commits
 
-    def at(self, seq: int) -> Logged | None:
+    def trail(self, seq: int, key: str, limit: int) -> list[Logged]:
+        """The commits that touched this record, from the one that holds this event back, the newest first."""
+        found = _Stretch(limit)
+        while seq > 0 and (line := self._line_of(seq)) is not None:
+            logged, raw = line
+            if not found.take(logged, raw):
+                break
+            seq = logged.previous(key)
+        return found.commits
+
+    def _line_of(self, seq: int) -> tuple[Logged, bytes] | None:
         """The commit that holds this event; None when it was dropped, or is not yet there."""
-        found = self.after(seq - 1, 1)
-        return found[0] if found and found[0].seq <= seq else None
+        for name in self._names[self._place(seq) :][:1]:
+            segment = self._segment(name)
+            for raw in () if segment is None else segment.lines(segment.around(seq + 1)[0]):
+                logged = decode_line(raw, name, 0).logged()
+                return (logged, raw) if logged.seq <= seq <= logged.last else None
+        return None
 
-    def _names(self) -> list[str]:
-        return [name for name in segment_names(self._files) if self._last is not None and name <= self._last]
+    def _place(self, seq: int) -> int:
+        """Which segment would hold this event."""
+        return max(0, bisect_right(self._names, segment_name(max(0, seq))) - 1)
 
-    def _names_from(self, seq: int) -> list[str]:
-        """Segments, from the one that would hold this event."""
-        names = self._names()
-        earlier = [name for name in names if name <= segment_name(seq)]
-        return names[max(0, len(earlier) - 1) :]
+    def _segment(self, name: str) -> _Segment | None:
+        """One is open at a time; None when it is gone."""
+        if self._open is None or self._open.name != name:
+            self._let_go()
+            try:
+                file = self._files.open(name)
+            except FileNotFoundError:
+                if name == self._last:
+                    raise
+                return None
+            self._open = _Segment(name, file, self._size if name == self._last else file.size)
+        return self._open
 
-    def _end(self, name: str) -> int:
-        return self._size if name == self._last else self._files.size(name)
+    def _let_go(self) -> None:
+        if self._open is not None:
+            self._open.close()
+            self._open = None
 
-    def _until(self, name: str, seq: int) -> int:
-        """The beginning of a line, behind all that are numbered lower."""
-        _, high = self._near(name, seq)
-        end = self._end(name)
-        return high if high >= end else self._line_near(name, high, end)[0]
 
-    def _near(self, name: str, seq: int) -> tuple[int, int]:
-        """Two places, less than a block apart or one long line: the beginning of a line that is numbered lower, and one
-        behind which no line begins that is."""
-        low, high = 0, self._end(name)
-        while high - low > _BLOCK:
-            middle = (low + high) // 2
-            start, number = self._line_near(name, middle, high)
-            if number is None or number >= seq:
-                high = middle
+class _Stretch:
+    """Commits, until there are enough of them."""
+
+    def __init__(self, limit: int) -> None:
+        self.commits: list[Logged] = []
+        self._limit = limit
+        self._bytes = 0
+
+    def take(self, logged: Logged, raw: bytes) -> bool:
+        """Whether there is room for more."""
+        self.commits.append(logged)
+        self._bytes += len(raw)
+        return len(self.commits) < self._limit and self._bytes < STRETCH_BYTES_MAX
+
+
+class _Segment:
+    """One segment that counts as far as `end`: a header, then lines that are numbered ever higher."""
+
+    def __init__(self, name: str, file: ReadFile, end: int) -> None:
+        self.name = name
+        self.end = end
+        self._file = file
+
+    def close(self) -> None:
+        self._file.close()
+
+    def around(self, seq: int) -> tuple[int, int]:
+        """Where the last line begins that is numbered lower (or the header), and where the next one does."""
+        low, high = 0, self.end
+        until = high  # no line begins from here to `high`
+        while until - low > 1:
+            middle = (low + until) // 2
+            found = self._first_in(middle, until)
+            if found is not None and found[1] < seq:
+                low = found[0]
             else:
-                low = start
+                high = high if found is None else found[0]
+                until = middle
         return low, high
 
-    def _line_near(self, name: str, offset: int, end: int) -> tuple[int, int | None]:
-        """The first line that begins behind this place, and its number."""
-        place, rest = offset, b""
-        for block in self._files.read(name, offset):
-            rest += block
-            newline = rest.find(b"\n")
-            while newline >= 0 and len(rest) - newline > len(_SEQ) + 20:
-                start = place + newline + 1
-                if start >= end:
-                    return start, None
-                head = rest[newline + 1 : newline + 1 + len(_SEQ) + 20]
-                if head.startswith(_SEQ):
-                    return start, int(head[len(_SEQ) :].partition(b",")[0])
-                newline = rest.find(b"\n", newline + 1)
-            if place + len(rest) >= end:
-                break
-        return end, None
+    def _first_in(self, start: int, stop: int) -> tuple[int, int] | None:
+        """The first line that begins in this range, and its number."""
+        place, size = start - 1, _PROBE  # the newline before it may be the last byte before the range
+        while place < stop - 1:
+            found = _NUMBERED.search(self._file.read_at(place, size + _NUMBERED_BYTES_MAX))
+            if found is not None:
+                begins = place + found.start() + 1
+                return (begins, int(found[1])) if begins < stop else None
+            place += size
+            size = min(2 * size, _BLOCK)
+        return None
 
-    def _lines(self, name: str, offset: int) -> Iterator[bytes]:
-        end, rest = self._end(name), b""
-        place = offset
-        for block in self._files.read(name, offset):
-            block = block[: end - place]
-            place += len(block)
-            *whole, rest = (rest + block).split(b"\n")
-            yield from (line for line in whole if line.startswith(_SEQ))
-            if place >= end:
-                return
+    def lines(self, offset: int) -> Iterator[bytes]:
+        """From the beginning of a line on."""
+        return (line for line, whole in split_lines(self._blocks(offset)) if whole and line.startswith(_SEQ))
 
-    def _lines_back(self, name: str, end: int) -> Iterator[bytes]:
+    def _blocks(self, offset: int) -> Iterator[bytes]:
+        size = _PROBE
+        while block := self._file.read_at(offset, min(size, self.end - offset)):
+            yield block
+            offset += len(block)
+            size = min(2 * size, _BLOCK)
+
+    def lines_back(self, end: int) -> Iterator[bytes]:
         """From the beginning of a line backwards."""
-        rest = b""
+        parts: list[bytes] = []  # of the line whose beginning is not reached yet, the last part first
+        size = _PROBE
         while end > 0:
-            start = max(0, end - _BLOCK)
-            block = self._files.read_at(name, start, end - start) + rest
-            first, *whole = block.split(b"\n")
-            if start == 0:
-                whole.insert(0, first)
-            yield from (line for line in reversed(whole) if line.startswith(_SEQ))
-            rest = first + b"\n" if start else b""
+            start = max(0, end - size)
+            first, *others = self._file.read_at(start, end - start).split(b"\n")
+            for part in reversed(others):
+                parts.append(part)
+                line = b"".join(reversed(parts))
+                parts = []
+                if line.startswith(_SEQ):
+                    yield line
+            parts.append(first)
             end = start
+            size = min(2 * size, _BLOCK)

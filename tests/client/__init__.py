@@ -1,0 +1,1 @@
+"""The clients of a daemon, over lines that fail."""

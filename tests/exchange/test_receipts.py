@@ -1,0 +1,222 @@
+"""Receipts: a receive whose answer may have been lost is asked again, or given back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from covenant import AgentId, Delivery, Limits, Mailbox, Result, TaskState, Text
+from covenant.exchange import receipts
+from covenant.model.command import BeatLease
+from covenant.model.peer import Caller
+from covenant.store.clock import ManualClock
+from tests.conformance.support import plain, refused, uid
+from tests.daemons import NAMES, WORKING
+from tests.exchange import Site, site
+
+
+class House:
+    """A daemon without surfaces, and its peers as they come through the door."""
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+        self.exchange = site.exchange
+        self.callers: dict[str, Caller] = {}
+
+    async def enroll(self) -> None:
+        for name in NAMES:
+            key = AgentId.named(name).pubkey
+            _, token = await self.exchange.enroll(self.site.operator, name, key, WORKING)
+            self.callers[name] = self.exchange.authenticate(token)
+
+    async def send(self, to: Mailbox, number: int, **more: Any) -> str:
+        sent = await self.site.alice.send_task(plain(to, id=uid(number), **more))
+        return sent.task_id
+
+    async def lease(self, who: str, receipt: str, limit: int = 1) -> list[Delivery]:
+        caller = self.callers[who]
+        return await self.exchange.take(caller, self.exchange.lease(caller, None, None, limit), 0, receipt)
+
+    async def give_back(self, who: str, receipt: str) -> int:
+        return await self.exchange.give_back(self.callers[who], receipt)
+
+
+@pytest.fixture
+async def house(clock: ManualClock) -> AsyncIterator[House]:
+    async with site(clock) as there:
+        house = House(there)
+        await house.enroll()
+        yield house
+
+
+# --- giving back -------------------------------------------------------------------------------------------
+
+
+async def test_a_lease_that_nobody_heard_of_is_as_if_it_had_not_been(house: House) -> None:
+    bob = house.site.bob
+    task_id = await house.send(bob, 1)
+    (first,) = await house.lease("bob@lab", "r")
+    assert await house.give_back("bob@lab", "r") == 1
+    entry = await house.site.box.get_task(task_id)
+    assert (entry.state, entry.attempt) == (TaskState.QUEUED, 0)
+    (second,) = await house.lease("bob@lab", "s")
+    assert (second.attempt, second.generation) == (1, first.generation + 2)
+
+
+@pytest.mark.parametrize("sign", ["heartbeat", "partial"])
+async def test_a_lease_that_its_holder_acted_under_is_released_and_not_undone(house: House, sign: str) -> None:
+    """Contract 2, 4: the next holder has another attempt, and its progress numbers of its own."""
+    bob = house.site.bob
+    task_id = await house.send(bob, 1)
+    (first,) = await house.lease("bob@lab", "r")
+    if sign == "heartbeat":
+        await house.exchange.run(house.callers["bob@lab"], BeatLease(bob.agent, first.lease_id))
+    else:
+        await bob.send_result(Result.partial(first, [Text("half")]))
+    before = await house.site.box.get_task(task_id)
+
+    assert await house.give_back("bob@lab", "r") == 1
+    entry = await house.site.box.get_task(task_id)
+    assert (entry.state, entry.attempt, entry.generation) == (TaskState.QUEUED, 1, before.generation + 1)
+    with refused("lease_superseded"):
+        await bob.send_result(Result.ok(first))
+    (second,) = await house.lease("bob@lab", "s")
+    assert second.attempt == 2
+    assert (await bob.send_result(Result.partial(second, [Text("half")]))).sequence == 1
+    assert [row.reason for row in await house.site.rows("requeued")] == ["given back"]
+
+
+async def test_a_lease_that_was_acted_under_ends_when_a_cancel_was_asked_for(house: House) -> None:
+    bob = house.site.bob
+    task_id = await house.send(bob, 1)
+    (first,) = await house.lease("bob@lab", "r")
+    await bob.heartbeat(first)
+    await house.site.alice.cancel_task(task_id, graceful=True)
+    await house.give_back("bob@lab", "r")
+    assert (await house.site.box.get_task(task_id)).outcome == "canceled"
+
+
+# --- who it was --------------------------------------------------------------------------------------------
+
+
+async def test_what_is_given_back_is_written_down_as_its_receivers_deed(house: House) -> None:
+    task_id = await house.send(house.site.bob, 1)
+    await house.lease("bob@lab", "r")
+    await house.give_back("bob@lab", "r")
+    (leased,) = await house.lease("bob@lab", "s")
+    await house.site.bob.heartbeat(leased)
+    await house.give_back("bob@lab", "s")
+    rows = [row for row in await house.site.box.recent_audit(100) if row.task_id == task_id and row.kind != "sent"]
+    assert [(row.kind, row.actor) for row in rows] == [
+        ("leased", "bob@lab"),
+        ("unleased", "bob@lab"),
+        ("leased", "bob@lab"),
+        ("requeued", "bob@lab"),
+    ]
+
+
+async def test_what_the_operator_gives_back_is_the_operators_deed(house: House) -> None:
+    operator = house.site.operator
+    await house.send(house.site.bob, 1)
+    await house.exchange.take(operator, house.exchange.lease(operator, None, None), 0, "r")
+    await house.exchange.give_back(operator, "r")
+    assert [row.actor for row in await house.site.rows("unleased")] == ["operator"]
+
+
+@pytest.mark.parametrize("wait_ms", [0, 20_000])
+async def test_what_is_undone_for_a_receiver_that_went_away_is_its_deed(
+    clock: ManualClock, folder: Path, wait_ms: int
+) -> None:
+    """At whatever moment it goes."""
+    async with site(clock, f"file:{folder}", limits=Limits(inline_sync_us_max=0)) as there:
+        house = House(there)
+        await house.enroll()
+        await house.send(there.bob, 1)
+        bob = house.callers["bob@lab"]
+        for turns in range(1, 8):
+            receive = house.exchange.take(bob, house.exchange.lease(bob, None, None), wait_ms)
+            receiving = asyncio.create_task(receive)
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            receiving.cancel()
+            await asyncio.wait([receiving])
+            if not receiving.cancelled():
+                break
+        rows = await there.rows("unleased")
+        assert rows and {row.actor for row in rows} == {"bob@lab"}
+
+
+# --- how much is kept --------------------------------------------------------------------------------------
+
+
+async def test_the_same_receive_again_gets_the_same_answer(house: House) -> None:
+    for number in (1, 2):
+        await house.send(house.site.bob, number)
+    first = await house.lease("bob@lab", "r")
+    assert await house.lease("bob@lab", "r") == first
+    assert (await house.lease("bob@lab", "s"))[0].task.id == uid(2)
+
+
+async def test_receipts_of_one_peer_do_not_push_out_those_of_another(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(receipts, "PEER_BYTES_MAX", 10 * receipts.SLOT_BYTES)
+    monkeypatch.setattr(receipts, "BYTES_MAX", 15 * receipts.SLOT_BYTES)
+    await house.send(house.site.bob, 1)
+    first = await house.lease("bob@lab", "r")
+    for number in range(100):
+        await house.give_back("alice@lab", str(number))
+        await house.give_back("carol@lab", str(number))
+    assert house.exchange._receipts.bytes <= 15 * receipts.SLOT_BYTES
+    assert await house.lease("bob@lab", "r") == first
+
+
+async def test_the_oldest_receipts_of_a_peer_make_room_for_its_new_ones(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(receipts, "PEER_BYTES_MAX", 5 * receipts.SLOT_BYTES)
+    for number in range(4):
+        await house.send(house.site.bob, number, content=[Text("x" * receipts.SLOT_BYTES)])
+        await house.lease("bob@lab", f"r{number}")
+    assert house.exchange._receipts.bytes <= 5 * receipts.SLOT_BYTES
+    assert [await house.give_back("bob@lab", f"r{number}") for number in (0, 3)] == [0, 1]
+
+
+async def test_an_answer_too_large_to_keep_can_still_be_given_back(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(receipts, "PEER_BYTES_MAX", 5 * receipts.SLOT_BYTES)
+    task_id = await house.send(house.site.bob, 1, content=[Text("x" * 10 * receipts.SLOT_BYTES)])
+    await house.lease("bob@lab", "r")
+    assert house.exchange._receipts.bytes == receipts.SLOT_BYTES
+    with refused("too_large"):
+        await house.lease("bob@lab", "r")
+    assert await house.give_back("bob@lab", "r") == 1
+    assert (await house.site.box.get_task(task_id)).state is TaskState.QUEUED
+
+
+async def test_a_receipt_is_worth_nothing_after_its_time(house: House, clock: ManualClock) -> None:
+    """Also when nothing came after it that would have taken its place."""
+    for number in (1, 2):
+        await house.send(house.site.bob, number)
+    (first,) = await house.lease("bob@lab", "r")
+    clock.advance(receipts.KEPT_MS)
+    assert await house.lease("bob@lab", "r") == [first]
+    clock.advance(1)
+    assert (await house.lease("bob@lab", "r"))[0].task.id == uid(2)
+    clock.advance(receipts.KEPT_MS + 1)
+    assert await house.give_back("bob@lab", "r") == 0
+    assert (await house.site.box.get_task(uid(2))).state is TaskState.IN_FLIGHT
+
+
+async def test_what_is_past_its_time_costs_nothing_any_more(house: House, clock: ManualClock) -> None:
+    for number in range(10):
+        await house.send(house.site.bob, number)
+        await house.lease("bob@lab", str(number))
+    clock.advance(receipts.KEPT_MS + 1)
+    await house.give_back("carol@lab", "none")
+    assert house.exchange._receipts.bytes == receipts.SLOT_BYTES
