@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from msgspec import Struct
 
 from covenant.model.agent import AgentId
 from covenant.model.message import Artifact, Message
 from covenant.model.peer import Caller, Grant, Role
+from covenant.model.push import PushConfig
 from covenant.model.record import Asks, Key
 from covenant.model.repair import RepairRequest, RetryPolicy
 from covenant.model.task import Result, Task
@@ -178,6 +179,37 @@ class NoteRefusal(_Command, frozen=True):
     count: int = 0
 
 
+class SetPush(_Command, frozen=True):
+    """`from_start`: it came with the message that made the task, and is told everything."""
+
+    task_id: str
+    config: PushConfig
+    from_start: bool = False
+
+
+class DropPush(_Command, frozen=True):
+    task_id: str
+    config_id: str
+
+
+class NotePush(_Command, frozen=True):
+    """A webhook was told as far as this; with `is_last` there is nothing more to come, or no use in trying."""
+
+    task_id: str
+    config_id: str
+    generation: int
+    is_last: bool = False
+
+
+class PublishCard(_Command, frozen=True):
+    agent: AgentId
+    card: dict[str, Any]
+
+
+class WithdrawCard(_Command, frozen=True):
+    agent: AgentId
+
+
 class SettleSlot(_Command, frozen=True):
     """Step: give the cached result to the next followers."""
 
@@ -225,6 +257,11 @@ Command: TypeAlias = (
     | GrantCapability
     | RevokeCapability
     | UseRight
+    | SetPush
+    | DropPush
+    | NotePush
+    | PublishCard
+    | WithdrawCard
     | SignHead
     | NoteRefusal
     | SettleSlot

@@ -183,6 +183,10 @@ class UnknownGrant(CovenantError):
     code = "unknown_grant"
 
 
+class UnknownPush(CovenantError):
+    code = "unknown_push"
+
+
 class PeerConflict(CovenantError):
     """The label or the key is taken."""
 

@@ -6,13 +6,14 @@ be joined by others, never changed.
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from msgspec import Struct
 
 from covenant.model.agent import AgentId
 from covenant.model.message import Artifact, Message
 from covenant.model.peer import Grant, Role
+from covenant.model.push import PushConfig
 from covenant.model.record import Asks, CacheKey, Key, Outcome
 from covenant.model.task import Result, Task
 
@@ -152,6 +153,28 @@ class Replied(_Event, frozen=True, tag="replied"):
     result: Result
 
 
+class PushSet(_Event, frozen=True, tag="push_set"):
+    config: PushConfig
+    after: int  # what came up to this generation is not told
+
+
+class PushDropped(_Event, frozen=True, tag="push_dropped"):
+    """Taken back, or told everything there was to tell."""
+
+
+class PushDelivered(_Event, frozen=True, tag="push_delivered"):
+    generation: int
+
+
+class CardPublished(_Event, frozen=True, tag="card_published"):
+    agent: AgentId
+    card: dict[str, Any]
+
+
+class CardWithdrawn(_Event, frozen=True, tag="card_withdrawn"):
+    pass
+
+
 class LateKept(_Event, frozen=True, tag="late_kept"):
     result: Result
     posted_by: str
@@ -248,6 +271,11 @@ Event: TypeAlias = (
     | Chunked
     | ChunkKept
     | Replied
+    | PushSet
+    | PushDropped
+    | PushDelivered
+    | CardPublished
+    | CardWithdrawn
     | LateKept
     | SlotOpened
     | SlotLed

@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from covenant.model.agent import AgentId
 from covenant.model.peer import Demand
+from covenant.model.protocol import State
 from covenant.model.record import TaskState
 
 
@@ -79,6 +80,59 @@ class CheckGrant(_Query, frozen=True):
     demand: Demand
 
 
+class GetDialog(_Query, frozen=True):
+    """A task as the A2A protocol shows it. `direct`: also one that was answered by a message."""
+
+    task_id: str
+    history: int | None = None
+    artifacts: bool = True
+    direct: bool = False
+
+
+class GetPlace(_Query, frozen=True):
+    """Where a task stands in the log."""
+
+    task_id: str
+
+
+class ListDialogs(_Query, frozen=True):
+    """The caller's tasks with one agent, the newest status first."""
+
+    agent: str
+    limit: int
+    cursor: str | None = None
+    context_id: str | None = None
+    state: State | None = None
+    since_ms: int | None = None
+    history: int | None = None
+    artifacts: bool = False
+
+
+class ListInputs(_Query, frozen=True):
+    """What the sender has said since the first message, for the holder; behind this number."""
+
+    lease_id: str
+    after: int = 0
+
+
+class GetPush(_Query, frozen=True):
+    task_id: str
+    config_id: str
+
+
+class ListPushes(_Query, frozen=True):
+    task_id: str
+
+
+class GetCard(_Query, frozen=True):
+    pubkey: str
+
+
+class ListCards(_Query, frozen=True):
+    limit: int
+    after: int = 0
+
+
 Query: TypeAlias = (
     GetTask
     | GetResult
@@ -91,4 +145,12 @@ Query: TypeAlias = (
     | ListPeers
     | ListGrants
     | CheckGrant
+    | GetDialog
+    | GetPlace
+    | ListDialogs
+    | ListInputs
+    | GetPush
+    | ListPushes
+    | GetCard
+    | ListCards
 )

@@ -15,8 +15,10 @@ from typing import Final, TypeAlias
 from msgspec import Struct
 
 from covenant.model.agent import AgentId
+from covenant.model.card import Card
 from covenant.model.message import Artifact, Message
 from covenant.model.peer import Grant, Peer
+from covenant.model.push import Push
 from covenant.model.task import Result, Task
 
 Key: TypeAlias = str
@@ -212,7 +214,7 @@ class Tombstone(Struct, gc=False):
     order: int = 0  # of the task when it was buried
 
 
-Record: TypeAlias = TaskRecord | Part | Said | Chunk | Late | Slot | Horizon | Peer | Grant | SignedHead
+Record: TypeAlias = TaskRecord | Part | Said | Chunk | Push | Card | Late | Slot | Horizon | Peer | Grant | SignedHead
 
 
 def part_key(task_id: str, number: int) -> Key:

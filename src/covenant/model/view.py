@@ -8,7 +8,9 @@ from msgspec import Struct
 
 from covenant.model.agent import AgentId
 from covenant.model.content import Content
-from covenant.model.record import CacheKey, Outcome, TaskState
+from covenant.model.message import Message
+from covenant.model.protocol import State, TaskShown
+from covenant.model.record import Asks, CacheKey, Outcome, TaskState
 from covenant.model.task import Result, ResultStatus, Task
 
 
@@ -36,6 +38,38 @@ class Moved(Struct, frozen=True, gc=False):
 
     task_id: str
     generation: int
+
+
+class Dialog(Struct, frozen=True, gc=False):
+    """A task as the A2A protocol shows it, with what stands beside it. `reply`: a message was all the answer."""
+
+    task: TaskShown
+    generation: int
+    state: State
+    recipient: AgentId
+    reply: Message | None = None
+
+
+class Place(Struct, frozen=True, gc=False):
+    """The last event of a task, the generation that it had then, and the conversation that it belongs to."""
+
+    task_id: str
+    order: int
+    generation: int
+    context_id: str
+
+
+class DialogPage(Struct, frozen=True, gc=False):
+    tasks: list[TaskShown]
+    total: int
+    cursor: str | None = None
+
+
+class Input(Struct, frozen=True, gc=False):
+    """A message of the sender for whoever holds its task."""
+
+    number: int
+    message: Message
 
 
 class Posted(Struct, frozen=True, gc=False):
@@ -93,6 +127,7 @@ class QueueEntry(Struct, frozen=True, gc=False, omit_defaults=True):
     replayed: bool = False
     overdue: bool = False  # its deadline has passed
     cancel_requested: bool = False
+    asks: Asks | None = None  # what the holder waits for
     outcome: Outcome | None = None
     finished_ms: int | None = None
     late_results: Sequence[Result] = ()

@@ -14,10 +14,12 @@ from msgspec import Struct
 
 from covenant.model.agent import AgentId
 from covenant.model.audit import AuditRow
+from covenant.model.card import Card
 from covenant.model.command import Call, Command, NoteRefusal, SignHead
 from covenant.model.event import Event
 from covenant.model.limits import Limits
 from covenant.model.peer import Grant, Peer
+from covenant.model.push import Push
 from covenant.model.record import Horizon, Key, Late, Record, Slot, TaskRecord, Tombstone
 
 
@@ -90,6 +92,16 @@ class View(Protocol):
         """Cached results, all or those between an agent and others, by the event that cached them."""
 
     def late(self, task_id: str) -> Sequence[Late]: ...
+    def dialogs(self, sender: str, recipient: str, before: int, limit: int) -> Sequence[TaskRecord]:
+        """Tasks of the A2A protocol between these two, the newest status first."""
+
+    def pushes(self, task_id: str) -> Sequence[Push]: ...
+    def cards(self, after: int, limit: int) -> Sequence[Card]:
+        """By the event that published them."""
+
+    def dialog_count(self, sender: str, recipient: str) -> int:
+        """How many there are; a few that are being archived may count twice."""
+
     def depth(self, recipient: str) -> int:
         """How many tasks are ready for it."""
 

@@ -376,4 +376,6 @@ DEMANDS: dict[type, Callable[[Any, Caller, View, Context], Demand | None]] = {
     c.LeaseTasks: _receive,
     c.DrainResults: _receive,
     c.UseRight: _use,
+    c.PublishCard: _administration("agents.publish", "agents:publish"),
+    c.WithdrawCard: _administration("agents.publish", "agents:publish"),
 }

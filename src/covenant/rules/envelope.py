@@ -185,6 +185,11 @@ def _check_value(value: Any, depth_max: int) -> None:
         level, depth = below, depth + 1
 
 
+def check_json(value: Any, limits: Limits) -> None:
+    """Values of JSON, not nested too deep."""
+    _check_value(value, limits.content_depth_max)
+
+
 def check_id(value: str, field: str) -> str:
     """A UUID in its canonical form; capital letters are taken and folded."""
     if type(value) is not str:

@@ -12,8 +12,10 @@ from typing import Any, TypeVar
 from msgspec import Struct
 
 from covenant.model import event as e
+from covenant.model.card import Card
 from covenant.model.limits import LEASES_REMEMBERED_MAX
 from covenant.model.peer import Grant, Peer
+from covenant.model.push import Push
 from covenant.model.record import (
     Cascade,
     Chunk,
@@ -315,6 +317,22 @@ def _chunk_kept(_: Any, event: e.ChunkKept, order: int, at: int) -> Chunk:
     return Chunk(event.artifact, order, event.append, event.last)
 
 
+def _push_set(_: Any, event: e.PushSet, order: int, at: int) -> Push:
+    return Push(event.config, event.after, order)
+
+
+def _push_delivered(old: Push, event: e.PushDelivered, order: int, at: int) -> Push:
+    return Push(old.config, event.generation, order)
+
+
+def _card_published(_: Any, event: e.CardPublished, order: int, at: int) -> Card:
+    return Card(event.agent, event.card, at, order)
+
+
+def _dropped(_: Any, event: e.Event, order: int, at: int) -> None:
+    return None
+
+
 def _replied(old: TaskRecord, event: e.Replied, order: int, at: int) -> TaskRecord:
     record = _finish(old, Outcome.ANSWERED, event.result, order, at)
     record.generation = old.generation + 1
@@ -427,6 +445,11 @@ EVOLVE: dict[type, Callable[[Any, Any, int, int], Record | None]] = {
     e.Chunked: _chunked,
     e.ChunkKept: _chunk_kept,
     e.Replied: _replied,
+    e.PushSet: _push_set,
+    e.PushDropped: _dropped,
+    e.PushDelivered: _push_delivered,
+    e.CardPublished: _card_published,
+    e.CardWithdrawn: _dropped,
     e.LateKept: _late_kept,
     e.SlotOpened: _slot_opened,
     e.SlotLed: _slot_led,
@@ -444,5 +467,18 @@ EVOLVE: dict[type, Callable[[Any, Any, int, int], Record | None]] = {
 }
 
 CREATING = frozenset(
-    (e.Sent, e.Parted, e.Said, e.ChunkKept, e.LateKept, e.SlotOpened, e.Compacted, e.Enrolled, e.Granted, e.HeadSigned)
+    (
+        e.Sent,
+        e.Parted,
+        e.Said,
+        e.ChunkKept,
+        e.PushSet,
+        e.CardPublished,
+        e.LateKept,
+        e.SlotOpened,
+        e.Compacted,
+        e.Enrolled,
+        e.Granted,
+        e.HeadSigned,
+    )
 )

@@ -30,6 +30,7 @@ ACTIONS: Final = (
     "peers.revoke",
     "peers.rotate",
     "capabilities.list",
+    "agents.publish",
     "audit.read",
 )
 PEER_ACTIONS: Final = ("a2a.send.", "a2a.respond.", "a2a.recv.", "a2a.cancel.")  # and then the counterparty

@@ -13,18 +13,29 @@ from typing import Any, Final
 from msgspec import structs
 
 from covenant.model import event as e
+from covenant.model.agent import AgentId
 from covenant.model.audit import Logged
 from covenant.model.content import Audio, Content, Image, Json, Resource, ResourceLink, Text
+from covenant.model.error import BadCursor, UnknownTask
 from covenant.model.message import Artifact, Message, Part, agent_says
 from covenant.model.protocol import ArtifactUpdate, State, Status, StatusUpdate, StreamResponse, TaskShown, Update
+from covenant.model.query import GetDialog, GetPlace, ListDialogs, ListInputs
 from covenant.model.record import Asks, Chunk, Outcome, Said, TaskRecord, chunk_key, part_key, said_key
 from covenant.model.record import Part as Partial
 from covenant.model.task import Result, Task
-from covenant.rules.context import View
+from covenant.model.view import Dialog, DialogPage, Input, Place
+from covenant.rules.context import Context, View
 from covenant.rules.dialog import context_of
+from covenant.rules.envelope import check_count, check_id
 from covenant.rules.evolve import steps_of
+from covenant.rules.lease import held
+from covenant.rules.retention import is_retained
+from covenant.rules.sight import task_of_lease, visible_task
 
 HISTORY_DEFAULT: Final = 100
+_HISTORY_MAX: Final = 2**31
+_ORDER_MAX: Final = 2**62
+_CHUNK: Final = 64
 RESULT_ARTIFACT: Final = "result"
 _ENDED: Final = {
     Outcome.CANCELED: State.CANCELED,
@@ -69,7 +80,8 @@ def _status_of(record: TaskRecord, view: View) -> Status:
     elif record.note:
         said = view.get(said_key(record.task.id, record.note))
         message = said.message if isinstance(said, Said) else None
-    return Status(state_of(record), time_of(record.status_ms), _placed(message, record))
+    placed = _placed(message, record.task.id, context_of(record))
+    return Status(state_of(record), time_of(record.status_ms), placed)
 
 
 def _last_words(result: Result) -> Message | None:
@@ -79,11 +91,9 @@ def _last_words(result: Result) -> Message | None:
     return agent_says(f"{result.task_id}-error", result.error_message or "error")
 
 
-def _placed(message: Message | None, record: TaskRecord) -> Message | None:
+def _placed(message: Message | None, task_id: str, context_id: str) -> Message | None:
     """A message of the agent belongs to its task, whatever the agent has put there."""
-    if message is None:
-        return None
-    return structs.replace(message, task_id=record.task.id, context_id=context_of(record))
+    return None if message is None else structs.replace(message, task_id=task_id, context_id=context_id)
 
 
 def _history_of(record: TaskRecord, view: View, length: int | None) -> tuple[Message, ...]:
@@ -172,6 +182,122 @@ def time_of(ms: int) -> str:
     return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
+# --- what may be asked ---------------------------------------------------------------------------------------
+
+
+def get_dialog(query: GetDialog, view: View, ctx: Context) -> Dialog:
+    record = _seen(query.task_id, query.by, view, ctx, query.direct)
+    reply = None
+    if record.direct:
+        assert record.result is not None
+        reply = _placed(record.result.message, record.task.id, context_of(record))
+    history = query.history if query.history is None else check_count(query.history, "historyLength", _HISTORY_MAX)
+    task = shown(record, view, history, query.artifacts)
+    return Dialog(task, record.generation, state_of(record), record.task.recipient, reply)
+
+
+def get_place(query: GetPlace, view: View, ctx: Context) -> Place:
+    record = _seen(query.task_id, query.by, view, ctx, True)
+    return Place(record.task.id, record.order, record.generation, context_of(record))
+
+
+def _seen(task_id: str, by: AgentId | None, view: View, ctx: Context, direct: bool) -> TaskRecord:
+    """What was answered by a message is no task, except to who waits for the message."""
+    record = visible_task(check_id(task_id, "id"), by, view, ctx)
+    if record.direct and not direct:
+        raise UnknownTask(f"no task {task_id}", task_id=task_id)
+    return record
+
+
+def list_inputs(query: ListInputs, view: View, ctx: Context) -> list[Input]:
+    """A new holder reads them all; one that has read some goes on behind those."""
+    record = task_of_lease(check_id(query.lease_id, "lease_id"), query.by, view, ctx)
+    held(query.lease_id, record)
+    after = check_count(query.after, "after", _HISTORY_MAX)
+    numbers = range(after + 1, record.said + 1)
+    said = ((number, view.get(said_key(record.task.id, number))) for number in numbers)
+    return [Input(n, s.message) for n, s in said if isinstance(s, Said) and s.message.role == "ROLE_USER"]
+
+
+def list_dialogs(query: ListDialogs, view: View, ctx: Context) -> DialogPage:
+    """The newest status first. What moves between two pages moves to the top, where a page has been already: so behind
+    the last of the others comes what has moved since the first page. None is missed; one may come twice."""
+    limit = check_count(query.limit, "pageSize", ctx.limits.page_max)
+    assert query.by is not None
+    head, before, floor = _cursor(query.cursor)
+    found: list[TaskRecord] = []
+    scanned = matching = 0
+    first = head
+    more = False
+    while scanned < ctx.limits.scan_max and not more:
+        chunk = view.dialogs(query.by.pubkey, query.agent, before, _CHUNK)
+        for record in chunk:
+            if record.status_order <= floor:
+                chunk = []
+                break
+            scanned += 1
+            first = max(first, record.status_order)
+            if _passes(record, query, ctx):
+                matching += 1
+                if len(found) == limit:
+                    more = True
+                    break
+                found.append(record)
+            before = record.status_order
+        if len(chunk) < _CHUNK:
+            break
+    cursor = _next_cursor(more, first, head, before, floor, query, view)
+    total = _total(query, matching, more, view, ctx)
+    tasks = [shown(record, view, query.history, query.artifacts) for record in found]
+    return DialogPage(tasks, total, cursor)
+
+
+def _cursor(cursor: str | None) -> tuple[int, int, int]:
+    """The newest status that the first page has seen, where to go on, and where to stop."""
+    if cursor is None:
+        return 0, _ORDER_MAX, 0
+    numbers = cursor.split(".") if isinstance(cursor, str) else []
+    if len(numbers) != 3 or not all(n.isascii() and n.isdigit() and len(n) < 19 for n in numbers):
+        raise BadCursor("this cursor does not belong to this listing", cursor=cursor)
+    head, before, floor = map(int, numbers)
+    return head, before, floor
+
+
+def _next_cursor(
+    more: bool, first: int, head: int, before: int, floor: int, query: ListDialogs, view: View
+) -> str | None:
+    if more:
+        return f"{first if floor == 0 else head}.{before}.{floor}"
+    if floor == 0 and query.cursor is not None:
+        assert query.by is not None
+        moved = view.dialogs(query.by.pubkey, query.agent, _ORDER_MAX, 1)
+        if moved and moved[0].status_order > head:
+            return f"{moved[0].status_order}.{_ORDER_MAX}.{head}"
+    return None
+
+
+def _total(query: ListDialogs, matching: int, more: bool, view: View, ctx: Context) -> int:
+    """How many there are before paging: counted as far as a page may look, estimated beyond."""
+    assert query.by is not None
+    plain = query.context_id is None and query.state is None and query.since_ms is None
+    if query.cursor is None and not more:
+        return matching
+    if plain:
+        return view.dialog_count(query.by.pubkey, query.agent)
+    records = view.dialogs(query.by.pubkey, query.agent, _ORDER_MAX, ctx.limits.scan_max)
+    return sum(_passes(record, query, ctx) for record in records)
+
+
+def _passes(record: TaskRecord, query: ListDialogs, ctx: Context) -> bool:
+    return (
+        not record.direct
+        and is_retained(record, ctx)
+        and (query.context_id is None or context_of(record) == query.context_id)
+        and (query.state is None or state_of(record) is query.state)
+        and (query.since_ms is None or record.status_ms >= query.since_ms)
+    )
+
+
 # --- what happened to it -------------------------------------------------------------------------------------
 
 
@@ -180,26 +306,24 @@ def steps_in(logged: Logged, task_id: str) -> int:
     return sum(steps_of(event) for event in logged.events if event.key == task_id)
 
 
-def updates_of(logged: Logged, record: TaskRecord, before: int) -> list[Update]:
+def updates_of(logged: Logged, task_id: str, context_id: str, before: int) -> list[Update]:
     """What a commit did to a task whose generation was `before`, in the protocol's words."""
     updates: list[Update] = []
     generation = before
     for event in logged.events:
-        if event.key != record.task.id:
+        if event.key != task_id:
             continue
-        for response, ends in _responses(event, logged, record, generation):
+        for response, ends in _responses(event, logged, task_id, context_id, generation):
             generation += 1
             updates.append(Update(generation, response, ends))
     return updates
 
 
 def _responses(
-    event: e.Event, logged: Logged, record: TaskRecord, before: int
+    event: e.Event, logged: Logged, task_id: str, context_id: str, before: int
 ) -> Iterator[tuple[StreamResponse, bool]]:
-    task_id, context_id = record.task.id, context_of(record)
-
     def status(state: State, message: Message | None, generation: int) -> StreamResponse:
-        shown = Status(state, time_of(logged.at), _placed(message, record))
+        shown = Status(state, time_of(logged.at), _placed(message, task_id, context_id))
         return StreamResponse(
             status_update=StatusUpdate(task_id=task_id, context_id=context_id, status=shown, generation=str(generation))
         )
@@ -218,7 +342,7 @@ def _responses(
 
     match event:
         case e.Sent():
-            yield StreamResponse(task=_as_sent(event.task, logged.at, record)), False
+            yield StreamResponse(task=_as_sent(event.task, logged.at, context_id)), False
         case e.Leased():
             yield status(State.WORKING, None, before + 1), False
         case e.Unleased() | e.Requeued():
@@ -243,7 +367,7 @@ def _responses(
         case e.Ended():
             yield status(_end_state(event.outcome, event.result), _last_words(event.result), before + 1), True
         case e.Replied():
-            yield StreamResponse(message=_placed(event.result.message, record)), True
+            yield StreamResponse(message=_placed(event.result.message, task_id, context_id)), True
         case _:
             return
 
@@ -253,8 +377,8 @@ def _said_in(logged: Logged, task_id: str) -> Message | None:
     return next((x.message for x in logged.events if type(x) is e.Said and x.key.startswith(prefix)), None)
 
 
-def _as_sent(task: Task, at: int, record: TaskRecord) -> TaskShown:
+def _as_sent(task: Task, at: int, context_id: str) -> TaskShown:
     """The task in its first moment."""
-    first = structs.replace(first_message(task), task_id=task.id, context_id=context_of(record))
+    first = structs.replace(first_message(task), task_id=task.id, context_id=context_id)
     status = Status(State.SUBMITTED, time_of(at))
-    return TaskShown(id=task.id, context_id=context_of(record), status=status, history=(first,), generation="1")
+    return TaskShown(id=task.id, context_id=context_id, status=status, history=(first,), generation="1")

@@ -17,12 +17,20 @@ from covenant.model.peer import Demand, GrantPage, Peer, PeerPage, peer_key
 from covenant.model.query import (
     CheckGrant,
     DeepQueues,
+    GetCard,
+    GetDialog,
+    GetPlace,
+    GetPush,
     GetResult,
     GetTask,
     GetTree,
     ListCached,
+    ListCards,
+    ListDialogs,
     ListGrants,
+    ListInputs,
     ListPeers,
+    ListPushes,
     ListQueue,
     Query,
     RecentResults,
@@ -32,11 +40,14 @@ from covenant.model.record import Part, TaskRecord, TaskState
 from covenant.model.task import Task
 from covenant.model.view import Answer, CachePage, QueueDepth, QueueEntry, QueuePage, Tree, TreeNode
 from covenant.rules.cache import cached
+from covenant.rules.card import get_card, list_cards
 from covenant.rules.context import Context, View
 from covenant.rules.envelope import check_count, check_id
 from covenant.rules.grant import find
 from covenant.rules.grant import shown as shown_grant
 from covenant.rules.peer import shown as shown_peer
+from covenant.rules.protocol import get_dialog, get_place, list_dialogs, list_inputs
+from covenant.rules.push import get_push, list_pushes
 from covenant.rules.retention import is_retained
 from covenant.rules.sight import answer_of, entry_of, lent, may_see, passes, visible_task
 
@@ -239,6 +250,14 @@ ANSWER: dict[type, Callable[[Any, View, Context], Any]] = {
     ListPeers: list_peers,
     ListGrants: list_grants,
     CheckGrant: check_grant,
+    GetDialog: get_dialog,
+    GetPlace: get_place,
+    ListDialogs: list_dialogs,
+    ListInputs: list_inputs,
+    GetPush: get_push,
+    ListPushes: list_pushes,
+    GetCard: get_card,
+    ListCards: list_cards,
 }
 
 

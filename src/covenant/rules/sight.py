@@ -56,6 +56,7 @@ def entry_of(record: TaskRecord, view: View, ctx: Context, late: Sequence[Result
         replayed=record.replayed,
         overdue=record.outcome is None and deadline is not None and deadline <= ctx.now,
         cancel_requested=record.cancel_reason is not None and record.outcome is None,
+        asks=record.asks,
         outcome=record.outcome,
         finished_ms=record.finished_ms if record.outcome else None,
         late_results=tuple(lent(result) for result in late),

@@ -25,6 +25,7 @@ HTTP_STATUS: Final[dict[str, int]] = {
     "unknown_lease": 404,
     "unknown_peer": 404,
     "unknown_grant": 404,
+    "unknown_push": 404,
     "unknown_route": 404,
     "wrong_method": 405,
     "peer_conflict": 409,

@@ -12,6 +12,7 @@ from covenant.rules.context import Ids
 from covenant.store.clock import Clock
 from covenant.store.embedded import Embedded
 from covenant.store.state import State
+from covenant.store.tail import Tail
 
 
 class Memory(Embedded):
@@ -20,12 +21,14 @@ class Memory(Embedded):
     def __init__(self, limits: Limits, clock: Clock, ids: Ids) -> None:
         super().__init__(limits, clock, ids)
         self._log: deque[Logged] = deque(maxlen=limits.log_tail_max)
-        self._record = self._log.append
+        self._tail = Tail(limits.log_tail_max)
+        self._record = self._note
 
     async def close(self) -> None:
         await super().close()
         self.state = State()
         self._log.clear()
+        self._tail = Tail(self.limits.log_tail_max)
 
     async def log(self, after: int, limit: int) -> list[Logged]:
         return list(islice((entry for entry in self._log if entry.last > after), limit))
@@ -35,11 +38,8 @@ class Memory(Embedded):
         return list(islice(entries, limit))
 
     async def log_trail(self, seq: int, key: Key, limit: int) -> list[Logged]:
-        found: list[Logged] = []
-        for entry in reversed(self._log):
-            if entry.seq <= seq <= entry.last:
-                found.append(entry)
-                seq = entry.previous(key)
-            if len(found) >= limit or seq <= 0:
-                break
-        return found
+        return self._tail.trail(seq, key, limit)
+
+    def _note(self, logged: Logged) -> None:
+        self._log.append(logged)
+        self._tail.add(logged, 0)

@@ -14,9 +14,11 @@ from typing import Protocol
 
 from msgspec import Struct
 
+from covenant.model.card import Card
 from covenant.model.event import Event, Sent
 from covenant.model.limits import LEASES_REMEMBERED_MAX
 from covenant.model.peer import Grant, Peer, peer_key
+from covenant.model.push import Push, pushed_task
 from covenant.model.record import (
     LATE_PREFIX,
     CacheKey,
@@ -49,6 +51,8 @@ class Base(Protocol):
     def children(self, parent: str, after: int, agent: str | None) -> Iterator[TaskRecord]: ...
     def slots(self, after: int, agent: str | None) -> Iterator[tuple[Key, Slot]]: ...
     def late(self, task_id: str) -> Iterator[tuple[Key, Late]]: ...
+    def dialogs(self, sender: str, recipient: str, before: int) -> Iterator[TaskRecord]: ...
+    def dialog_count(self, sender: str, recipient: str) -> int: ...
     def task_of_lease(self, lease_id: str) -> Key | None: ...
 
 
@@ -93,9 +97,12 @@ class State:
         self._sent_all = LazyLedger(self._is_sent)
         self._children = Shelf(Ledger)
         self._children_of = Shelf(Ledger)  # by parent and party
+        self._dialogs = Shelf(lambda: LazyLedger(self._is_status))  # by sender and recipient, newest status last
         self._slots = Ledger()
         self._slots_of = Shelf(Ledger)
         self._late: dict[str, list[Key]] = {}
+        self._pushes: dict[str, list[Key]] = {}  # by task
+        self._cards = Ledger()
         self._labels: dict[str, str] = {}  # display of a peer, its key
         self._tokens: dict[str, str] = {}  # digest of a token, the key of its peer
         self._peers = Ledger()
@@ -175,6 +182,13 @@ class State:
             self.rested.append(key)
         elif type(new) is Said or type(new) is Chunk:
             self.rested.append(key)
+        elif type(new) is Push:
+            if old is None:
+                self._pushes.setdefault(pushed_task(key), []).append(key)
+        elif type(new) is Card:
+            if type(old) is Card:
+                self._cards.remove(old.order)
+            self._cards.add(new.order, key)
         elif type(new) is Horizon:
             self.compaction = new
         elif type(new) is Peer:
@@ -196,6 +210,8 @@ class State:
                 self._children_of.add(_branch(new.task.parent, party), order, key)
         if new.ready_for is not None:
             self._add_ready(key, new.ready_for, new.ready_order)
+        if new.protocol:
+            self._dialogs.add(_dialog(new), new.status_order, key)
         if new.due_ms is not None:
             self.due_times.set(key, new.due_ms)
         if new.outcome is None:
@@ -217,6 +233,10 @@ class State:
             self._ready_all.add(order, key)
         if self.watched:
             self.readied.append(recipient)
+
+    def _is_status(self, key: Key, order: int) -> bool:
+        record = self.records.get(key)
+        return type(record) is TaskRecord and record.status_order == order and not record.direct
 
     def _restore_task(self, key: Key, new: TaskRecord) -> None:
         """What a task that comes back from disk has beyond a fresh one."""
@@ -264,6 +284,10 @@ class State:
             self._waits.ledgers[old.waits_on].remove(old.ready_order)
         if old.lease is not new.lease:
             self._move_lease(key, old, new)
+        if new.protocol and old.status_order != new.status_order:
+            dialogs = self._dialogs.ledgers[_dialog(new)]
+            dialogs.add(new.status_order, key)
+            dialogs.lose()
         if old.due_ms != new.due_ms:
             self.due_times.set(key, new.due_ms)
         if new.outcome is not None:
@@ -371,7 +395,7 @@ class State:
             self.due_times.set(key, new.due_ms)
 
     def _remove(self, key: Key) -> None:
-        """A slot was closed: the only record that ends by an event."""
+        """A slot was closed, a webhook dropped or a card withdrawn: what ends by an event."""
         self.due_times.set(key, None)
         self.forget(key)
         if self.base is not None:
@@ -390,6 +414,8 @@ class State:
         record = self.records.pop(key, None)
         if type(record) is TaskRecord:
             self._sent_all.lose()
+            if record.protocol:
+                self._dialogs.ledgers[_dialog(record)].lose()
             self._sent.ledgers[record.sender].lose()
             if record.recipient != record.sender:
                 self._sent.ledgers[record.recipient].lose()
@@ -401,6 +427,13 @@ class State:
                 self._lease_tasks.pop(lease_id, None)
         elif type(record) is Slot and record.result is not None:
             self._remove_slot(record)
+        elif type(record) is Push:
+            task_id = pushed_task(key)
+            self._pushes[task_id].remove(key)
+            if not self._pushes[task_id]:
+                del self._pushes[task_id]
+        elif type(record) is Card:
+            self._cards.remove(record.order)
         elif type(record) is Late:
             task_id = _late_task(key)
             keys = self._late[task_id]
@@ -590,6 +623,28 @@ class State:
             return found
         return [*(late for key, late in self.base.late(task_id) if key not in self.records), *found]
 
+    def dialogs(self, sender: str, recipient: str, before: int, limit: int) -> Sequence[TaskRecord]:
+        found = self._tasks(self._dialogs.get(_names(sender, recipient)).newest(before), limit)
+        if self.base is None:
+            return found
+        resting = self.base.dialogs(sender, recipient, before)
+        unseen = islice((record for record in resting if record.task.id not in self.records), limit)
+        return sorted([*found, *unseen], key=_status_order, reverse=True)[:limit]
+
+    def pushes(self, task_id: str) -> Sequence[Push]:
+        return [self.records[key] for key in self._pushes.get(task_id, ())]  # type: ignore[misc]
+
+    def pushed_tasks(self) -> list[str]:
+        """Those with webhooks."""
+        return list(self._pushes)
+
+    def cards(self, after: int, limit: int) -> Sequence[Card]:
+        return [self.records[key] for key in islice(self._cards.after(after), limit)]  # type: ignore[misc]
+
+    def dialog_count(self, sender: str, recipient: str) -> int:
+        count = len(self._dialogs.get(_names(sender, recipient)))
+        return count if self.base is None else count + self.base.dialog_count(sender, recipient)
+
     def left_grants(self) -> list[str]:
         """Revoked peers that still have open grants: somebody was interrupted in ending them."""
         peers = {pubkey: self.records.get(peer_key(pubkey)) for pubkey, actions in self._grants.items() if actions}
@@ -610,6 +665,18 @@ def _branch(parent: str, party: str) -> str:
 
 def _sent_order(record: TaskRecord) -> int:
     return record.sent_order
+
+
+def _status_order(record: TaskRecord) -> int:
+    return record.status_order
+
+
+def _names(sender: str, recipient: str) -> str:
+    return f"{sender}/{recipient}"
+
+
+def _dialog(record: TaskRecord) -> str:
+    return _names(record.sender, record.recipient)
 
 
 def _late_task(key: Key) -> str:

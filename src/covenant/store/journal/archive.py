@@ -28,7 +28,7 @@ from covenant.rules.retention import is_forgotten, is_retained, tombstone_of
 from covenant.store.journal.snapshot import Saved, saved
 
 FILE: Final = "archive.sqlite3"
-VERSION: Final = 2
+VERSION: Final = 3
 _FILTER_BITS_PER_KEY: Final = 16
 _FILTER_KEYS: Final = 1 << 20  # of the first layer: 2 MiB
 _FILTER_GROWTH: Final = 4  # of each further layer
@@ -47,6 +47,7 @@ create table rest (
     sender integer,                 -- agent.id, for tasks and slots
     recipient integer,
     parent text,
+    status integer,                 -- the event of its last status, for tasks of the A2A protocol
     body blob not null
 );
 create index rest_sender on rest (sender) where kind = 'task';
@@ -54,6 +55,7 @@ create index rest_recipient on rest (recipient) where kind = 'task';
 create index rest_parent on rest (parent) where parent is not null;
 create index rest_parent_sender on rest (parent, sender) where parent is not null;
 create index rest_parent_recipient on rest (parent, recipient) where parent is not null;
+create index rest_status on rest (sender, recipient, status) where status is not null;
 create index rest_slot on rest (kind) where kind = 'slot';
 create index rest_slot_sender on rest (sender) where kind = 'slot';
 create index rest_slot_recipient on rest (recipient) where kind = 'slot';
@@ -66,7 +68,7 @@ _INSERT: Final = """
 insert or replace into rest
 select json_extract(value, '$[0]'), json_extract(value, '$[1]'), json_extract(value, '$[2]'),
        json_extract(value, '$[3]'), json_extract(value, '$[4]'), json_extract(value, '$[5]'),
-       substr(?2, json_extract(value, '$[6]'), json_extract(value, '$[7]'))
+       json_extract(value, '$[6]'), substr(?2, json_extract(value, '$[7]'), json_extract(value, '$[8]'))
 from json_each(cast(?1 as text))
 """
 
@@ -230,13 +232,13 @@ class Archive:
         body = _encoder.encode(record)
         if type(record) is TaskRecord:
             sender, recipient = self._agent(record.sender), self._agent(record.recipient)
-            row = (record.sent_order, key, "task", sender, recipient, record.task.parent)
-            return row, body
+            status = record.status_order if record.protocol and not record.direct else None
+            return (record.sent_order, key, "task", sender, recipient, record.task.parent, status), body
         if type(record) is Slot:
             sender, recipient = self._agent(record.cache_key.sender), self._agent(record.cache_key.recipient)
-            return (record.order, key, "slot", sender, recipient, None), body
+            return (record.order, key, "slot", sender, recipient, None, None), body
         kind = saved(key, record).__struct_config__.tag
-        return (record.order, key, kind, None, None, None), body
+        return (record.order, key, kind, None, None, None, None), body
 
     def _agent(self, pubkey: str) -> int:
         number = self._agents.get(pubkey)
@@ -252,7 +254,7 @@ class Archive:
         with self._writer:
             for item in items:
                 row, body = self._row(item.key, item.record)
-                self._writer.execute("insert or replace into rest values (?, ?, ?, ?, ?, ?, ?)", (*row, body))
+                self._writer.execute("insert or replace into rest values (?, ?, ?, ?, ?, ?, ?, ?)", (*row, body))
 
     @_speaks_os
     def bury(self, ctx: Context) -> tuple[int, int]:
@@ -280,7 +282,8 @@ class Archive:
 
     def _bury(self, n: int, key: Key, stone: Tombstone) -> None:
         self._writer.execute(
-            "update rest set kind = 'tombstone', body = ?, sender = null, recipient = null, parent = null where n = ?",
+            "update rest set kind = 'tombstone', body = ?, sender = null, recipient = null, parent = null, "
+            "status = null where n = ?",
             (_encoder.encode(stone), n),
         )
         self._writer.execute("delete from lease where task = ?", (key,))
@@ -366,6 +369,17 @@ class Archive:
 
     def slots(self, after: int, agent: str | None) -> Iterator[tuple[Key, Slot]]:
         return self._listed(agent, "kind = 'slot' and n > ?", after)
+
+    def dialogs(self, sender: str, recipient: str, before: int) -> Iterator[TaskRecord]:
+        sql = "select body from rest where sender = ? and recipient = ? and status < ? order by status desc"
+        parties = (self._agents.get(sender, 0), self._agents.get(recipient, 0))
+        for (body,) in self._rows(sql, (*parties, before)):
+            yield _DECODERS["task"].decode(body)
+
+    def dialog_count(self, sender: str, recipient: str) -> int:
+        sql = "select count(*) from rest where sender = ? and recipient = ? and status is not null"
+        parties = (self._agents.get(sender, 0), self._agents.get(recipient, 0))
+        return sum(count for (count,) in self._rows(sql, parties))
 
     def late(self, task_id: str) -> Iterator[tuple[Key, Late]]:
         first = f"{LATE_PREFIX}{task_id}:"

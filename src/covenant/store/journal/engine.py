@@ -34,6 +34,7 @@ from covenant.store.journal.loading import load, remove_archive
 from covenant.store.journal.log import Log
 from covenant.store.journal.segment import Position
 from covenant.store.journal.writer import Batch, Writer
+from covenant.store.tail import Tail
 
 T = TypeVar("T")
 
@@ -88,6 +89,7 @@ class Journal(Embedded):
         self._syncing: Synced | None = None  # the batch that a thread is writing
         self._reopening: asyncio.Task[None] | None = None
         self._archive_is_lost = False
+        self._tail: Tail | None = None  # there once somebody has followed a task
 
     @property
     def stats(self) -> Stats:
@@ -137,6 +139,7 @@ class Journal(Embedded):
         self._writer.close()
         self._writer = Writer(self._files, loaded.position, self._on_first)
         self._record = self._writer.add
+        self._tail = None
         self.state = loaded.state
         self._keeper = Housekeeper(self, self._files, self._archive, self._writer, self._clock, self._threads)
         self._keeper.snapshot_bytes = loaded.snapshot_bytes
@@ -328,7 +331,24 @@ class Journal(Embedded):
     async def log_back(self, before: int | None, limit: int) -> list[Logged]:
         return await self._read_log(lambda log: log.before(before, limit))
 
+    def _record_with_tail(self, logged: Logged) -> None:
+        writer = self._writer
+        before = writer.buffered_bytes
+        writer.add(logged)
+        assert self._tail is not None
+        self._tail.add(logged, writer.buffered_bytes - before)
+
     async def log_trail(self, seq: int, key: Key, limit: int) -> list[Logged]:
+        """From memory as far as that reaches; it is kept from the first time on that somebody asks."""
+        await self._settled()
+        if self._refusal is not None:
+            raise self._refused()
+        if self._tail is None:
+            self._tail = Tail()
+            self._record = self._record_with_tail
+        near = self._tail.trail(seq, key, limit)
+        if near:
+            return near
         return await self._read_log(lambda log: log.trail(seq, key, limit))
 
     async def _read_log(self, read: Callable[[Log], T]) -> T:

@@ -16,8 +16,10 @@ from typing import Final
 import msgspec
 from msgspec import Struct
 
+from covenant.model.card import Card
 from covenant.model.error import StoreDamaged, UnsupportedFormat
 from covenant.model.peer import Grant, Peer
+from covenant.model.push import Push
 from covenant.model.record import Chunk, Horizon, Key, Late, Part, Record, Said, SignedHead, Slot, TaskRecord, Tombstone
 from covenant.store.journal.files import Files
 from covenant.store.journal.line import FORMAT_VERSION, split_lines
@@ -52,6 +54,16 @@ class SavedSaid(Struct, tag="said", tag_field="kind", gc=False):
 class SavedChunk(Struct, tag="chunk", tag_field="kind", gc=False):
     key: Key
     record: Chunk
+
+
+class SavedPush(Struct, tag="push", tag_field="kind", gc=False):
+    key: Key
+    record: Push
+
+
+class SavedCard(Struct, tag="card", tag_field="kind", gc=False):
+    key: Key
+    record: Card
 
 
 class SavedSlot(Struct, tag="slot", tag_field="kind", gc=False):
@@ -89,6 +101,8 @@ Saved = (
     | SavedPart
     | SavedSaid
     | SavedChunk
+    | SavedPush
+    | SavedCard
     | SavedLate
     | SavedSlot
     | SavedHorizon
@@ -104,6 +118,8 @@ _SAVED: Final[dict[type, type]] = {
     Late: SavedLate,
     Said: SavedSaid,
     Chunk: SavedChunk,
+    Push: SavedPush,
+    Card: SavedCard,
     Slot: SavedSlot,
     Horizon: SavedHorizon,
     Tombstone: SavedTombstone,

@@ -1,0 +1,70 @@
+"""Cards: which agents the A2A protocol reaches, and what they say of themselves."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from covenant.model import event as e
+from covenant.model.audit import AuditRow
+from covenant.model.card import Card, CardPage, card_key
+from covenant.model.command import PublishCard, WithdrawCard
+from covenant.model.error import Malformed, NotPermitted, TooLarge, UnknownPeer
+from covenant.model.peer import Peer, peer_key
+from covenant.model.query import GetCard, ListCards
+from covenant.rules.context import Commit, Context, View
+from covenant.rules.envelope import check_count, check_json, check_text
+
+CARD_BYTES_MAX: Final = 256 * 1024
+
+
+def publish(command: PublishCard, view: View, ctx: Context) -> Commit:
+    """An agent publishes its own card, the operator anybody's."""
+    agent = _published(command.by, command.agent.pubkey, view).agent
+    card = command.card
+    if not isinstance(card, dict):
+        raise Malformed("a card is a JSON object", field="card")
+    check_text(card.get("name", ""), "name", ctx.limits.text_bytes_max)
+    check_json(card, ctx.limits)
+    try:
+        size = len(msgspec.json.encode(card))
+    except (msgspec.MsgspecError, TypeError, ValueError, RecursionError) as wrong:
+        raise Malformed(f"card: {wrong}", field="card") from None
+    if size > CARD_BYTES_MAX:
+        raise TooLarge(f"the card has {size} bytes", field="card", size=size, limit=CARD_BYTES_MAX)
+    row = AuditRow("card_published", subject=agent.display)
+    published = e.CardPublished(card_key(agent.pubkey), agent, card)
+    return Commit((published,), Card(agent, card, ctx.now), (row,))
+
+
+def withdraw(command: WithdrawCard, view: View, ctx: Context) -> Commit:
+    agent = _published(command.by, command.agent.pubkey, view).agent
+    key = card_key(agent.pubkey)
+    if view.get(key) is None:
+        return Commit(())
+    return Commit((e.CardWithdrawn(key),), None, (AuditRow("card_withdrawn", subject=agent.display),))
+
+
+def _published(by: object, pubkey: str, view: View) -> Peer:
+    if by is not None and getattr(by, "pubkey", None) != pubkey:
+        raise NotPermitted("an agent publishes its own card")
+    peer = view.get(peer_key(pubkey))
+    if not isinstance(peer, Peer) or peer.revoked_ms is not None:
+        raise UnknownPeer("no such peer", peer=pubkey)
+    return peer
+
+
+def get_card(query: GetCard, view: View, ctx: Context) -> Card | None:
+    """A card is public; the one of a revoked agent is gone."""
+    card = view.get(card_key(query.pubkey))
+    peer = view.get(peer_key(query.pubkey))
+    alive = isinstance(peer, Peer) and peer.revoked_ms is None
+    return card if isinstance(card, Card) and alive else None
+
+
+def list_cards(query: ListCards, view: View, ctx: Context) -> CardPage:
+    limit = check_count(query.limit, "limit", ctx.limits.page_max)
+    found = view.cards(query.after, limit)
+    more = str(found[-1].order) if found and len(found) == limit else None
+    return CardPage(list(found), more)

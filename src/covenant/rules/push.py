@@ -1,0 +1,104 @@
+"""Webhooks: who may ask for them, and how far each has been told.
+
+A webhook is told of every generation after the one at which it was set. How far it has been told is a record, so that
+a restart goes on where the last one stopped.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+from urllib.parse import urlsplit
+
+from covenant.model import event as e
+from covenant.model.command import DropPush, NotePush, SetPush
+from covenant.model.error import Malformed, NotPermitted, TooLarge, UnknownPush, UnknownTask
+from covenant.model.push import Authentication, Push, PushConfig, push_key
+from covenant.model.query import GetPush, ListPushes
+from covenant.model.record import TaskRecord
+from covenant.rules.context import Commit, Context, View
+from covenant.rules.envelope import check_id, check_name, check_size
+from covenant.rules.sight import visible_task
+
+PUSHES_MAX: Final = 16  # of one task
+
+
+def set_push(command: SetPush, view: View, ctx: Context) -> Commit:
+    """Under an id that is there already, it takes that one's place."""
+    record = _own(command.task_id, command.by, view, ctx)
+    config = command.config
+    if type(config) is not PushConfig:
+        raise Malformed("a push configuration is needed", field="config")
+    check_name(config.id, "id", ctx.limits)
+    _check_url(config.url, ctx)
+    _check_secrets(config, ctx)
+    known = view.pushes(record.task.id)
+    if len(known) >= PUSHES_MAX and not any(push.config.id == config.id for push in known):
+        raise TooLarge(f"a task has at most {PUSHES_MAX} webhooks", field="config", limit=PUSHES_MAX)
+    after = 0 if command.from_start else record.generation
+    return Commit((e.PushSet(push_key(record.task.id, config.id), config, after),), config)
+
+
+def _check_url(url: str, ctx: Context) -> None:
+    check_size(url, "url", ctx.limits.text_bytes_max)
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        raise Malformed("url is no URL", field="url") from None
+    if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
+        raise Malformed("url is http:// or https:// with a host", field="url")
+
+
+def _check_secrets(config: PushConfig, ctx: Context) -> None:
+    """They become header values: one line, and nothing that ends one."""
+    authentication = config.authentication
+    if authentication is not None and type(authentication) is not Authentication:
+        raise Malformed("authentication has a scheme and credentials", field="authentication")
+    values = {"token": config.token}
+    if authentication is not None:
+        values |= {"scheme": authentication.scheme, "credentials": authentication.credentials}
+    for name, value in values.items():
+        if value is not None:
+            check_size(value, name, ctx.limits.text_bytes_max)
+            if not value.isprintable() or not value.isascii():
+                raise Malformed(f"{name} is one line of printable ASCII", field=name)
+
+
+def drop_push(command: DropPush, view: View, ctx: Context) -> Commit:
+    """Again changes nothing."""
+    record = _own(command.task_id, command.by, view, ctx)
+    key = push_key(record.task.id, command.config_id)
+    return Commit(() if view.get(key) is None else (e.PushDropped(key),))
+
+
+def note_push(command: NotePush, view: View, ctx: Context) -> Commit:
+    """What the deliverer has done; the webhook may have gone meanwhile."""
+    key = push_key(command.task_id, command.config_id)
+    push = view.get(key)
+    if not isinstance(push, Push) or push.delivered >= command.generation:
+        return Commit(())
+    if command.is_last:
+        return Commit((e.PushDropped(key),))
+    return Commit((e.PushDelivered(key, command.generation),))
+
+
+def get_push(query: GetPush, view: View, ctx: Context) -> PushConfig:
+    record = _own(query.task_id, query.by, view, ctx)
+    push = view.get(push_key(record.task.id, query.config_id))
+    if not isinstance(push, Push):
+        raise UnknownPush(f"no webhook {query.config_id}", config=query.config_id)
+    return push.config
+
+
+def list_pushes(query: ListPushes, view: View, ctx: Context) -> list[PushConfig]:
+    return [push.config for push in view.pushes(_own(query.task_id, query.by, view, ctx).task.id)]
+
+
+def _own(task_id: str, by: object, view: View, ctx: Context) -> TaskRecord:
+    task_id = check_id(task_id, "task_id")
+    record = visible_task(task_id, by, view, ctx)  # type: ignore[arg-type]
+    if record.direct:
+        raise UnknownTask(f"no task {task_id}", task_id=task_id)
+    if by is not None and getattr(by, "pubkey", None) != record.sender:
+        raise NotPermitted("only the sender of a task sets webhooks for it", task_id=task_id)
+    return record

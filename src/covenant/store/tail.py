@@ -1,0 +1,40 @@
+"""The newest commits, at hand: who follows a task live finds what happened to it here, and not on the disk."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final
+
+from covenant.model.audit import Logged
+from covenant.model.record import Key
+
+COMMITS_MAX: Final = 8192
+BYTES_MAX: Final = 16 << 20
+
+
+class Tail:
+    def __init__(self, commits_max: int = COMMITS_MAX, bytes_max: int = BYTES_MAX) -> None:
+        self._commits: deque[tuple[Logged, int]] = deque()
+        self._by_seq: dict[int, Logged] = {}
+        self._commits_max = commits_max
+        self._bytes_max = bytes_max
+        self._bytes = 0
+
+    def add(self, logged: Logged, size: int) -> None:
+        self._commits.append((logged, size))
+        self._bytes += size
+        for seq in range(logged.seq, logged.last + 1):
+            self._by_seq[seq] = logged
+        while len(self._commits) > self._commits_max or (self._bytes > self._bytes_max and len(self._commits) > 1):
+            old, size = self._commits.popleft()
+            self._bytes -= size
+            for seq in range(old.seq, old.last + 1):
+                del self._by_seq[seq]
+
+    def trail(self, seq: int, key: Key, limit: int) -> list[Logged]:
+        """The commits that touched a record, from the one that holds this event back, as far as this reaches."""
+        found: list[Logged] = []
+        while len(found) < limit and (logged := self._by_seq.get(seq)) is not None:
+            found.append(logged)
+            seq = logged.previous(key)
+        return found
