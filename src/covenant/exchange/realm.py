@@ -59,6 +59,9 @@ class Realm:
         self._verified[grant.capability.id] = grant.signature
         return True
 
+    def sign(self, data: bytes) -> bytes:
+        return self._key.sign(data)
+
     # --- heads --------------------------------------------------------------------------------------------
 
     def sign_head(self, seq: int, mark: str) -> str:

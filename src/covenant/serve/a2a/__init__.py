@@ -1,0 +1,1 @@
+"""The A2A surface: eleven operations, three bindings."""

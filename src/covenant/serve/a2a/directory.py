@@ -1,0 +1,167 @@
+"""The agents that the A2A protocol reaches here: found by name, and shown by their cards.
+
+An agent is any recipient that published a card. What its owner wrote is completed with what only the daemon knows: where
+it is served, how callers prove who they are, and the realm's signature.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Callable
+from typing import Any, Final
+from urllib.parse import quote
+
+import rfc8785
+from msgspec import Struct
+
+from covenant.a2a.fault import TASK_NOT_FOUND, Fault
+from covenant.exchange.exchange import Exchange
+from covenant.exchange.realm import Realm
+from covenant.model import query as q
+from covenant.model.card import Card, CardPage
+from covenant.serve.a2a.operations import Agent
+
+PREFIX: Final = "/agents/"
+DIRECT_REPLY: Final = "urn:covenant:direct-reply"
+GENERATION: Final = "urn:covenant:generation"
+_MODES: Final = ["text/plain", "application/json"]
+_REQUIRED: Final = ("name", "description", "version", "defaultInputModes", "defaultOutputModes", "skills")
+
+
+class Shown(Struct, frozen=True):
+    """A card as it is served."""
+
+    card: dict[str, Any]
+    etag: str
+    modified_ms: int
+
+
+class Directory:
+    """`url` and `grpc` say where the daemon is reached, once it listens; `default` names the agent at the root."""
+
+    def __init__(
+        self,
+        exchange: Exchange,
+        url: Callable[[], str | None],
+        grpc: Callable[[], str | None],
+        default: str | None = None,
+    ) -> None:
+        self._exchange = exchange
+        self._url = url
+        self._grpc = grpc
+        self._default = default
+
+    async def find(self, name: str | None) -> tuple[Agent, Card]:
+        """By its label or key; without a name, the agent at the root."""
+        card = await self._default_card() if not name else await self._card(name)
+        if card is None:
+            raise Fault(TASK_NOT_FOUND, f"no agent {name}" if name else "no agent is published here")
+        return agent_of(card), card
+
+    async def _default_card(self) -> Card | None:
+        """The one that was named, or else the first that was published."""
+        if self._default is not None:
+            return await self._card(self._default)
+        page: CardPage = await self._exchange.store.ask(q.ListCards(None, 1))
+        return page.cards[0] if page.cards else None
+
+    async def _card(self, name: str) -> Card | None:
+        found: Card | None = await self._exchange.store.ask(q.GetCard(None, self._exchange.key_of(name)))
+        return found
+
+    async def show(self, name: str | None, extended: bool = False) -> Shown:
+        _, card = await self.find(name)
+        shown = self._complete(card, at_root=not name, extended=extended)
+        shown["signatures"] = [sign_card(shown, self._exchange.realm)]
+        digest = hashlib.sha256(rfc8785.dumps(shown)).hexdigest()[:32]
+        return Shown(shown, f'"{digest}"', card.published_ms)
+
+    def _complete(self, card: Card, at_root: bool, extended: bool) -> dict[str, Any]:
+        given = {name: value for name, value in card.card.items() if name not in ("signatures", "extended")}
+        label = card.agent.display
+        shown = {
+            "description": f"{label}, an agent of this realm",
+            "version": "1.0.0",
+            "defaultInputModes": _MODES,
+            "defaultOutputModes": _MODES,
+            "skills": [{"id": "work", "name": "work", "description": "does what it is asked to", "tags": ["task"]}],
+            **given,
+        }
+        if extended:
+            shown |= card.card.get("extended") or {}
+        shown["capabilities"] = _capabilities(card)
+        shown["supportedInterfaces"] = self._interfaces("" if at_root else f"{PREFIX}{quote(label)}", label)
+        shown["securitySchemes"] = {"bearer": {"httpAuthSecurityScheme": {"scheme": "Bearer"}}}
+        shown["securityRequirements"] = [{"schemes": {"bearer": {"list": []}}}]
+        return shown
+
+    def _interfaces(self, path: str, label: str) -> list[dict[str, Any]]:
+        found = []
+        url, grpc = self._url(), self._grpc()
+        if url is not None:
+            found += [
+                {"url": f"{url}{path}", "protocolBinding": "JSONRPC", "protocolVersion": "1.0"},
+                {"url": f"{url}{path}", "protocolBinding": "HTTP+JSON", "protocolVersion": "1.0"},
+            ]
+        if grpc is not None:
+            tenant = {"tenant": label} if path else {}
+            found.append({"url": grpc, "protocolBinding": "GRPC", "protocolVersion": "1.0", **tenant})
+        return found
+
+
+def agent_of(card: Card) -> Agent:
+    said = _capabilities(card)
+    extensions = [e for e in said["extensions"] if isinstance(e, dict) and isinstance(e.get("uri"), str)]
+    uris = tuple(e["uri"] for e in extensions)
+    return Agent(
+        card.agent,
+        bool(said["streaming"]),
+        bool(said["pushNotifications"]),
+        DIRECT_REPLY in uris,
+        uris,
+        tuple(e["uri"] for e in extensions if e.get("required") is True),
+    )
+
+
+def _capabilities(card: Card) -> dict[str, Any]:
+    said = card.card.get("capabilities")
+    given = said if isinstance(said, dict) else {}
+    extensions = given.get("extensions")
+    return {
+        "streaming": True,
+        "pushNotifications": True,
+        **given,
+        "extendedAgentCard": True,
+        "extensions": [
+            *(extensions if isinstance(extensions, list) else []),
+            {"uri": GENERATION, "description": "task generation, resumable streams, idempotency keys"},
+        ],
+    }
+
+
+def payload_of(card: dict[str, Any]) -> bytes:
+    """What a signature covers: the card without its signatures, and without members that say nothing."""
+    plain = {name: value for name, value in card.items() if name != "signatures"}
+    return rfc8785.dumps({name: _pruned(value) for name, value in plain.items() if name in _REQUIRED or _says(value)})
+
+
+def _pruned(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _pruned(inner) for name, inner in value.items() if _says(inner)}
+    return [_pruned(inner) for inner in value] if isinstance(value, list) else value
+
+
+def _says(value: Any) -> bool:
+    return value not in ("", False, 0) and value is not None and value != [] and value != {}
+
+
+def sign_card(card: dict[str, Any], realm: Realm) -> dict[str, str]:
+    """A JWS with its payload left out (RFC 7515), by the realm's key."""
+    protected = _b64(rfc8785.dumps({"alg": "EdDSA", "kid": realm.pubkey, "typ": "JOSE"}))
+    signature = realm.sign(f"{protected}.{_b64(payload_of(card))}".encode())
+    return {"protected": protected, "signature": _b64(signature)}
+
+
+def _b64(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).rstrip(b"=").decode()

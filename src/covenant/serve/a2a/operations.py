@@ -1,0 +1,363 @@
+"""The operations of the A2A protocol, for every binding the same.
+
+A binding decodes, calls one of these and encodes. A message to an agent is a task in its mailbox; everything that the
+protocol shows of it is a projection of that one record.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import uuid
+from collections.abc import AsyncIterator
+from datetime import datetime
+from typing import Any, Final
+
+from msgspec import Struct, structs
+
+from covenant.a2a import wire
+from covenant.a2a.fault import (
+    INVALID_PARAMS,
+    NO_PUSH,
+    NOT_CANCELABLE,
+    TASK_NOT_FOUND,
+    UNSUPPORTED,
+    Fault,
+)
+from covenant.exchange.exchange import Exchange
+from covenant.exchange.follow import follow
+from covenant.model import command as c
+from covenant.model import query as q
+from covenant.model.agent import AgentId
+from covenant.model.error import CovenantError, TaskTerminal, UnknownPush
+from covenant.model.message import Message
+from covenant.model.peer import Caller
+from covenant.model.protocol import State, StreamResponse, TaskShown, Update
+from covenant.model.push import PushConfig
+from covenant.model.task import Task
+from covenant.model.view import Dialog, DialogPage, QueueEntry, Sent
+from covenant.rules.dialog import text_of
+from covenant.rules.envelope import check_text
+
+PAGE_DEFAULT: Final = 50
+PAGE_MAX: Final = 100
+CURSOR: Final = "covenant/afterGeneration"  # in the metadata of a request, for bindings without Last-Event-ID
+KEY: Final = "covenant/idempotencyKey"  # in the metadata of a message, for clients that cannot set a header
+RESTARTED: Final = "covenant/restarted"  # in the metadata of a snapshot: what was missed is no longer known
+_GENERATION_MAX: Final = 2**63 - 1
+
+
+class Agent(Struct, frozen=True):
+    """An agent that the protocol reaches, and what its card says that it can do."""
+
+    id: AgentId
+    streams: bool = True
+    pushes: bool = True
+    replies: bool = False  # it may answer with a message: the first thing it does is waited for
+    extensions: tuple[str, ...] = ()
+    required: tuple[str, ...] = ()  # extensions without which it does not speak
+
+
+class Event(Struct, frozen=True):
+    """One element of a stream; `generation` is where a cut stream is taken up again."""
+
+    generation: int
+    response: StreamResponse
+
+
+class Operations:
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+
+    # --- sending ------------------------------------------------------------------------------------------
+
+    async def send_message(
+        self, caller: Caller, agent: Agent, request: wire.SendMessage, key: str | None = None
+    ) -> wire.SendReply:
+        """Waits for the end of the task, or for a question, unless it is told not to; at most for a bounded time."""
+        _check_history(request.configuration.history_length)
+        task_id, generation = await self._send(caller, agent, request, key)
+        if not request.configuration.return_immediately:
+            await self._settle(caller, task_id, generation, _is_settled)
+        elif agent.replies:
+            await self._settle(caller, task_id, generation, _has_begun)
+        dialog = await self._dialog(caller, agent, task_id, request.configuration.history_length, direct=True)
+        if dialog.reply is not None:
+            return wire.SendReply(message=dialog.reply)
+        return wire.SendReply(task=dialog.task)
+
+    async def send_streaming(
+        self, caller: Caller, agent: Agent, request: wire.SendMessage, key: str | None = None
+    ) -> AsyncIterator[Event]:
+        """Task first, then what happens to it; or the one message that is the whole answer."""
+        self._check_streams(agent)
+        _check_history(request.configuration.history_length)
+        task_id, generation = await self._send(caller, agent, request, key)
+        if agent.replies:
+            await self._settle(caller, task_id, generation, _has_begun)
+        dialog = await self._dialog(caller, agent, task_id, request.configuration.history_length, direct=True)
+        if dialog.reply is not None:
+            yield Event(dialog.generation, StreamResponse(message=dialog.reply))
+            return
+        async for event in self._from_snapshot(caller, dialog):
+            yield event
+
+    async def _send(self, caller: Caller, agent: Agent, request: wire.SendMessage, key: str | None) -> tuple[str, int]:
+        """The task, and the generation that the message led to."""
+        message, settings = request.message, request.configuration
+        if settings.task_push_notification_config is not None and not agent.pushes:
+            raise Fault(NO_PUSH, f"{agent.id.display} does not push")
+        if message.task_id:
+            await self._dialog(caller, agent, message.task_id, 0)
+            guard = _number(settings.if_generation_match, "ifGenerationMatch")
+            command = c.AddMessage(self._exchange.by(caller), message.task_id, message, guard)
+            moved = await self._exchange.run(caller, command)
+            task_id, generation = moved.task_id, moved.generation
+        else:
+            sent = await self._send_first(caller, agent, message, key)
+            task_id, generation = sent.task_id, max(1, sent.generation)
+        if settings.task_push_notification_config is not None:
+            config = _push_of(settings.task_push_notification_config)
+            push = c.SetPush(self._exchange.by(caller), task_id, config, from_start=not message.task_id)
+            await self._exchange.run(caller, push)
+        return task_id, generation
+
+    async def _send_first(self, caller: Caller, agent: Agent, message: Message, key: str | None) -> Sent:
+        """A task of its own. Under the same key, the same caller's message to the same agent is the same task."""
+        if key is None and message.metadata is not None:
+            key = message.metadata.get(KEY)
+        task_id = "" if key is None else task_id_of(caller.agent, agent.id, key, self._exchange)
+        task = Task(
+            id=task_id,
+            recipient=agent.id,
+            intent_text=text_of(message),
+            message=message,
+            context_id=message.context_id or str(uuid.uuid4()),
+        )
+        sent: Sent = await self._exchange.run(caller, c.SendTask(caller.agent, task, protocol=True))
+        return sent
+
+    async def _settle(self, caller: Caller, task_id: str, generation: int, is_settled: Any) -> None:
+        """Wait until it is, or the time that a request may take is over."""
+        exchange = self._exchange
+        deadline = exchange.now_ms() + exchange.bounds.wait_ms_max
+        entry: QueueEntry | None = None
+        while entry is None or not is_settled(entry):
+            left = deadline - exchange.now_ms()
+            if left <= 0 or exchange.is_draining:
+                return
+            after = generation - 1 if entry is None else entry.generation
+            entry = await exchange.watch(caller, task_id, after, left)
+
+    # --- looking ------------------------------------------------------------------------------------------
+
+    async def get_task(self, caller: Caller, agent: Agent, request: wire.GetTask) -> TaskShown:
+        """With the generation that the caller knows, held until there is a newer one, or the wait is over."""
+        _check_history(request.history_length)
+        known = _number(request.current_generation, "currentGeneration")
+        dialog = await self._dialog(caller, agent, request.id, request.history_length)
+        if known is not None and dialog.generation <= known and not dialog.state.is_terminal:
+            await self._exchange.watch(caller, dialog.task.id, known, self._exchange.bounds.wait_ms_max)
+            dialog = await self._dialog(caller, agent, request.id, request.history_length)
+        return dialog.task
+
+    async def list_tasks(self, caller: Caller, agent: Agent, request: wire.ListTasks) -> wire.TaskList:
+        size = PAGE_DEFAULT if request.page_size is None else request.page_size
+        if not 1 <= size <= PAGE_MAX:
+            raise Fault(INVALID_PARAMS, f"pageSize is from 1 to {PAGE_MAX}", field="pageSize")
+        _check_history(request.history_length)
+        query = q.ListDialogs(
+            caller.agent,
+            agent.id.pubkey,
+            size,
+            request.page_token or None,
+            request.context_id or None,
+            _state(request.status),
+            _moment(request.status_timestamp_after),
+            request.history_length,
+            request.include_artifacts,
+        )
+        page: DialogPage = await self._exchange.ask(caller, query)
+        return wire.TaskList(tasks=page.tasks, next_page_token=page.cursor or "", page_size=size, total_size=page.total)
+
+    async def cancel_task(self, caller: Caller, agent: Agent, request: wire.CancelTask) -> TaskShown:
+        dialog = await self._dialog(caller, agent, request.id, 0)
+        command = c.CancelTask(self._exchange.by(caller), dialog.task.id, "the client asked for it")
+        try:
+            await self._exchange.run(caller, command)
+        except TaskTerminal as ended:
+            raise Fault(NOT_CANCELABLE, ended.message, taskId=dialog.task.id) from None
+        return (await self._dialog(caller, agent, request.id, None)).task
+
+    async def subscribe(
+        self, caller: Caller, agent: Agent, request: wire.SubscribeToTask, after: int | None = None
+    ) -> AsyncIterator[Event]:
+        """Behind a generation that the caller has seen: everything that came after it, also of a task that has ended.
+        Without one: the task as it is, then what happens to it."""
+        self._check_streams(agent)
+        if after is None and request.metadata is not None:
+            after = _number(request.metadata.get(CURSOR), CURSOR)
+        dialog = await self._dialog(caller, agent, request.id, None)
+        if after is not None and after > 0:
+            async for event in self._resume(caller, agent, dialog, after):
+                yield event
+            return
+        if dialog.state.is_terminal:
+            raise Fault(UNSUPPORTED, f"task {dialog.task.id} has ended", taskId=dialog.task.id)
+        async for event in self._from_snapshot(caller, dialog):
+            yield event
+
+    async def _resume(self, caller: Caller, agent: Agent, dialog: Dialog, after: int) -> AsyncIterator[Event]:
+        if after > dialog.generation:
+            raise Fault(INVALID_PARAMS, f"task {dialog.task.id} is not that far", field=CURSOR)
+        if after == dialog.generation and dialog.state.is_terminal:
+            return
+        async for seen in follow(self._exchange, caller, dialog.task.id, after):
+            if not seen.is_whole:
+                now = await self._dialog(caller, agent, dialog.task.id, None)
+                shown = structs.replace(now.task, metadata={RESTARTED: True})
+                async for event in self._from_snapshot(caller, structs.replace(now, task=shown)):
+                    yield event
+                return
+            for update in seen.updates:
+                yield _event(update)
+
+    async def _from_snapshot(self, caller: Caller, dialog: Dialog) -> AsyncIterator[Event]:
+        yield Event(dialog.generation, StreamResponse(task=dialog.task))
+        if dialog.state.is_terminal:
+            return
+        async for seen in follow(self._exchange, caller, dialog.task.id, dialog.generation):
+            for update in seen.updates:
+                yield _event(update)
+
+    async def _dialog(
+        self, caller: Caller, agent: Agent, task_id: str, history: int | None, direct: bool = False
+    ) -> Dialog:
+        """A task of this caller with this agent; anything else is not there."""
+        try:
+            dialog: Dialog = await self._exchange.ask(
+                caller, q.GetDialog(self._exchange.by(caller), task_id, history, True, direct)
+            )
+        except CovenantError as refusal:
+            if refusal.code == "bad_id":  # ids are ours: what does not look like one is not one
+                raise Fault(TASK_NOT_FOUND, f"no task {task_id}", taskId=task_id) from None
+            raise
+        if dialog.recipient != agent.id:
+            raise Fault(TASK_NOT_FOUND, f"no task {task_id}", taskId=task_id)
+        return dialog
+
+    # --- webhooks -----------------------------------------------------------------------------------------
+
+    async def set_push(self, caller: Caller, agent: Agent, request: wire.PushSettings) -> wire.PushSettings:
+        self._check_pushes(agent)
+        dialog = await self._dialog(caller, agent, request.task_id or "", 0)
+        config = _push_of(request)
+        await self._exchange.run(caller, c.SetPush(self._exchange.by(caller), dialog.task.id, config))
+        return _shown_push(config, dialog.task.id)
+
+    async def get_push(self, caller: Caller, agent: Agent, request: wire.GetPush) -> wire.PushSettings:
+        self._check_pushes(agent)
+        dialog = await self._dialog(caller, agent, request.task_id, 0)
+        query = q.GetPush(self._exchange.by(caller), dialog.task.id, request.id)
+        return _shown_push(await self._exchange.ask(caller, query), dialog.task.id)
+
+    async def list_pushes(self, caller: Caller, agent: Agent, request: wire.ListPushes) -> wire.PushList:
+        """All at once: there are never many."""
+        self._check_pushes(agent)
+        dialog = await self._dialog(caller, agent, request.task_id, 0)
+        configs = await self._exchange.ask(caller, q.ListPushes(self._exchange.by(caller), dialog.task.id))
+        return wire.PushList(configs=[_shown_push(config, dialog.task.id) for config in configs])
+
+    async def delete_push(self, caller: Caller, agent: Agent, request: wire.DeletePush) -> None:
+        """Again changes nothing."""
+        self._check_pushes(agent)
+        dialog = await self._dialog(caller, agent, request.task_id, 0)
+        try:
+            await self._exchange.run(caller, c.DropPush(self._exchange.by(caller), dialog.task.id, request.id))
+        except UnknownPush:
+            return
+
+    def _check_pushes(self, agent: Agent) -> None:
+        if not agent.pushes:
+            raise Fault(NO_PUSH, f"{agent.id.display} does not push")
+
+    def _check_streams(self, agent: Agent) -> None:
+        if not agent.streams:
+            raise Fault(UNSUPPORTED, f"{agent.id.display} does not stream")
+
+
+def task_id_of(caller: AgentId, agent: AgentId, key: str, exchange: Exchange) -> str:
+    """The id that stands for a key: whoever sends under it again means the same task."""
+    check_text(key, "Idempotency-Key", exchange.store.limits.key_bytes_max)
+    name = "\n".join(("covenant.send-key.v1", caller.pubkey, agent.pubkey, key))
+    return str(uuid.UUID(bytes=hashlib.sha256(name.encode()).digest()[:16], version=8))
+
+
+def _is_settled(entry: QueueEntry) -> bool:
+    return entry.outcome is not None or entry.asks is not None
+
+
+def _has_begun(entry: QueueEntry) -> bool:
+    """Somebody has done more than take it."""
+    return entry.outcome is not None or entry.generation > entry.attempt + 1
+
+
+def _event(update: Update) -> Event:
+    return Event(update.generation, update.response)
+
+
+def _check_history(length: int | None) -> None:
+    if length is not None and length < 0:
+        raise Fault(INVALID_PARAMS, "historyLength is a number from 0", field="historyLength")
+
+
+def _number(value: int | str | None, name: str) -> int | None:
+    """A 64-bit number, which may come as a string."""
+    if value is None:
+        return None
+    try:
+        number = int(value)
+    except (TypeError, ValueError):
+        number = -1
+    if not 0 <= number <= _GENERATION_MAX or isinstance(value, bool):
+        raise Fault(INVALID_PARAMS, f"{name} is a number from 0", field=name)
+    return number
+
+
+def _state(name: str | None) -> State | None:
+    if not name or name == "TASK_STATE_UNSPECIFIED":
+        return None
+    try:
+        return State(name)
+    except ValueError:
+        raise Fault(INVALID_PARAMS, f"no such state: {name}", field="status") from None
+
+
+def _moment(text: str | None) -> int | None:
+    if not text:
+        return None
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise Fault(
+            INVALID_PARAMS, "statusTimestampAfter is a time in ISO 8601", field="statusTimestampAfter"
+        ) from None
+    if moment.tzinfo is None:
+        raise Fault(INVALID_PARAMS, "statusTimestampAfter needs a time zone", field="statusTimestampAfter")
+    return int(moment.timestamp() * 1000)
+
+
+def _push_of(settings: wire.PushSettings) -> PushConfig:
+    return PushConfig(
+        id=settings.id or str(uuid.uuid4()),
+        url=settings.url,
+        token=settings.token or None,
+        authentication=settings.authentication,
+    )
+
+
+def _shown_push(config: PushConfig, task_id: str) -> wire.PushSettings:
+    """Without its secrets: who set them knows them, and nobody else should."""
+    hidden = config.authentication
+    if hidden is not None:
+        hidden = structs.replace(hidden, credentials=None)
+    return wire.PushSettings(id=config.id, task_id=task_id, url=config.url, authentication=hidden)
