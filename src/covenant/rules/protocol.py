@@ -34,7 +34,7 @@ from covenant.rules.sight import task_of_lease, visible_task
 
 HISTORY_DEFAULT: Final = 100
 _HISTORY_MAX: Final = 2**31
-_ORDER_MAX: Final = 2**62
+_ORDER_MAX: Final = 2**59
 _CHUNK: Final = 64
 RESULT_ARTIFACT: Final = "result"
 _ENDED: Final = {

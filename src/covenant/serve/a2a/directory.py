@@ -1,7 +1,7 @@
 """The agents that the A2A protocol reaches here: found by name, and shown by their cards.
 
-An agent is any recipient that published a card. What its owner wrote is completed with what only the daemon knows: where
-it is served, how callers prove who they are, and the realm's signature.
+An agent is any recipient that published a card. What its owner wrote is completed with what only the daemon knows:
+where it is served, how callers prove who they are, and the realm's signature.
 """
 
 from __future__ import annotations

@@ -289,7 +289,7 @@ def task_id_of(caller: AgentId, agent: AgentId, key: str, exchange: Exchange) ->
     """The id that stands for a key: whoever sends under it again means the same task."""
     check_text(key, "Idempotency-Key", exchange.store.limits.key_bytes_max)
     name = "\n".join(("covenant.send-key.v1", caller.pubkey, agent.pubkey, key))
-    return str(uuid.UUID(bytes=hashlib.sha256(name.encode()).digest()[:16], version=8))
+    return str(uuid.UUID(bytes=hashlib.sha256(name.encode()).digest()[:16], version=5))
 
 
 def _is_settled(entry: QueueEntry) -> bool:

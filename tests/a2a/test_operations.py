@@ -1,0 +1,199 @@
+"""What a client sees of a task while somebody works on it. (DESIGN 1, contract 14-17.)"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from covenant import Text
+from covenant.a2a import wire as a
+from covenant.a2a.fault import CONFLICT, GENERATION, TASK_NOT_FOUND, UNSUPPORTED, kind_of
+from covenant.model import command as c
+from covenant.model.error import CovenantError
+from covenant.model.message import Message, Part
+from covenant.model.protocol import StreamResponse
+from covenant.model.record import Asks
+from covenant.model.task import Result
+from tests.a2a.conftest import Town, piece, says
+
+
+def line(event: StreamResponse) -> tuple[int, str]:
+    """One event of a stream, in short."""
+    if event.task is not None:
+        return int(event.task.generation), event.task.status.state.removeprefix("TASK_STATE_")
+    if event.status_update is not None:
+        return int(event.status_update.generation), event.status_update.status.state.removeprefix("TASK_STATE_")
+    if event.artifact_update is not None:
+        return int(event.artifact_update.generation), f"artifact {event.artifact_update.artifact.artifact_id}"
+    return 0, "message"
+
+
+async def refused(call: Any) -> Any:
+    with pytest.raises(CovenantError) as told:
+        await call
+    return kind_of(told.value)
+
+
+async def test_a_message_is_a_task_that_a_worker_leases(town: Town) -> None:
+    task = await town.send()
+    assert (task.status.state, task.generation) == ("TASK_STATE_SUBMITTED", "1")
+    assert task.context_id
+    delivery = await town.lease()
+    assert delivery.task.id == task.id
+    assert delivery.task.intent_text == "draft the brief"
+    assert delivery.task.message == says()
+    await town.finish(delivery, Result.ok(delivery, [Text("done")]))
+    done = await town.get(task.id)
+    assert (done.status.state, done.generation) == ("TASK_STATE_COMPLETED", "4")
+    assert done.artifacts[0].parts == (Part(text="done"),)
+
+
+async def test_each_mutation_is_one_event_and_one_generation(town: Town) -> None:
+    """Contract 14: no gap, no repeat, in order; a stream that begins at the start is the whole story."""
+    task = await town.send()
+    delivery = await town.lease()
+    await town.work(c.UpdateTask(None, delivery.lease_id, says("half way")))
+    await town.work(c.AddArtifact(None, delivery.lease_id, piece("one")))
+    await town.work(c.UpdateTask(None, delivery.lease_id, says("which colour?"), Asks.INPUT))
+    await town.send(says("red", task_id=task.id))
+    await town.work(c.AddArtifact(None, delivery.lease_id, piece(" two"), append=True, last=True))
+    await town.finish(delivery, Result.ok(delivery, [Text("done")]))
+    told = [line(event.response) for event in await town.events(task.id, after=1)]
+    assert told == [
+        (2, "WORKING"),
+        (3, "WORKING"),
+        (4, "artifact draft"),
+        (5, "INPUT_REQUIRED"),
+        (6, "WORKING"),
+        (7, "artifact draft"),
+        (8, "artifact result"),
+        (9, "COMPLETED"),
+    ]
+    done = await town.get(task.id)
+    assert [artifact.artifact_id for artifact in done.artifacts] == ["draft", "result"]
+    assert done.artifacts[0].parts == (Part(text="one"), Part(text=" two"))
+    assert [message.parts[0].text for message in done.history] == [
+        "draft the brief",
+        "half way",
+        "which colour?",
+        "red",
+    ]
+
+
+async def test_a_follow_up_is_input_for_the_holder_and_starts_no_second_run(town: Town) -> None:
+    task = await town.send()
+    delivery = await town.lease()
+    await town.send(says("and another thing", task_id=task.id))
+    from covenant.model.query import ListInputs
+
+    inputs = await town.exchange.ask(town.writer, ListInputs(town.writer.agent, delivery.lease_id))
+    assert [entry.message.parts[0].text for entry in inputs] == ["and another thing"]
+    again = town.exchange.lease(town.writer, None, "worker-2")
+    assert await town.exchange.take(town.writer, again, 0) == []
+
+
+async def test_a_write_that_expects_another_generation_is_refused(town: Town) -> None:
+    """Contract 16."""
+    task = await town.send()
+    assert await refused(town.send(says("late", task_id=task.id), if_generation_match=7)) is GENERATION
+    await town.send(says("in time", task_id=task.id), if_generation_match="1")
+    assert await refused(town.send(says("twice", task_id=task.id), if_generation_match=1)) is GENERATION
+
+
+async def test_of_two_writers_at_the_same_moment_one_wins(town: Town) -> None:
+    task = await town.send()
+    both = [town.send(says(f"writer {n}", task_id=task.id), if_generation_match=1) for n in range(2)]
+    outcomes = await asyncio.gather(*both, return_exceptions=True)
+    assert sum(isinstance(outcome, CovenantError) for outcome in outcomes) == 1
+    assert (await town.get(task.id)).generation == "2"
+
+
+async def test_a_first_message_under_the_same_key_is_the_same_task(town: Town) -> None:
+    """Contract 17."""
+    first = await town.send(key="k-1")
+    assert (await town.send(key="k-1")).id == first.id
+    assert (await town.send(key="k-2")).id != first.id
+    assert await refused(town.send(says("other"), key="k-1")) is CONFLICT
+
+
+async def test_a_poll_is_held_until_the_generation_is_higher(town: Town) -> None:
+    """Contract 15."""
+    task = await town.send()
+    held = asyncio.ensure_future(town.get(task.id, current_generation="1"))
+    await asyncio.sleep(0)
+    assert not held.done()
+    await town.lease()
+    assert (await held).generation == "2"
+
+
+async def test_a_blocking_send_waits_for_the_end_or_a_question(town: Town) -> None:
+    sending = asyncio.ensure_future(town.send(return_immediately=False))
+    delivery = await town.lease()
+    await town.work(c.UpdateTask(None, delivery.lease_id, says("which colour?"), Asks.INPUT))
+    asked = await sending
+    assert asked.status.state == "TASK_STATE_INPUT_REQUIRED"
+    sending = asyncio.ensure_future(town.send(says("red", task_id=asked.id), return_immediately=False))
+    await asyncio.sleep(0)
+    await town.finish(delivery)
+    assert (await sending).status.state == "TASK_STATE_COMPLETED"
+
+
+async def test_what_has_ended_takes_no_message_and_no_plain_subscription(town: Town) -> None:
+    task = await town.send()
+    await town.finish(await town.lease())
+    assert await refused(town.send(says("more", task_id=task.id))) is UNSUPPORTED
+    assert await refused(town.events(task.id)) is UNSUPPORTED
+    assert [line(event.response) for event in await town.events(task.id, after=1)] == [(2, "WORKING"), (3, "COMPLETED")]
+
+
+async def test_a_stream_gives_the_task_first_then_what_happens(town: Town) -> None:
+    task = await town.send()
+    following = asyncio.ensure_future(town.events(task.id))
+    delivery = await town.lease()
+    await town.finish(delivery, Result.error(delivery, "no paper"))
+    told = [line(event.response) for event in await following]
+    assert told[0][1] in ("SUBMITTED", "WORKING")
+    assert told[-1] == (3, "FAILED")
+
+
+async def test_a_stranger_does_not_see_the_task(town: Town) -> None:
+    task = await town.send()
+    operations = town.operations
+    assert await refused(operations.get_task(town.writer, town.agent, a.GetTask(id="nonsense"))) is TASK_NOT_FOUND
+    operator = town.exchange.authenticate("token")
+    _, token = await town.exchange.enroll(operator, "carol@lab", None, ("a2a.send.*",))
+    carol = town.exchange.authenticate(token)
+    assert await refused(operations.get_task(carol, town.agent, a.GetTask(id=task.id))) is TASK_NOT_FOUND
+
+
+async def test_a_direct_reply_is_a_message_and_no_task(town: Town) -> None:
+    sending = asyncio.ensure_future(town.send(return_immediately=False))
+    delivery = await town.lease()
+    hello = Message(message_id="r-1", role="ROLE_AGENT", parts=(Part(text="hello"),))
+    await town.work(c.ReplyDirectly(None, delivery.lease_id, hello))
+    reply = await sending
+    assert isinstance(reply, Message) and reply.parts == hello.parts
+    assert await refused(town.get(delivery.task.id)) is TASK_NOT_FOUND
+    listing = await town.operations.list_tasks(town.alice, town.agent, a.ListTasks())
+    assert (listing.tasks, listing.total_size) == ([], 0)
+
+
+async def test_tasks_are_listed_by_their_last_status_and_paged_without_a_gap(town: Town) -> None:
+    ids = [(await town.send(says(f"task {n}"))).id for n in range(7)]
+    delivery = await town.lease()  # the oldest moves to the top
+    assert delivery.task.id == ids[0]
+    seen: list[str] = []
+    token = ""
+    while True:
+        page = await town.operations.list_tasks(town.alice, town.agent, a.ListTasks(page_size=3, page_token=token))
+        assert page.total_size == 7
+        seen += [task.id for task in page.tasks]
+        if len(seen) == 3:
+            await town.lease()  # moves one that was not shown yet
+        token = page.next_page_token
+        if not token:
+            break
+    assert seen[0] == ids[0]
+    assert set(seen) == set(ids)
