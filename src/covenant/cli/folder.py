@@ -43,6 +43,7 @@ def tell_integrity(session: Session, store: str | None, realm: str | None, kind:
                 ("read", f"{counted(report.commits, 'commit')} in {counted(report.segments, 'segment')}"),
                 ("head", None if head is None else f"event {head.seq}, {head.hash}"),
                 ("signed", _signed(report.signatures, report.signed_until, report.signed_by)),
+                ("unsigned", _unsigned(report.unsigned_after)),
                 (
                     "torn",
                     f"{report.torn_bytes} bytes at the end; the next start cuts them off"
@@ -62,6 +63,10 @@ def _own_realm(session: Session) -> str | None:
     """The key that must have signed what lies in this home."""
     is_there = (session.home.folder / "identity" / "realm.key").exists()
     return session.home.realm().pubkey if is_there else None
+
+
+def _unsigned(after: int | None) -> str | None:
+    return None if after is None else f"after event {after}: who signs every second has not signed since"
 
 
 def _signed(signatures: int, until: int, by: str | None) -> str:
