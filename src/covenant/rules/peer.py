@@ -19,7 +19,7 @@ def enroll(command: EnrollPeer, view: View, ctx: Context) -> Commit:
     check_agent(agent)
     holder = view.peer_named(agent.display)
     if holder is not None and holder != agent.pubkey:
-        raise PeerConflict(f"{agent.display} belongs to another key", display=agent.display)
+        raise PeerConflict(f"{agent.display} is enrolled already, under another key", display=agent.display)
     known = view.get(peer_key(agent.pubkey))
     if isinstance(known, Peer) and (known.revoked_ms is None or known.agent.display != agent.display):
         raise PeerConflict(f"this key is enrolled as {known.agent.display}", display=known.agent.display)
