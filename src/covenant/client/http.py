@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from io import BytesIO
 from typing import Any, Final
 from urllib.parse import quote
@@ -61,6 +63,10 @@ class HttpTransport:
                 method, self._url + path, params=params, data=_payload(body), headers=headers
             ) as response:
                 return await response.read()
+        except aiohttp.ClientConnectorError as failed:
+            number = failed.os_error.errno or 0  # asyncio puts the address into the text
+            why = os.strerror(number) if number in errno.errorcode else failed.os_error.strerror
+            raise Unreachable(f"no daemon at {self._url}: {why}", outcome="not_sent") from failed
         except (aiohttp.ClientError, TimeoutError, OSError) as failed:
             if self._is_closed:
                 raise StoreClosed("the mailbox was closed") from None

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import ipaddress
 import logging
+import os
 import socket
+import ssl
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -123,6 +126,12 @@ class Daemon:
                 f"{s.http} can be reached from other machines: give --tls-cert and --tls-key, or say --insecure",
                 name="--http",
             )
+        if s.tls_cert is not None:
+            try:
+                ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(s.tls_cert, s.tls_key)
+            except OSError as failed:
+                why = f"{s.tls_cert} and {s.tls_key} are no certificate and its key: {failed.strerror or failed}"
+                raise BadSetting(why, name="--tls-cert") from failed
 
     def _make_scheduler(self) -> Scheduler | None:
         plan = self.settings.retry
@@ -157,6 +166,8 @@ class Daemon:
         except BaseException:
             if listening is not None:
                 listening.close()
+            if self._ipc is not None:
+                await self._ipc.stop()
             await self.exchange.close()
             raise
         self._jobs.append(asyncio.create_task(self._sign_heads()))
@@ -172,7 +183,9 @@ class Daemon:
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
             listening = socket.create_server((host, port), family=family, backlog=_BACKLOG)
         except OSError as failed:
-            raise BadSetting(f"cannot listen on {self.settings.http}: {failed.strerror}", name="--http") from failed
+            number = failed.errno or 0  # its text has the address once more; that of a name which is not known has not
+            why = os.strerror(number) if number in errno.errorcode else failed.strerror
+            raise BadSetting(f"cannot listen on {self.settings.http}: {why}", name="--http") from failed
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # asyncio does not, for a socket made like this
         self.address = listening.getsockname()[:2]
         return listening
