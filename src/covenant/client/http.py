@@ -12,7 +12,7 @@ import aiohttp
 import msgspec
 
 from covenant.client.reply import encode, read_reply
-from covenant.model.error import StoreClosed, Unreachable
+from covenant.model.error import Malformed, StoreClosed, Unreachable
 from covenant.serve import wire as w
 from covenant.serve.places import PLACE_OF
 
@@ -72,6 +72,8 @@ class HttpTransport:
                 raise StoreClosed("the mailbox was closed") from None
             outcome = "not_sent" if isinstance(failed, aiohttp.ClientConnectorError) else "unknown"
             raise Unreachable(f"{self._url} does not answer: {failed}", outcome=outcome) from failed
+        except ValueError as wrong:  # a header or an address that cannot be
+            raise Malformed(f"this does not go over the wire: {wrong}", field="request") from None
 
     def again(self) -> HttpTransport:
         return HttpTransport(self._url)
