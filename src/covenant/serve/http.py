@@ -13,6 +13,7 @@ from time import perf_counter
 from typing import Any, Final, TypeAlias
 
 import msgspec
+from msgspec import Struct
 
 from covenant.exchange.exchange import Exchange
 from covenant.model.error import CovenantError, Internal, TooLarge, Unauthenticated, WrongMethod
@@ -35,6 +36,16 @@ GONE: Final = 499  # nobody was there any more to be answered
 _encoder: Final = msgspec.json.Encoder()
 
 log = logging.getLogger("covenant.http")
+
+
+class Response(Struct, frozen=True, gc=False):
+    status: int
+    data: bytes
+    more: tuple[tuple[bytes, bytes], ...] = ()  # headers besides those that describe the data
+
+    @property
+    def headers(self) -> Headers:
+        return [JSON, (b"content-length", b"%d" % len(self.data)), *self.more]
 
 
 class HungUp(Exception):
@@ -66,7 +77,9 @@ class Http:
                 return
             data = await self._answer(scope, receive)
         except CovenantError as refusal:
-            status = await self._refuse(scope, send, refusal)
+            response = refused(refusal)
+            status = response.status
+            await respond(send, response)
         except HungUp:
             status = GONE
         except asyncio.CancelledError:
@@ -74,11 +87,13 @@ class Http:
         except Exception:
             log.exception("a request failed: %s %s", scope["method"], scope["path"])
             internal = Internal("something went wrong inside; it is in the daemon's log")
-            status = await self._refuse(scope, send, internal)
+            response = refused(internal)
+            status = response.status
+            await respond(send, response)
         else:
             status = 200 if data is not None else GONE
             if data is not None:
-                await respond(send, 200, data)
+                await respond(send, Response(200, data))
         if self.on_request is not None:
             self.on_request(scope.get("request"), status, perf_counter() - started)
 
@@ -144,36 +159,23 @@ class Http:
             raise TooLarge(f"a body of {len(body)} bytes", field="body", size=len(body), limit=limit)
         return body
 
-    async def _refuse(self, scope: Scope, send: Send, refusal: CovenantError) -> int:
-        status = HTTP_STATUS[refusal.code]
-        headers: Headers = []
-        if status == 401:
-            headers.append((b"www-authenticate", b"Bearer"))
-        if isinstance(refusal, WrongMethod):
-            headers.append((b"allow", ", ".join(refusal.details["allow"]).encode()))
-        if refusal.code in RETRY_AFTER_S:
-            wait_ms = refusal.details.get("retry_after_ms", 0)
-            headers.append((b"retry-after", b"%d" % max(RETRY_AFTER_S[refusal.code], -(-wait_ms // 1000))))
-        await respond(send, status, _encoder.encode(refusal.to_wire()), headers)
-        return status
-
     # --- pages --------------------------------------------------------------------------------------------
 
     async def _healthz(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The process lives."""
-        await respond(send, 200, b'{"kind":"healthy"}')
+        await respond(send, Response(200, b'{"kind":"healthy"}'))
 
     async def _readyz(self, scope: Scope, receive: Receive, send: Send) -> None:
         """It takes work: the store is up, and it is not about to end."""
         is_up = getattr(self.exchange.store, "is_up", True)
         if is_up and not self.exchange.is_draining:
-            await respond(send, 200, b'{"kind":"ready"}')
+            await respond(send, Response(200, b'{"kind":"ready"}'))
         else:
             why = "draining" if self.exchange.is_draining else "store_unavailable"
-            await respond(send, 503, _encoder.encode({"kind": "not_ready", "reason": why}))
+            await respond(send, Response(503, _encoder.encode({"kind": "not_ready", "reason": why})))
 
     async def _version(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await respond(send, 200, _encoder.encode(version_of(self.exchange)))
+        await respond(send, Response(200, _encoder.encode(version_of(self.exchange))))
 
 
 async def hung_up(receive: Receive) -> None:
@@ -181,7 +183,19 @@ async def hung_up(receive: Receive) -> None:
         pass
 
 
-async def respond(send: Send, status: int, data: bytes, headers: Headers | None = None) -> None:
-    start = [JSON, (b"content-length", b"%d" % len(data)), *(headers or ())]
-    await send({"type": "http.response.start", "status": status, "headers": start})
-    await send({"type": "http.response.body", "body": data})
+def refused(refusal: CovenantError) -> Response:
+    status = HTTP_STATUS[refusal.code]
+    more: Headers = []
+    if status == 401:
+        more.append((b"www-authenticate", b"Bearer"))
+    if isinstance(refusal, WrongMethod):
+        more.append((b"allow", ", ".join(refusal.details["allow"]).encode()))
+    if refusal.code in RETRY_AFTER_S:
+        wait_ms = refusal.details.get("retry_after_ms", 0)
+        more.append((b"retry-after", b"%d" % max(RETRY_AFTER_S[refusal.code], -(-wait_ms // 1000))))
+    return Response(status, _encoder.encode(refusal.to_wire()), tuple(more))
+
+
+async def respond(send: Send, response: Response) -> None:
+    await send({"type": "http.response.start", "status": response.status, "headers": response.headers})
+    await send({"type": "http.response.body", "body": response.data})
