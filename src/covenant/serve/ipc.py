@@ -134,6 +134,7 @@ class _Connection(asyncio.Protocol):
         self._running: set[asyncio.Task[None]] = set()
         self._last: asyncio.Task[None] | None = None  # of the requests without an id
         self._is_paused = False
+        self._unsent: list[bytes] = []
 
     # --- the transport's ----------------------------------------------------------------------------------
 
@@ -313,7 +314,15 @@ class _Connection(asyncio.Protocol):
             return
         if request_id is not None:
             data = b'{"id":%b,%b' % (_encoder.encode(request_id), data[1:])
-        self._transport.write(_LENGTH.pack(len(data)) + data)
+        if not self._unsent:
+            self._loop.call_soon(self._flush)
+        self._unsent += (_LENGTH.pack(len(data)), data)
+
+    def _flush(self) -> None:
+        """What was replied in one turn of the loop goes out in one write: they are durable together."""
+        unsent, self._unsent = self._unsent, []
+        if unsent and self._transport is not None:
+            self._transport.write(b"".join(unsent))
 
     def part(self, why: CovenantError) -> None:
         """Say why, and close."""
@@ -322,12 +331,14 @@ class _Connection(asyncio.Protocol):
         self._refuse(None, why)
         for task in list(self._running):
             task.cancel()
+        self._flush()
         self._transport.close()
         self.due = self._loop.time() + self._bounds.head_ms_max / 1000
 
     async def finish(self) -> None:
         if self._running:
             await asyncio.wait(self._running, timeout=5)
+        self._flush()
         if self._transport is not None:
             self._transport.close()
 
