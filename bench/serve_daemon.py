@@ -7,6 +7,7 @@ with the same settings and nothing behind it: it reads the body and answers what
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import tempfile
 from collections.abc import AsyncIterator
@@ -55,6 +56,7 @@ async def daemon(
         settings = Settings(store=url_of(folder / "data", scheme), http="127.0.0.1:0", ipc=path)
         serving = Daemon(settings, Realm.throwaway(), _OPERATOR_TOKEN)
         await serving.start()
+        gc.freeze()  # as `covenant serve` does
         seats = await _enrolled(serving, peers)
         replies, *_ = await asyncio.gather(*(_cycle(serving, seat) for seat in seats))
         assert serving.address is not None
