@@ -318,7 +318,7 @@ class Journal(Embedded):
         return await self._keeper.compact()
 
     async def run_by_itself(self, command: Command) -> Any:
-        return await self._hand_over(self._commit(command, SYSTEM))
+        return await self._hand_over(self._commit(command, SYSTEM), command)
 
     def context_now(self) -> Context:
         return Context(self._clock.now_ms(), self._ids, self.limits, self.state.compaction)
