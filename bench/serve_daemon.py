@@ -7,17 +7,15 @@ with the same settings and nothing behind it: it reads the body and answers what
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
-import socket
 import tempfile
 from collections.abc import AsyncIterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 import psutil  # type: ignore[import-untyped]
-import uvicorn
 
 from bench.covenant_cycle import url_of
 from bench.serve_seats import Seat, Served, raise_open_files
@@ -31,12 +29,12 @@ from covenant.serve import daemon as daemon_module
 from covenant.serve import wire as w
 from covenant.serve.daemon import Daemon, Settings
 from covenant.serve.places import PLACE_OF
+from covenant.serve.server import Server, config_for, listen
 from covenant.serve.verbs import HANDLERS
 
 _OPERATOR_TOKEN: Final = "cov_bench_operator"
 _WORKING: Final = ("a2a.send.*", "a2a.respond.*", "a2a.cancel.*")
 _BACKLOG: Final = 4096
-_KEEP_ALIVE_S: Final = 75
 
 
 class ExchangeWithoutDoor(Exchange):
@@ -58,6 +56,7 @@ async def daemon(
         settings = Settings(store=url_of(folder / "data", scheme), http="127.0.0.1:0", ipc=path)
         serving = Daemon(settings, Realm.throwaway(), _OPERATOR_TOKEN)
         await serving.start()
+        gc.freeze()  # as `covenant serve` does
         seats = await _enrolled(serving, peers)
         replies, *_ = await asyncio.gather(*(_cycle(serving, seat) for seat in seats))
         assert serving.address is not None
@@ -104,34 +103,20 @@ def _weight() -> Figures:
 
 
 async def floor(folder: Path, beside: str, turns: AsyncIterator[None]) -> AsyncIterator[Figures]:
-    """The settings of the server are those of `covenant.serve.daemon`, and stay those of uvicorn if it changes."""
+    """The server and its settings are the daemon's; the protocol is uvicorn's own, and stays that."""
     raise_open_files()
     model = Served.read(Path(beside))
-    listening = socket.create_server(("127.0.0.1", 0), backlog=_BACKLOG)
-    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    config = uvicorn.Config(
-        _Bare({path: reply.encode() for path, reply in model.replies.items()}),
-        http="httptools",
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        date_header=False,
-        backlog=_BACKLOG,
-        timeout_keep_alive=_KEEP_ALIVE_S,
-    )
-    server = uvicorn.Server(config)
+    listening = listen("127.0.0.1", 0, _BACKLOG)
+    bare = _Bare({path: reply.encode() for path, reply in model.replies.items()})
+    server = Server(config_for(bare, _BACKLOG))
     serving = asyncio.create_task(server.serve(sockets=[listening]))
-    while not server.started:  # noqa: ASYNC110  # uvicorn offers nothing to wait for
-        await asyncio.sleep(0.01)
+    await server.is_up.wait()
     Served(pid=os.getpid(), port=listening.getsockname()[1], seats=model.seats, replies=model.replies).write(folder)
     yield _weight()
     async for _ in turns:
         yield _weight()
-    server.should_exit = True
-    with suppress(asyncio.CancelledError):
-        await serving
+    server.is_over.set()
+    await serving
 
 
 class _Bare:

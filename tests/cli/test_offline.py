@@ -31,6 +31,14 @@ def test_the_record_is_verified_and_exported_beside_a_running_daemon(covenant: C
     assert exported["rows"] == [row for row in lines if row["seq"] > 3]
 
 
+def test_a_folder_that_is_not_there_is_not_called_damaged(tmp_path: Path) -> None:
+    nowhere = Client(tmp_path)
+    for command in (("audit", "verify"), ("journal", "verify"), ("audit", "export")):
+        done = nowhere(*command, "--json", code=1)
+        assert done.json["code"] == "store_unavailable"
+        assert done.err == f"error: there is no journal in {tmp_path}/data (store_unavailable)\n"
+
+
 def test_a_journal_is_backed_up_damaged_and_mended(covenant: Client, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     assert f"to {copy}: 1 file" in covenant.text("journal", "backup", str(copy))

@@ -56,6 +56,70 @@ def test_wrong_usage_exits_with_2(served: Served) -> None:
     assert "Commands:" in client("peers", code=2).err
 
 
+def test_json_may_stand_before_a_command_too(covenant: Client) -> None:
+    assert covenant("--json", "a2a", "status").json["kind"] == "a2a_status"
+    assert covenant("--json", "a2a", "show", MISSING, code=1).json["code"] == "unknown_task"
+
+
+def test_wrong_usage_is_told_in_one_line(covenant: Client) -> None:
+    for arguments in (
+        ("a2a", "requeue", MISSING, "--reason", "x"),
+        ("a2a", "status", "--jason"),
+        ("--url", "http://", "--token", "x", "a2a", "status"),
+        ("--url", "http://h:99999", "--token", "x", "a2a", "status"),
+    ):
+        (line,) = covenant(*arguments, code=2).err.splitlines()
+        assert "?;" not in line and line.endswith("(bad_setting)")
+    assert "operator_accepted" not in covenant("a2a", "requeue", MISSING, "--reason", "x", code=2).err
+
+
+def test_a_choice_is_understood_with_either_dash(covenant: Client) -> None:
+    for risk in ("operator-accepted", "operator_accepted"):
+        wanted = ("--duplicate-risk", risk, "--reason", "is it there?")
+        assert covenant.refused("a2a", "requeue", MISSING, *wanted) == "unknown_task"
+
+
+def test_an_action_that_is_not_there_is_not_merely_denied(covenant: Client) -> None:
+    assert covenant.refused("capabilities", "check", "a2a.fly") == "bad_action"
+
+
+def test_who_enrolls_a_label_twice_is_told_what_to_do(covenant: Client) -> None:
+    again = covenant("peers", "enroll", "bob", code=1)
+    assert "bob@local is enrolled already, under another key (peer_conflict)" in again.err
+    assert "peers rotate bob@local" in again.err
+
+
+def test_what_to_type_next_names_the_token_that_was_given(served: Served, bob: Client) -> None:
+    bob("a2a", "send", "bob", "mine")
+    said = bob.text("a2a", "next")
+    assert f"answer it:     covenant --home {served.home} --token TOKEN a2a post" in said
+    assert served.bob not in said
+
+
+def test_nobody_at_a_url_is_told_shortly_and_nothing_was_sent() -> None:
+    lost = run("--url", "http://127.0.0.1:1", "--token", "x", "a2a", "send", "bob", "hi", "--json")
+    assert lost.code == 1 and lost.json["outcome"] == "not_sent"
+    assert lost.json["message"] == "no daemon at http://127.0.0.1:1: Connection refused"
+
+
+def test_version_tells_of_a_daemon_that_is_not_there_once(home: Path) -> None:
+    said = run("version", "--home", str(home)).out.splitlines()
+    assert said[1] == f"no daemon at {home}/sock (unreachable)"
+
+
+def test_a_token_that_may_not_be_read_is_told_with_what_helps(home: Path) -> None:
+    (home / "operator.token").mkdir(0o700)  # as unreadable to root as to anybody
+    refused = Client(home)("a2a", "status", code=1)
+    assert f"{home}/operator.token cannot be read: Is a directory" in refused.err
+    assert "--token" in refused.err and "(unauthenticated)" in refused.err
+
+
+def test_a_file_that_fails_is_told_in_words() -> None:
+    denied = PermissionError(13, "Permission denied", "/")
+    assert words.failure(denied) == "/: Permission denied (it belongs to root)"
+    assert words.failure(OSError(28, "No space left on device")) == "No space left on device"
+
+
 def test_a_terminal_gets_colours_and_whole_ids(served: Served) -> None:
     arguments = ("--home", str(served.home), "a2a", "status", "--min-lease-age-ms", "1", "-n", "50")
     seen = _on_a_terminal(*arguments)

@@ -20,6 +20,8 @@ class Proxy:
         self.goes_down = False  # for good, with the first answer that gets lost
         self.may_answer = asyncio.Event()  # while it is not set, answers wait and nobody hangs up
         self.may_answer.set()
+        self.may_read = asyncio.Event()  # the same for requests
+        self.may_read.set()
         self.lost = 0
         self._met = 0
         self._daemon = daemon
@@ -40,6 +42,7 @@ class Proxy:
         finally:
             server.close()
             self.may_answer.set()
+            self.may_read.set()
             self.hang_up()
             if self._serving:
                 await asyncio.wait(self._serving)
@@ -78,10 +81,9 @@ class Proxy:
     async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, are_answers: bool) -> None:
         with contextlib.suppress(OSError):
             while data := await reader.read(65536):
-                if are_answers:
-                    await self.may_answer.wait()
-                    if self._gets_lost(data):
-                        break
+                await (self.may_answer if are_answers else self.may_read).wait()
+                if are_answers and self._gets_lost(data):
+                    break
                 if self.is_down:
                     break
                 writer.write(data)

@@ -247,7 +247,7 @@ async def test_a_backup_that_never_gets_through_says_so(folder: Path, target: Pa
 
     refused("backup_failed", lambda: backup(folder, target, files=watched(folder, vanish)))
     assert tries == TRIES_MAX
-    assert list(target.iterdir()) == []
+    assert not target.exists()
 
 
 @pytest.mark.parametrize("rest", [b'{"seq":', b'{"seq":7}\n', b"\0" * 100], ids=["half a line", "a line", "zeros"])
@@ -295,7 +295,7 @@ def test_there_must_be_a_journal(folder: Path, target: Path, place: Path) -> Non
     (folder / "journal-00000000000000000001.jsonl").write_bytes(b'{"covenant":')
     refused("backup_failed", lambda: backup(folder, target))
     refused("backup_failed", lambda: restore(target, place))
-    assert list(target.iterdir()) == []
+    assert not target.exists()
     assert not place.exists()
 
 
@@ -305,7 +305,7 @@ async def test_a_damaged_journal_is_not_taken_for_a_backup(folder: Path, target:
     path.write_bytes(path.read_bytes().replace(b'"at":', b'"ta":', 3))
     why = refused("store_damaged", lambda: backup(folder, target))
     assert (why.details["file"], why.details["line"]) == (path.name, 1)
-    assert list(target.iterdir()) == []
+    assert not target.exists()
 
 
 @pytest.mark.parametrize("drops", [False, True], ids=["nothing dropped", "behind what was dropped"])
@@ -315,7 +315,7 @@ async def test_a_journal_without_its_beginning_is_not_taken_for_a_backup(
     await (make_journal_that_dropped_segments if drops else make_journal)(folder)
     min(folder.glob("journal-*")).unlink()
     refused("store_damaged", lambda: backup(folder, target))
-    assert list(target.iterdir()) == []
+    assert not target.exists()
 
 
 async def test_a_backup_that_was_changed_is_not_restored(folder: Path, target: Path, place: Path) -> None:
@@ -396,25 +396,48 @@ async def test_a_restore_overwrites_nothing(folder: Path, target: Path, place: P
 # --- killed anywhere ---------------------------------------------------------------------------------------
 
 
-async def test_a_backup_that_ends_half_way_is_none(folder: Path, target: Path, place: Path) -> None:
+async def test_a_backup_that_ends_anywhere_leaves_none_or_a_whole_one(folder: Path, target: Path) -> None:
     await make_journal(folder)
     whole = contents(folder)
+    partial = target.with_name("backup.partial")
+    stages: set[bool] = set()
     for kills in (True, False):
-        for fail_at in count(1):
-            disk = FailingDisk(target, fail_at, kills=kills)
-            try:
-                backup(folder, target, files=disk.reach)
-            except Killed:
-                if not (target / "backup.json").exists():
-                    refused("backup_failed", lambda: restore(target, place))
-            except CovenantError as refusal:
-                assert (refusal.code, kills) == ("backup_failed", False)
-                assert not target.exists() or list(target.iterdir()) == []
-            shutil.rmtree(target, ignore_errors=True)
-            if disk.failed is None:
-                break
-        assert fail_at > 20
+        for exists in (True, False):
+            for fail_at in count(1):
+                if exists:
+                    target.mkdir()
+                disk = FailingDisk(target, fail_at, kills=kills)
+                try:
+                    backup(folder, target, files=disk.reach)
+                except (Killed, CovenantError) as ended:
+                    assert disk.failed is not None
+                    assert isinstance(ended, Killed) or (ended.code == "backup_failed" and not partial.exists())
+                    is_there = target.exists() and contents(target) != {}
+                    stages.add(is_there)
+                    if not is_there:
+                        assert target.exists() == exists
+                        backup(folder, target)
+                assert {
+                    name: content for name, content in contents(target).items() if name != "backup.json"
+                } == chain_of(folder)
+                assert (target / "backup.json").exists()
+                assert not partial.exists()
+                shutil.rmtree(target)
+                if disk.failed is None:
+                    break
+            assert fail_at > 20
+    assert stages == {True, False}
     assert contents(folder) == whole
+
+
+async def test_a_folder_of_somebody_else_beside_the_backup_is_not_touched(folder: Path, target: Path) -> None:
+    await make_journal(folder)
+    partial = target.with_name("backup.partial")
+    partial.mkdir()
+    (partial / "precious").write_text("mine")
+    refused("backup_failed", lambda: backup(folder, target))
+    assert contents(partial) == {"precious": b"mine"}
+    assert not target.exists()
 
 
 async def test_a_restore_that_ends_anywhere_leaves_no_store_or_a_whole_one(

@@ -13,7 +13,9 @@ import pytest
 from covenant import CovenantError, Limits, OpenMailbox, Task
 from covenant.store.clock import ManualClock
 from covenant.store.journal.archive import FILE as ARCHIVE
+from covenant.store.journal.line import GENESIS, decode_header, encode
 from covenant.store.journal.segment import segment_names
+from covenant.store.journal.verify import verify
 from tests.journal.support import (
     SMALL,
     FailingFiles,
@@ -230,3 +232,35 @@ async def _until_reopened(box: OpenMailbox, clock: ManualClock) -> None:
         if engine.is_up:
             return
     raise AssertionError("the engine did not come back")
+
+
+DAMAGED_HEADERS = [(change, commits) for change in ("another time", "another chain") for commits in (0, 1, 2)]
+
+
+@pytest.mark.parametrize(("change", "commits"), [*DAMAGED_HEADERS, ("no newline", 1), ("no newline", 2)])
+async def test_a_last_segment_whose_header_does_not_follow_is_damage(tmp_path: Path, change: str, commits: int) -> None:
+    """A crash leaves a header that is not whole, with nothing behind it; whatever else does not fit is no leftover."""
+    folder = tmp_path / "data"
+    async with open_journal(folder, limits=Limits(), clock=ManualClock()) as box:
+        await box.of("ann@lab").send_task(Task(recipient=box.of("bob@lab").agent, intent_text="before"))
+        journal_of(box)._change_segment()
+        for _ in range(commits):
+            await box.of("ann@lab").send_task(Task(recipient=box.of("bob@lab").agent, intent_text="behind"))
+        name = segment_names(journal_of(box)._files)[-1]
+    path = folder / name
+    header, *lines = path.read_bytes().splitlines(keepends=True)
+    assert len(lines) == commits
+    if change == "another time":
+        header = header.replace(b'"at":', b'"at":9')
+    elif change == "another chain":
+        header, _ = encode(decode_header(header, name), GENESIS)
+    else:
+        header = header.removesuffix(b"\n")
+    damaged = b"".join([header, *lines])
+    path.write_bytes(damaged)
+    with pytest.raises(CovenantError) as refused:
+        await open_journal(folder)
+    assert refused.value.code == "store_damaged"
+    assert (refused.value.details["file"], refused.value.details["line"]) == (name, 1)
+    assert path.read_bytes() == damaged
+    assert not verify(folder).is_sound

@@ -236,6 +236,8 @@ async def test_history_that_outgrows_its_room_goes_first(tmp_path: Path) -> None
             clock.advance(1000)
             last = await cycle(box)
         await tidy(box)
+        by_itself = [row.actor for row in await box.recent_audit(1000) if row.kind == "compacted"]
+        assert by_itself and set(by_itself) == {"system"}
         await box.compact()
         size = sum(path.stat().st_size for path in (tmp_path / "data").glob("journal-*"))
         assert size < limits.retention_bytes + 2 * limits.segment_bytes

@@ -7,14 +7,22 @@ import json
 import random
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from covenant import CovenantError, Task
+from covenant import CovenantError, Limits, OpenMailbox, Task
+from covenant.exchange.realm import Realm
+from covenant.model.command import SignHead
+from covenant.model.event import HeadSigned
 from covenant.store.clock import ManualClock
 from covenant.store.journal.engine import Head
-from covenant.store.journal.verify import verify
+from covenant.store.journal.files import Files
+from covenant.store.journal.line import Line, encode
+from covenant.store.journal.segment import Reader, read_header, segment_names
+from covenant.store.journal.verify import UNSIGNED_MS_MAX, verify
 from tests.journal.support import busy_run, dump, journal_of, open_journal, tidy
 
 TRIES = 10_000
@@ -191,3 +199,146 @@ async def test_a_copy_of_the_folder_without_snapshot_and_archive_is_the_same_mai
     for folder in ("data", "copy"):
         async with open_journal(tmp_path / folder, clock=ManualClock(clock.now_ms())) as box:
             assert dump(box) == live
+
+
+# --- signed heads ------------------------------------------------------------------------------------------
+
+REALM = Realm.throwaway()
+DROPPING = Limits(segment_bytes=2_000, retention_ms=1_000, dedup_ms=1_000, finished_tail_max=0, archive_batch=1)
+
+
+async def send(box: OpenMailbox, count: int = 1) -> None:
+    for _ in range(count):
+        await box.of("ann@lab").send_task(Task(recipient=box.of("bob@lab").agent, intent_text="work"))
+
+
+async def sign(box: OpenMailbox, head: Head | None = None) -> None:
+    head = head or await journal_of(box).head()
+    signature = REALM.sign_head(head.seq, head.hash)
+    await journal_of(box).run(SignHead(None, head.seq, head.hash, signature, REALM.pubkey))
+
+
+def rewrite(folder: Path, change: Callable[[Line], Line]) -> None:
+    """What somebody with the folder and without the key can do: other lines, and every hash made anew."""
+    files = Files(folder)
+    lines = [change(line) for line in Reader(files)]
+    (name,) = segment_names(files)
+    header = read_header(files, name)
+    assert header is not None
+    data, mark = encode(header, header.prev.encode())
+    for line in lines:
+        added, mark = encode(line, mark)
+        data += added
+    (folder / name).write_bytes(data)
+
+
+def heads_changed(**members: str) -> Callable[[Line], Line]:
+    def change(line: Line) -> Line:
+        events = [
+            msgspec.structs.replace(event, **members) if isinstance(event, HeadSigned) else event
+            for event in line.events
+        ]
+        return msgspec.structs.replace(line, events=events)
+
+    return change
+
+
+@pytest.mark.parametrize("late", [0, 1, 7], ids=["at once", "behind a commit", "behind several segments"])
+async def test_a_head_of_a_dropped_segment_is_sound_when_a_history_stands_in_for_it(tmp_path: Path, late: int) -> None:
+    """A head is signed a moment after it was taken, and may by then lie in an earlier segment."""
+    clock = ManualClock()
+    folder = tmp_path / "data"
+    async with open_journal(folder, limits=DROPPING, clock=clock) as box:
+        await send(box, 9)
+        old = await journal_of(box).head()
+        journal_of(box)._change_segment()
+        await send(box, late)
+        clock.advance(2_000)
+        journal_of(box)._change_segment()
+        await sign(box, old)
+        await send(box, 5)
+        assert verify(folder, realm=REALM.pubkey).is_sound
+        await box.compact()
+        signed_in = [line.seq for line in Reader(Files(folder)) if isinstance(line.events[0], HeadSigned)]
+        assert signed_in[0] == old.seq + late + 1
+        report = verify(folder, realm=REALM.pubkey)
+        assert report.is_sound, report.damage
+        assert (report.signatures, report.signed_until) == (1, old.seq)
+    forged = tmp_path / "forged"
+    shutil.copytree(folder, forged)
+    for history in forged.glob("history-*"):
+        history.unlink()
+    assert not verify(forged, realm=REALM.pubkey).is_sound
+
+
+async def test_a_head_of_a_dropped_segment_must_be_signed_and_fit_the_anchor(tmp_path: Path) -> None:
+    clock = ManualClock()
+    folder = tmp_path / "data"
+    limits = msgspec.structs.replace(DROPPING, segment_bytes=1_000_000)
+    async with open_journal(folder, limits=limits, clock=clock) as box:
+        await send(box, 9)
+        old = await journal_of(box).head()
+        journal_of(box)._change_segment()
+        clock.advance(2_000)
+        await sign(box, Head(old.seq, "0" * 64))  # of another chain
+        await box.compact()
+        await tidy(box)
+    (damage,) = verify(folder, realm=REALM.pubkey).damage
+    assert damage == f"the head that was signed at event {old.seq} is not in this chain"
+    rewrite(folder, heads_changed(hash=old.hash))
+    (damage,) = verify(folder, realm=REALM.pubkey).damage
+    assert damage == f"the signature under event {old.seq} is not good"
+
+
+async def test_a_journal_without_its_beginning_is_found(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    await make_journal(folder, rounds=3)
+    first, second, *_ = segments(folder)
+    first.unlink()
+    assert any(f"before {second.name} are missing" in damage for damage in verify(folder).damage)
+
+
+@pytest.mark.parametrize("signature", ["", "1", "not base58: 0OIl", "z" * 88])
+async def test_a_head_without_a_good_signature_is_found(tmp_path: Path, signature: str) -> None:
+    folder = tmp_path / "data"
+    async with open_journal(folder) as box:
+        await send(box)
+        await sign(box)
+    assert verify(folder, realm=REALM.pubkey).is_sound
+    rewrite(folder, heads_changed(signature=signature))
+    assert verify(folder, realm=REALM.pubkey).damage == ["the signature under event 1 is not good"]
+
+
+async def test_a_head_that_was_emptied_out_of_its_line_is_found(tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    async with open_journal(folder) as box:
+        await send(box)
+        await sign(box)
+
+    def emptied(line: Line) -> Line:
+        return msgspec.structs.replace(line, events=()) if isinstance(line.events[0], HeadSigned) else line
+
+    rewrite(folder, emptied)
+    assert verify(folder, realm=REALM.pubkey).damage == ["the commit at event 2 says nothing"]
+
+
+async def test_a_chain_that_is_signed_no_more_says_since_when(tmp_path: Path) -> None:
+    clock = ManualClock()
+    folder = tmp_path / "data"
+    async with open_journal(folder, clock=clock) as box:
+        await send(box, 3)
+        assert verify(folder).unsigned_after is None  # nobody signs here
+        assert verify(folder, realm=REALM.pubkey).unsigned_after is None  # it may be signed any moment
+        clock.advance(UNSIGNED_MS_MAX + 1)
+        await send(box)
+        assert verify(folder, realm=REALM.pubkey).unsigned_after == 0
+        await sign(box)
+        clock.advance(UNSIGNED_MS_MAX + 1)  # nothing happens
+        await send(box)
+        assert verify(folder).unsigned_after is None
+        clock.advance(UNSIGNED_MS_MAX + 1)
+        await send(box)
+        report = verify(folder)
+        assert (report.is_sound, report.signed_until, report.unsigned_after) == (True, 4, 5)
+        await sign(box)
+        assert verify(folder).unsigned_after is None

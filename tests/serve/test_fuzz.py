@@ -361,8 +361,6 @@ class Mutations:
         """One frame without its length."""
         self._number += 1
         frame = {"id": self._number, **self.chance.choice(self._frames)}
-        if "receipt" in frame:
-            frame["receipt"] = f"r{self._number}"
         (mutate,) = self.chance.choices(list(self._within), list(self._within.values()))
         return mutate(frame)
 

@@ -215,3 +215,30 @@ async def test_a_receive_that_is_given_back_while_it_waits_is_answered_with_noth
     bob.send({"kind": "give_back", "id": 2, "receipt": "r"})
     answers = {answer["id"]: answer for answer in (await bob.read(), await bob.read())}
     assert (answers[1]["kind"], answers[1]["task"], answers[2]["kind"]) == ("a2a_task_opt", None, "given_back")
+
+
+class Counted:
+    """A transport that tells how often it was written to."""
+
+    def __init__(self, transport: Any) -> None:
+        self.writes = 0
+        self._transport = transport
+
+    def write(self, data: bytes) -> None:
+        self.writes += 1
+        self._transport.write(data)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+
+async def test_replies_that_are_ready_together_go_out_together(office: Office) -> None:
+    line = await office.line("alice@lab")
+    assert office.daemon._ipc is not None
+    (connection,) = office.daemon._ipc.connections
+    counted: Any = Counted(connection._transport)
+    connection._transport = counted
+    frame = json.dumps({"kind": "whoami", "id": 1}).encode()
+    line.writer.write((struct.pack(">I", len(frame)) + frame) * 32)
+    assert [(await line.read())["kind"] for _ in range(32)] == ["whoami"] * 32
+    assert counted.writes < 4

@@ -2,23 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+import asyncio
+import re
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any, Final
 
+import aiohttp
+import msgspec
 import pytest
 from msgspec import structs
 
-from covenant import AgentId, CovenantError, Idempotency, Limits, Mailbox, OpenMailbox, Result, RetryPolicy, Task
+from covenant import (
+    AgentId,
+    CovenantError,
+    ForceError,
+    Idempotency,
+    Limits,
+    Mailbox,
+    OpenMailbox,
+    RepairRequest,
+    Requeue,
+    Result,
+    RetryPolicy,
+    Task,
+    TaskState,
+    Text,
+)
 from covenant.client.engine import RemoteEngine
 from covenant.client.unix import UnixTransport
 from covenant.model.audit import AuditRow
-from covenant.model.error import UnknownPeer
+from covenant.model.error import TaskConflict, UnknownPeer
 from covenant.model.limits import DEDUP_MS
+from covenant.model.peer import Scope
 from covenant.serve import wire as w
 from covenant.serve.daemon import Daemon
-from covenant.serve.places import PLACE_OF
+from covenant.serve.places import PLACE_OF, PLACES
 from covenant.serve.status import HTTP_STATUS
-from covenant.store.clock import CountingIds, ManualClock
+from covenant.store.clock import ManualClock
 from tests.daemons import OPERATOR_TOKEN, Realmful, enrolled, start_daemon
 
 STORES: Final = ("memory:", "file:{folder}")
@@ -47,10 +70,10 @@ class Town:
         return rows
 
 
-@pytest.fixture(params=STORES, ids=["memory", "file"])
-async def town(request: pytest.FixtureRequest, tmp_path: Any) -> AsyncIterator[Town]:
+@asynccontextmanager
+async def _town(store: str) -> AsyncIterator[Town]:
     clock = ManualClock()
-    daemon = await start_daemon(request.param.format(folder=tmp_path / "data"), Limits(), clock, CountingIds())
+    daemon = await start_daemon(store, Limits(), clock)
     realm = Realmful()
     await realm.enroll(daemon)
     town = Town(daemon, realm, clock)
@@ -58,6 +81,12 @@ async def town(request: pytest.FixtureRequest, tmp_path: Any) -> AsyncIterator[T
         yield town
     await town.transport.close()
     await daemon.stop()
+
+
+@pytest.fixture(params=STORES, ids=["memory", "file"])
+async def town(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Town]:
+    async with _town(request.param.format(folder=tmp_path / "data")) as town:
+        yield town
 
 
 async def test_a_story_tells_a_peer_nothing_of_the_operators_passes(town: Town) -> None:
@@ -167,3 +196,236 @@ async def test_whose_grant_covers_a_name_learns_that_nobody_has_it(town: Town) -
     for forbidden in (w.RevokePeer(peer="nil@lab"), w.RotateToken(peer="nil@lab"), w.RecvTask(recipient="nil@lab")):
         with pytest.raises(UnknownPeer):
             await town.call("operator", forbidden, PLACE_OF[type(forbidden)].reply)
+
+
+# --- what is there -----------------------------------------------------------------------------------------
+
+HELD: Final = "bbbbbbbb-0000-4000-8000-000000000000"
+SAFE: Final = Idempotency("idempotent", "the key")
+
+
+async def _queue(town: Town) -> None:
+    alice, bob = town.of("alice"), town.of("bob")
+    await alice.send_task(Task(id=HIDDEN, recipient=bob.agent, intent_text="secret", idempotency=SAFE, parent=HELD))
+
+
+async def _lease(town: Town) -> None:
+    await _queue(town)
+    await town.of("bob").recv_task()
+
+
+async def _follow(town: Town) -> None:
+    await _lease(town)
+    alice, bob = town.of("alice"), town.of("bob")
+    await alice.send_task(Task(recipient=bob.agent, intent_text="secret", idempotency=SAFE, parent=HIDDEN))
+
+
+async def _requeue(town: Town) -> None:
+    await _lease(town)
+    await town.box.repair_task(RepairRequest(HIDDEN, Requeue("idempotent"), "the worker is gone"))
+
+
+async def _answer(town: Town) -> None:
+    await _queue(town)
+    bob = town.of("bob")
+    await bob.send_result(Result.ok(await bob.recv_task(), [Text("done")]))
+
+
+async def _resolve(town: Town) -> None:
+    await _answer(town)
+    await town.of("alice").recv_result()
+
+
+async def _bury(town: Town) -> None:
+    await _resolve(town)
+    await town.box.compact(older_than_ms=0)
+
+
+PASTS: Final[dict[str, Callable[[Town], Awaitable[None]]]] = {
+    "queued": _queue,
+    "in flight": _lease,
+    "followed": _follow,
+    "requeued": _requeue,
+    "answered": _answer,
+    "resolved": _resolve,
+    "buried": _bury,
+}
+
+
+def probes(lease: str, slot: str) -> list[w.Request]:
+    """Every verb, with the ids of what is hidden wherever it takes one; the listings again at the end."""
+    listings: list[w.Request] = [
+        w.RecentTasks(limit=100),
+        w.RecentResults(limit=100),
+        *(w.Queue(limit=limit, state=state) for state in (None, *TaskState) for limit in (1, 100)),
+        *(w.ListCache(limit=limit) for limit in (1, 100)),
+        w.ListGrants(limit=100),
+        w.RecentAudit(limit=100),
+        w.RecentAudit(limit=100, task_id=HIDDEN),
+        w.RecentAudit(limit=100, actor="alice@lab"),
+    ]
+    result = Result(HIDDEN, "ok", (), None, lease)
+    return [
+        *listings,
+        w.GetTask(task_id=HIDDEN),
+        w.GetTask(task_id=HIDDEN.upper()),
+        w.GetTask(task_id=HIDDEN, current_generation=0, wait_ms=5),
+        w.GetTree(task_id=HIDDEN),
+        w.GetTree(task_id=HELD),
+        w.Story(task_id=HIDDEN),
+        w.GetResult(task_id=HIDDEN),
+        w.PostResult(result=result),
+        w.PostResult(result=Result(HIDDEN, "partial", (), None)),
+        w.Cancel(task_id=HIDDEN),
+        w.Cancel(task_id=HIDDEN, graceful=True, cascade=True),
+        w.Repair(request=RepairRequest(HIDDEN, Requeue("idempotent", lease), "x")),
+        w.Repair(request=RepairRequest(HIDDEN, ForceError("x"), "x")),
+        w.Heartbeat(lease_id=lease),
+        w.Release(lease_id=lease),
+        w.ForgetCached(entry_id=slot, reason="x"),
+        w.ForgetCached(entry_id=HIDDEN, reason="x"),
+        w.RetryStale(),
+        w.RetryStale(policy=RetryPolicy(enabled=True)),
+        w.Compact(older_than_ms=0),
+        w.Check(action="a2a.repair.requeue", task_id=HIDDEN, lease_id=lease),
+        w.Grant(subject="carol@lab", action="a2a.repair.requeue", scope=Scope(task_id=HIDDEN)),
+        w.Revoke(grant_id=HIDDEN),
+        w.SendTask(task=Task(recipient=BOB, intent_text="secret", idempotency=SAFE, parent=HIDDEN)),
+        w.SendTasks(tasks=[Task(recipient=BOB, intent_text="secret", parent=HELD)]),
+        w.RecvTask(),
+        w.RecvTask(recipient="bob@lab"),
+        w.RecvTasks(limit=5),
+        w.RecvResult(),
+        w.RecvResult(peer="alice@lab"),
+        w.RecvResults(limit=5),
+        w.GiveBack(receipt=HIDDEN),
+        w.EnrollPeer(display="new@lab"),
+        w.ListPeers(),
+        w.RevokePeer(peer="alice@lab"),
+        w.RotateToken(peer="alice@lab"),
+        w.Whoami(),
+        w.Version(),
+        *listings,
+    ]
+
+
+def test_the_probes_are_of_every_verb() -> None:
+    assert {type(probe) for probe in probes(HELD, "slot:x")} == {place.request for place in PLACES}
+
+
+class Voice:
+    """A caller that reads answers as they come, and makes the same of them in every town."""
+
+    def __init__(self, town: Town, token: str) -> None:
+        self._url = str(town.daemon.url)
+        self._socket = str(town.daemon.settings.ipc)
+        self._token = token
+        self._names: dict[str, str] = {}
+
+    async def over_http(self, requests: list[w.Request]) -> list[Any]:
+        answers = []
+        async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {self._token}"}) as session:
+            for request in requests:
+                method, path, query, body = _in_http(request)
+                async with session.request(method, self._url + path, params=query, data=body) as reply:
+                    headers = {k.lower(): v for k, v in reply.headers.items() if k.lower() not in _UNLIKE}
+                    answers.append((reply.status, headers, self._plain(await reply.read())))
+        return answers
+
+    async def over_ipc(self, requests: list[w.Request]) -> list[Any]:
+        reader, writer = await asyncio.open_unix_connection(self._socket)
+        answers = []
+        for request in (w.Authenticate(token=self._token), *requests):
+            frame = msgspec.json.encode(request)
+            writer.write(struct.pack(">I", len(frame)) + frame)
+            (size,) = struct.unpack(">I", await reader.readexactly(4))
+            answers.append(self._plain(await reader.readexactly(size)))
+        writer.close()
+        await writer.wait_closed()
+        return answers
+
+    def _plain(self, body: bytes) -> str:
+        """Without the numbers of events, and with ids and keys named in the order in which they come."""
+        text = re.sub(r'("seq":|"cursor":|"cursor":"\w+:)\d+', r"\1N", body.decode())
+        return re.sub(_MADE_UP, lambda found: self._name(found[0]), text)
+
+    def _name(self, name: str) -> str:
+        return name if name in (HIDDEN, HELD) else self._names.setdefault(name, f"<{len(self._names)}>")
+
+
+_MADE_UP: Final = r'[0-9a-f]{8}-[0-9a-f-]{27}|slot:[0-9a-f]{64}|(?<=key":")[1-9A-Za-z]{43,44}|(?<=ure":")[^"]+'
+_UNLIKE: Final = ("date", "content-length")  # of which the one is the hour, the other says how long a number is
+
+
+def _in_http(request: w.Request) -> tuple[str, str, dict[str, str], bytes | None]:
+    place = PLACE_OF[type(request)]
+    members = msgspec.to_builtins(request)
+    del members["kind"]
+    path = place.path
+    if place.parameter is not None:
+        path = path.replace(f"{{{place.parameter}}}", members.pop(place.parameter))
+    if place.body is None:
+        return place.method, path, {name: str(value) for name, value in members.items()}, None
+    return place.method, path, {}, msgspec.json.encode(members if place.body == "*" else members[place.body])
+
+
+@pytest.mark.parametrize("surface", ["http", "ipc"])
+@pytest.mark.parametrize("past", PASTS)
+@pytest.mark.parametrize("store", STORES, ids=["memory", "file"])
+async def test_a_town_with_a_hidden_task_looks_like_one_without(
+    tmp_path: Path, store: str, past: str, surface: str
+) -> None:
+    """Contract 27: by no verb, status, header or word does a peer tell what others have from what is not there."""
+    lease, slot = HELD, f"slot:{'0' * 64}"
+    told = []
+    for number, make in enumerate((PASTS[past], None)):
+        async with _town(store.format(folder=tmp_path / str(number))) as town:
+            bare = await enrolled(town.box, "bare@lab")
+            carol = town.of("carol")
+            for key in ("1", "2"):
+                mine = Idempotency("idempotent", key)
+                await carol.send_task(Task(recipient=carol.agent, intent_text="a", idempotency=mine, parent=HIDDEN))
+            await carol.send_result(Result.ok(await carol.recv_task(), [Text("b")]))
+            if make is not None:
+                await make(town)
+                lease, slot = await _names_of_what_is_hidden(town)
+            before = await _all_of(town.of("alice"))
+            answers = []
+            for token in (bare.token, town.tokens["carol@lab"]):
+                asked = probes(lease, slot)
+                if token == bare.token:  # who may send learns by a conflict that an id is taken: see docs/trust.md
+                    asked.append(w.SendTask(task=Task(id=HIDDEN, recipient=BOB, intent_text="x")))
+                voice = Voice(town, token)
+                answers += await (voice.over_http(asked) if surface == "http" else voice.over_ipc(asked))
+            told.append(answers)
+            assert await _all_of(town.of("alice")) == before
+    for one, other in zip(*told, strict=True):
+        assert one == other
+
+
+async def _all_of(peer: Mailbox) -> list[Any]:
+    return [await peer.task_queue(100), await peer.recent_tasks(100), await peer.recent_results(100)]
+
+
+async def _names_of_what_is_hidden(town: Town) -> tuple[str, str]:
+    """The lease, present or past, and the cached result."""
+    store: Any = town.daemon.store
+    leases = [lease for lease, task in store.state._lease_tasks.items() if task == HIDDEN]
+    cached = [entry.id for entry in (await town.of("alice").cached_results(10)).entries]
+    return (leases or [HELD])[0], (cached or [f"slot:{'0' * 64}"])[0]
+
+
+@pytest.mark.parametrize("past", PASTS)
+async def test_a_taken_id_says_only_that_it_is_taken(town: Town, past: str) -> None:
+    """Contract 5: ids are unique, so a conflict cannot be hidden; what took the id can."""
+    await PASTS[past](town)
+    carol = town.of("carol")
+    for recipient in (carol.agent, BOB):
+        with pytest.raises(TaskConflict) as refused:
+            await carol.send_task(Task(id=HIDDEN, recipient=recipient, intent_text="secret", idempotency=SAFE))
+        assert refused.value.to_wire() == {
+            "kind": "error",
+            "code": "task_conflict",
+            "message": f"the id {HIDDEN} is taken by other content",
+            "task_id": HIDDEN,
+        }

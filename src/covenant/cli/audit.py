@@ -9,7 +9,7 @@ import click
 import msgspec
 from msgspec import Struct
 
-from covenant.cli.folder import folder_of, realm_option, store_option, tell_integrity
+from covenant.cli.folder import journal_of, realm_option, store_option, tell_integrity
 from covenant.cli.option import answers, limit_option
 from covenant.cli.session import Session
 from covenant.cli.table import Cell, Column, print_table
@@ -93,7 +93,7 @@ class Export(Struct, tag="audit_export", tag_field="kind"):
 @answers
 def export(session: Session, after: int, store: str | None) -> None:
     """Every row as a line of JSON, the oldest first. Reads the folder; a daemon may run meanwhile."""
-    rows = _rows(folder_of(session, store), after)
+    rows = _rows(journal_of(session, store), after)
     if session.given.as_json:
         session.answer(Export(after, list(rows)), lambda: None)
         return

@@ -11,7 +11,7 @@ import msgspec
 from covenant.cli.session import Session
 from covenant.cli.table import print_fields
 from covenant.cli.words import counted
-from covenant.model.error import BadSetting
+from covenant.model.error import BadSetting, StoreUnavailable
 
 realm_option = click.option("--realm", metavar="PUBKEY", help="Who must have signed it. Default: the home's own key.")
 store_option = click.option("--store", metavar="URL", help="The folder, file:PATH. Default: <home>/data.")
@@ -26,11 +26,19 @@ def folder_of(session: Session, store: str | None) -> str:
     return str(Path(path.removeprefix("//") if path.startswith("///") else path))
 
 
+def journal_of(session: Session, store: str | None) -> str:
+    """The same for those who only read: there must be something to read."""
+    folder = folder_of(session, store)
+    if not Path(folder).is_dir():
+        raise StoreUnavailable(f"there is no journal in {folder}", folder=folder)
+    return folder
+
+
 def tell_integrity(session: Session, store: str | None, realm: str | None, kind: str) -> None:
     """Exit 1 when it is not sound."""
     from covenant.store.journal.verify import verify
 
-    folder = folder_of(session, store)
+    folder = journal_of(session, store)
     report = verify(folder, realm=realm or (_own_realm(session) if store is None else None))
     answer: dict[str, Any] = {"kind": kind, "valid": report.is_sound, "report": msgspec.to_builtins(report)}
 
@@ -43,6 +51,7 @@ def tell_integrity(session: Session, store: str | None, realm: str | None, kind:
                 ("read", f"{counted(report.commits, 'commit')} in {counted(report.segments, 'segment')}"),
                 ("head", None if head is None else f"event {head.seq}, {head.hash}"),
                 ("signed", _signed(report.signatures, report.signed_until, report.signed_by)),
+                ("unsigned", _unsigned(report.unsigned_after)),
                 (
                     "torn",
                     f"{report.torn_bytes} bytes at the end; the next start cuts them off"
@@ -62,6 +71,10 @@ def _own_realm(session: Session) -> str | None:
     """The key that must have signed what lies in this home."""
     is_there = (session.home.folder / "identity" / "realm.key").exists()
     return session.home.realm().pubkey if is_there else None
+
+
+def _unsigned(after: int | None) -> str | None:
+    return None if after is None else f"after event {after}: who signs every second has not signed since"
 
 
 def _signed(signatures: int, until: int, by: str | None) -> str:

@@ -11,7 +11,7 @@ from typing import Final
 
 import click
 
-from covenant.cli.option import Given, connection
+from covenant.cli.option import Given, connection, json_option
 from covenant.model.error import BadSetting, CovenantError, StoreUnavailable
 
 COMMANDS: Final = {  # the first line of each one's help, so that none need be imported to list them
@@ -43,12 +43,13 @@ class Commands(click.Group):
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @connection(hidden=False)
+@json_option
 @click.pass_context
 def covenant(ctx: click.Context) -> None:
     """A durable, explicitly leased mailbox between agents.
 
     Start a daemon with `covenant serve`; all other commands talk to it. The options below may also stand behind a
-    command. With --json a command answers with one JSON object. Exit codes: 0 done, 1 refused, 2 wrong usage.
+    command. Exit codes: 0 done, 1 refused, 2 wrong usage.
     """
     if os.environ.get("NO_COLOR"):
         ctx.color = False
@@ -71,13 +72,16 @@ def run(arguments: Sequence[str]) -> int:
     except CovenantError as refusal:
         return _refuse(given, refusal)
     except OSError as failed:
-        return _refuse(given, StoreUnavailable(str(failed)))
+        from covenant.cli.words import failure
+
+        return _refuse(given, StoreUnavailable(failure(failed)))
 
 
 def _wrong_usage(wrong: click.ClickException) -> CovenantError:
     context = wrong.ctx if isinstance(wrong, click.UsageError) else None
     path = "covenant" if context is None else context.command_path
-    return BadSetting(f"{wrong.format_message().rstrip('.')}; see {path} --help", name=path)
+    told = " ".join(wrong.format_message().split()).rstrip(".")
+    return BadSetting(f"{told}{' ' if told.endswith('?') else '; '}see {path} --help", name=path)
 
 
 def _refuse(given: Given, refusal: CovenantError) -> int:

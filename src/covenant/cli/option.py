@@ -17,6 +17,13 @@ _DURATION_MS_MAX: Final = 100 * 365 * _UNIT_MS["d"]
 FOR_EVER: Final = -1
 
 
+class Spelled(click.Choice[str]):
+    """A choice of words that may also be written as the wire writes them."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        return super().convert(str(value).replace("_", "-"), param, ctx)
+
+
 class Given:
     """What was said before and behind the name of a command."""
 
@@ -73,6 +80,18 @@ def connection(hidden: bool) -> Callable[[F], F]:
     return added
 
 
+def json_option(function: F) -> F:
+    return click.option(
+        "--json",
+        "as_json",
+        is_flag=True,
+        default=None,
+        expose_value=False,
+        callback=_keep,
+        help="Answer with exactly one JSON object.",
+    )(function)
+
+
 def answers(function: F) -> F:
     """What every command has: the connection, `--json`, and the session as its first argument."""
 
@@ -82,15 +101,6 @@ def answers(function: F) -> F:
 
         return function(Session(click.get_current_context().find_root().obj), *args, **options)
 
-    json_option = click.option(
-        "--json",
-        "as_json",
-        is_flag=True,
-        default=None,
-        expose_value=False,
-        callback=_keep,
-        help="Answer with exactly one JSON object.",
-    )
     return connection(hidden=True)(json_option(cast(F, with_session)))
 
 

@@ -7,7 +7,7 @@ from typing import Final, cast
 import click
 
 from covenant.cli.entry import print_result
-from covenant.cli.option import answers, lease_guard, reason_option
+from covenant.cli.option import Spelled, answers, lease_guard, reason_option
 from covenant.cli.session import Session
 from covenant.cli.table import Column, print_table
 from covenant.cli.words import brief, counted
@@ -24,7 +24,7 @@ from covenant.model.span import span
 from covenant.serve import wire as w
 
 _DEFAULT: Final = RetryPolicy()
-_RISKS: Final = ("idempotent", "operator-accepted", "operator_accepted")
+_RISKS: Final = ("idempotent", "operator-accepted")
 
 
 @click.command()
@@ -34,7 +34,7 @@ _RISKS: Final = ("idempotent", "operator-accepted", "operator_accepted")
     "--duplicate-risk",
     "risk",
     required=True,
-    type=click.Choice(_RISKS),
+    type=Spelled(_RISKS),
     help="idempotent: doing it twice is safe. operator-accepted: it may not be, and you accept that.",
 )
 @lease_guard

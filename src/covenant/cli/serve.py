@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import shlex
@@ -107,6 +108,7 @@ def _loop_factory() -> Any:
 async def _serve(daemon: Daemon, session: Session) -> None:
     told_to_end = _listen_to_signals()
     await daemon.start()
+    gc.freeze()  # what was loaded stays: no collection needs to look at it again
     click.echo(_greeting(daemon, session))
     sys.stdout.flush()
     log.info("ready")

@@ -12,15 +12,16 @@ import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
+from urllib.parse import urlsplit
 
 import click
 import msgspec
 
 from covenant.cli.option import FOR_EVER, Given
-from covenant.cli.words import safe
+from covenant.cli.words import failure, safe
 from covenant.client.remote import OPERATOR_TOKEN, TOKEN_VARIABLE
 from covenant.exchange.realm import read_secret
-from covenant.model.error import BadSetting, CovenantError, Unauthenticated, Unreachable
+from covenant.model.error import BadSetting, CovenantError, PeerConflict, Unauthenticated, UnknownStore, Unreachable
 from covenant.serve.home import Home
 
 if TYPE_CHECKING:
@@ -84,9 +85,15 @@ class Session:
 
     def _operator_token(self, socket: Path) -> str:
         for file in (socket.with_name(OPERATOR_TOKEN), self.home.token_file):
-            if file.exists():
-                self.given.token_from = str(file)
-                return read_secret(file).decode(errors="replace").strip()
+            try:
+                token = read_secret(file)
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            except OSError as failed:
+                why = failure(failed).removeprefix(f"{file}: ")
+                raise Unauthenticated(f"{file} cannot be read: {why}; give --token or set {TOKEN_VARIABLE}") from failed
+            self.given.token_from = str(file)
+            return token.decode(errors="replace").strip()
         if not socket.exists():
             raise Unreachable(f"no daemon at {socket}", outcome="not_sent")
         raise Unauthenticated(f"there is no {self.home.token_file}: --token, or {TOKEN_VARIABLE}")
@@ -126,6 +133,8 @@ class Session:
             words += ["--home", shlex.quote(self.given.home)]
         if self.given.url is not None:
             words += ["--url", shlex.quote(self.given.url)]
+        if self.given.token is not None:
+            words += ["--token", "TOKEN"]
         return " ".join([*words, rest])
 
     def refuse(self, refusal: CovenantError) -> int:
@@ -136,7 +145,7 @@ class Session:
         hint = self._hint(refusal)
         if hint:
             click.echo(hint, err=True)
-        return 2 if isinstance(refusal, BadSetting) else 1
+        return 2 if isinstance(refusal, BadSetting | UnknownStore) else 1
 
     def _hint(self, refusal: CovenantError) -> str | None:
         if refusal.details.get("outcome") == "not_sent" and self.is_at_home:
@@ -144,6 +153,8 @@ class Session:
             return f"start one with: covenant serve{home}"
         if isinstance(refusal, Unauthenticated) and self.given.token_from:
             return f"the token that was tried is from {self.given.token_from}"
+        if isinstance(refusal, PeerConflict) and "display" in refusal.details:
+            return f"a new token for it: {self.command('peers rotate')} {refusal.details['display']}"
         return None
 
 
@@ -156,11 +167,19 @@ def _transport(address: str) -> Transport:
         from covenant.client.unix import UnixTransport
 
         return UnixTransport(_socket_path(address))
-    if not address.startswith(("http://", "https://")):
+    if not address.startswith(("http://", "https://")) or not _has_host(address):
         raise BadSetting(f"{address!r} is no address of a daemon: http://HOST:PORT or unix:PATH", name="--url")
     from covenant.client.http import HttpTransport
 
     return HttpTransport(address)
+
+
+def _has_host(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
 
 
 def waits(wait_ms: int | None) -> Iterator[int]:

@@ -9,7 +9,7 @@ import click
 from msgspec import Struct
 
 from covenant.cli.entry import STALE_MS, between, is_stale, result_brief, state_cell, status_cell
-from covenant.cli.option import answers, cursor_option, limit_option
+from covenant.cli.option import Spelled, answers, cursor_option, limit_option
 from covenant.cli.session import Session
 from covenant.cli.table import Cell, Column, print_table
 from covenant.cli.words import ago, brief, counted
@@ -21,7 +21,7 @@ from covenant.serve import wire as w
 from covenant.serve.why import reason_of
 
 _ADVISED_MAX: Final = 3
-_STATES: Final = ("queued", "in_flight", "in-flight", "result_pending", "result-pending")
+_STATES: Final = ("queued", "in-flight", "result-pending")
 
 
 class Status(Struct, tag="a2a_status", tag_field="kind"):
@@ -40,7 +40,7 @@ class Status(Struct, tag="a2a_status", tag_field="kind"):
 @limit_option(w.PAGE)
 @click.option("--min-lease-age-ms", type=click.IntRange(0), help="Of leases, only those silent for so long.")
 @click.option("--deadline-within-ms", type=click.IntRange(0), help="Only what is due by then.")
-@click.option("--state", type=click.Choice(_STATES), help="Only what is in this state.")
+@click.option("--state", type=Spelled(_STATES), help="Only what is in this state.")
 @cursor_option
 @answers
 def status(

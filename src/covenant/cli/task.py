@@ -16,7 +16,7 @@ from covenant.cli.option import FOR_EVER, Duration, answers, wait_option
 from covenant.cli.session import Daemon, Session, waits
 from covenant.cli.words import brief, clock, now_ms
 from covenant.model.agent import AgentId
-from covenant.model.error import Unreachable
+from covenant.model.error import StoreUnavailable, Unreachable
 from covenant.model.record import Outcome
 from covenant.model.task import Idempotency, Task
 from covenant.model.view import QueueEntry, TreeNode
@@ -74,11 +74,11 @@ def send(
 async def _send(daemon: Daemon, task: Task, wait_ms: int | None) -> tuple[w.TaskQueued, w.ResultOpt | None]:
     try:
         queued = await daemon.call(w.SendTask(task=task), w.TaskQueued)
-    except Unreachable as lost:
+    except (Unreachable, StoreUnavailable) as lost:
         if lost.details.get("outcome") != "unknown":
             raise
         again = f"{lost.message}; it may have been sent: send it again with --id {task.id}, which is safe"
-        raise Unreachable(again, **lost.details) from lost
+        raise type(lost)(again, **lost.details) from lost
     if wait_ms is None:
         return queued, None
     async for entry in _changes(daemon, queued.task_id, wait_ms):

@@ -19,7 +19,7 @@ def version(session: Session) -> None:
         running = session.ask(w.Version(), w.VersionReply)
         told = f"daemon {running.version} at {session.address}, realm {running.realm}"
     except CovenantError as silent:
-        running, told = None, f"no daemon: {silent.message} ({silent.code})"
+        running, told = None, f"{silent.message} ({silent.code})"
 
     def tell() -> None:
         click.echo(f"covenant {VERSION}\n{told}")

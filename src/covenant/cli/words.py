@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Final
 
 from covenant.model.content import Audio, Content, Image, Json, Resource, ResourceLink, Text
@@ -29,6 +30,24 @@ def ago(at_ms: int | None, now: int | None = None) -> str:
 
 def clock(at_ms: int) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at_ms / 1000))
+
+
+def failure(failed: OSError) -> str:
+    """Which file, what is wrong with it, and whose it is if that is the reason."""
+    told = failed.strerror or str(failed)
+    if isinstance(failed, PermissionError) and isinstance(failed.filename, str):
+        told += _owner(failed.filename)
+    return told if failed.filename is None else f"{failed.filename}: {told}"
+
+
+def _owner(path: str) -> str:
+    """Of the file, or of the nearest folder above it that can be looked at."""
+    for place in (Path(path), *Path(path).parents):
+        try:
+            return f" ({'it' if place == Path(path) else place} belongs to {place.owner()})"
+        except (OSError, KeyError):
+            continue
+    return ""
 
 
 def safe(text: str) -> str:

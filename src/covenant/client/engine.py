@@ -6,6 +6,7 @@ that is bound to nobody uses the token that it was opened with.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
@@ -67,13 +68,14 @@ class RemoteEngine:
         self._tokens: Tokens = tokens if tokens is not None else {}
         self._known: dict[str, str] = {}
         self._unheard = Unheard(self._give_back)
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     # --- life ---------------------------------------------------------------------------------------------
 
     async def open(self) -> None:
         try:
-            version: w.VersionReply = await self._transport.call(self._token, w.Version(), w.VersionReply)
-            me: w.WhoamiReply = await self._transport.call(self._token, w.Whoami(), w.WhoamiReply)
+            version: w.VersionReply = await self.call(w.Version(), w.VersionReply)
+            me: w.WhoamiReply = await self.call(w.Whoami(), w.WhoamiReply)
         except BaseException:
             await self._transport.close()
             raise
@@ -82,6 +84,7 @@ class RemoteEngine:
         self.agent = None if me.role == "operator" else me.agent
 
     async def close(self) -> None:
+        self._check_loop()
         try:
             await self._unheard.close()
         finally:
@@ -96,7 +99,16 @@ class RemoteEngine:
 
     async def call(self, request: w.Request, reply: type[Any], by: AgentId | None = None) -> Any:
         """Any verb of the service, as this agent."""
+        self._check_loop()
         return await self._transport.call(await self._token_of(by), request, reply)
+
+    def _check_loop(self) -> None:
+        """Connections live on the event loop that made them."""
+        loop = asyncio.get_running_loop()
+        if self._loop is None:
+            self._loop = loop
+        elif self._loop is not loop:
+            raise Malformed("this mailbox was opened on another event loop: open one of its own here", field="loop")
 
     async def _token_of(self, by: AgentId | None) -> str:
         if by is None or (self.agent is not None and by == self.agent):

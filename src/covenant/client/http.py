@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from io import BytesIO
 from typing import Any, Final
 from urllib.parse import quote
@@ -10,7 +12,7 @@ import aiohttp
 import msgspec
 
 from covenant.client.reply import encode, read_reply
-from covenant.model.error import StoreClosed, Unreachable
+from covenant.model.error import Malformed, StoreClosed, Unreachable
 from covenant.serve import wire as w
 from covenant.serve.places import PLACE_OF
 
@@ -61,11 +63,17 @@ class HttpTransport:
                 method, self._url + path, params=params, data=_payload(body), headers=headers
             ) as response:
                 return await response.read()
+        except aiohttp.ClientConnectorError as failed:
+            number = failed.os_error.errno or 0  # asyncio puts the address into the text
+            why = os.strerror(number) if number in errno.errorcode else failed.os_error.strerror
+            raise Unreachable(f"no daemon at {self._url}: {why}", outcome="not_sent") from failed
         except (aiohttp.ClientError, TimeoutError, OSError) as failed:
             if self._is_closed:
                 raise StoreClosed("the mailbox was closed") from None
             outcome = "not_sent" if isinstance(failed, aiohttp.ClientConnectorError) else "unknown"
             raise Unreachable(f"{self._url} does not answer: {failed}", outcome=outcome) from failed
+        except ValueError as wrong:  # a header or an address that cannot be
+            raise Malformed(f"this does not go over the wire: {wrong}", field="request") from None
 
     def again(self) -> HttpTransport:
         return HttpTransport(self._url)

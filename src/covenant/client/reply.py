@@ -12,6 +12,7 @@ from covenant.model.error import CovenantError, Internal, Malformed, Unreachable
 
 _encoder: Final = msgspec.json.Encoder()
 _any: Final = msgspec.json.Decoder(dict[str, Any])
+UNREADABLE: Final = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 def encode(value: Any) -> bytes:
@@ -52,10 +53,10 @@ def read_reply(data: bytes, kind: type[Any]) -> Any:
     """Raises the refusal, if it is one."""
     try:
         return _decoder(kind).decode(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as other:
+    except UNREADABLE as other:
         try:
             found = _any.decode(data)
-        except (msgspec.MsgspecError, UnicodeDecodeError):
+        except UNREADABLE:
             raise Unreachable(f"what answers there is no Covenant: {data[:80]!r}", outcome="unknown") from None
         if found.pop("kind", None) != "error":
             raise Unreachable(f"an answer that does not read: {other}", outcome="unknown") from None

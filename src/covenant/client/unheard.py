@@ -66,8 +66,15 @@ class Unheard:
     async def _settle_in_time(self, receipts: dict[str, AgentId | None]) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_GIVE_BACK_S):
-                settling = [self._settle_one(receipt, by) for receipt, by in receipts.items()]
-                await asyncio.gather(*settling, return_exceptions=True)
+                await asyncio.gather(*(self._settle_at_last(receipt, by) for receipt, by in receipts.items()))
+
+    async def _settle_at_last(self, receipt: str, by: AgentId | None) -> None:
+        """The line may break with the answer that is on its way: then once more, on a new one."""
+        try:
+            await self._settle_one(receipt, by)
+        except _PASSING:
+            with contextlib.suppress(*_PASSING):
+                await self._settle_one(receipt, by)
 
 
 async def _to_its_end(work: Awaitable[None]) -> None:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import struct
 from typing import Any, Final, cast
 
 import msgspec
 
-from covenant.client.reply import encode, read_reply
+from covenant.client.reply import UNREADABLE, encode, read_reply
 from covenant.client.socketpath import within_reach
-from covenant.model.error import CovenantError, StoreClosed, Unreachable
+from covenant.model.error import CovenantError, StoreClosed, TooLarge, Unreachable
 from covenant.serve import wire as w
 
 _LENGTH: Final = struct.Struct(">I")
+_ANSWER_S: Final = 60.0  # the longest wait that a request asks for is much shorter
 
 
 class _Numbered(msgspec.Struct):
@@ -23,7 +23,13 @@ class _Numbered(msgspec.Struct):
     id: int = 0
 
 
+class _Refusal(msgspec.Struct):
+    code: str = ""
+    size: int = 0
+
+
 _id_decoder: Final = msgspec.json.Decoder(_Numbered)
+_refusal_decoder: Final = msgspec.json.Decoder(_Refusal)
 
 
 class UnixTransport:
@@ -43,18 +49,32 @@ class UnixTransport:
         making = self._connections.get(token)
         if making is None or (making.done() and _is_lost(making)):
             making = asyncio.ensure_future(_connect(self._path, token))
+            making.add_done_callback(_noticed)
             self._connections[token] = making
-        return await asyncio.shield(making)
+        if not making.done():
+            await asyncio.wait([making])
+        if making.cancelled():
+            raise StoreClosed("the mailbox was closed")
+        return making.result()
 
     def again(self) -> UnixTransport:
         return UnixTransport(self._path)
 
     async def close(self) -> None:
         self._is_closed = True
-        for making in self._connections.values():
-            with contextlib.suppress(CovenantError, asyncio.CancelledError):
-                (await making).close()
+        connections = list(self._connections.values())
         self._connections.clear()
+        for making in connections:
+            making.cancel()  # a connection that is there already is not
+            await asyncio.wait([making])
+            if not making.cancelled() and making.exception() is None:
+                making.result().close()
+
+
+def _noticed(making: asyncio.Task[_Connection]) -> None:
+    """Also when all who wanted it have gone away meanwhile."""
+    if not making.cancelled():
+        making.exception()
 
 
 def _is_lost(making: asyncio.Task[_Connection]) -> bool:
@@ -66,8 +86,9 @@ async def _connect(path: str, token: str) -> _Connection:
     try:
         with within_reach(path) as reached:
             _, connection = await loop.create_unix_connection(_Connection, reached)
-    except OSError as failed:
-        raise Unreachable(f"no daemon at {path}: {failed.strerror or failed}", outcome="not_sent") from failed
+    except (OSError, ValueError) as failed:
+        why = getattr(failed, "strerror", None) or failed
+        raise Unreachable(f"no daemon at {path}: {why}", outcome="not_sent") from failed
     try:
         await connection.call(w.Authenticate(token=token), w.Authenticated)
     except BaseException:
@@ -76,13 +97,18 @@ async def _connect(path: str, token: str) -> _Connection:
     return connection
 
 
+class _Asked(msgspec.Struct):
+    answer: asyncio.Future[bytes]
+    size: int
+
+
 class _Connection(asyncio.Protocol):
     def __init__(self) -> None:
         self.is_lost = False
         self._is_closed = False
         self._transport: asyncio.Transport | None = None
         self._buffer = bytearray()
-        self._waiting: dict[int, asyncio.Future[bytes]] = {}
+        self._waiting: dict[int, _Asked] = {}
         self._number = 0
         self._why: bytes | None = None  # what the daemon said before it hung up
         self._can_write = asyncio.Event()
@@ -94,19 +120,20 @@ class _Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self.is_lost = True
         self._can_write.set()
-        for future in self._waiting.values():
-            if not future.done():
-                if self._why is not None:
-                    future.set_result(self._why)
+        too_large = None if self._why is None else _size_refused(self._why)
+        for asked in self._waiting.values():
+            if not asked.answer.done():
+                if self._why is not None and too_large in (None, asked.size):
+                    asked.answer.set_result(self._why)
                 else:
-                    future.set_exception(self._end())
-                    future.exception()
+                    asked.answer.set_exception(self._end())
+                    asked.answer.exception()
         self._waiting.clear()
 
-    def _end(self) -> CovenantError:
+    def _end(self, outcome: str = "unknown") -> CovenantError:
         if self._is_closed:
             return StoreClosed("the mailbox was closed")
-        return Unreachable("the daemon hung up", outcome="unknown")
+        return Unreachable("the daemon hung up", outcome=outcome)
 
     def pause_writing(self) -> None:
         self._can_write.clear()
@@ -126,35 +153,58 @@ class _Connection(asyncio.Protocol):
         del buffer[:place]
 
     def _on_frame(self, frame: bytes) -> None:
-        number = _id_decoder.decode(frame).id
-        future = self._waiting.pop(number, None)
-        if future is not None and not future.done():
-            future.set_result(frame)
+        try:
+            number = _id_decoder.decode(frame).id
+        except UNREADABLE:  # this is no daemon
+            assert self._transport is not None
+            self._transport.abort()
+            return
+        asked = self._waiting.pop(number, None)
+        if asked is not None and not asked.answer.done():
+            asked.answer.set_result(frame)
         elif number == 0:
             self._why = frame
 
     async def call(self, request: w.Request, reply: type[Any]) -> Any:
-        if self._transport is None or self.is_lost:
-            raise self._end()
-        await self._can_write.wait()
         self._number += 1
         number = self._number
-        self._send(request, number)
-        future: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self._waiting[number] = future
+        data = b'{"id":%d,%b' % (number, encode(request)[1:])
+        if not self._can_write.is_set():
+            await self._wait_to_write()
+        if self._transport is None or self.is_lost:
+            raise self._end("not_sent")
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[bytes] = loop.create_future()
+        self._waiting[number] = _Asked(answer, len(data))
+        self._transport.write(_LENGTH.pack(len(data)) + data)
+        patience = loop.call_later(_ANSWER_S, _give_up, answer)
         try:
-            frame = await future
+            frame = await answer
         finally:
+            patience.cancel()
             self._waiting.pop(number, None)
         return read_reply(frame, reply)
 
-    def _send(self, request: w.Request, number: int) -> None:
-        data = b'{"id":%d,%b' % (number, encode(request)[1:])
-        assert self._transport is not None
-        if not self.is_lost:
-            self._transport.write(_LENGTH.pack(len(data)) + data)
+    async def _wait_to_write(self) -> None:
+        try:
+            async with asyncio.timeout(_ANSWER_S):
+                await self._can_write.wait()
+        except TimeoutError:
+            raise Unreachable("the daemon does not listen", outcome="not_sent") from None
 
     def close(self) -> None:
+        """At once: nobody waits for what is still to be written."""
         self._is_closed = True
         if self._transport is not None:
-            self._transport.close()
+            self._transport.abort()
+
+
+def _give_up(answer: asyncio.Future[bytes]) -> None:
+    if not answer.done():
+        answer.set_exception(Unreachable("the daemon does not answer", outcome="unknown"))
+
+
+def _size_refused(why: bytes) -> int | None:
+    """The size of the one request that was too large, if that is why the daemon hung up."""
+    refusal = _refusal_decoder.decode(why)
+    return refusal.size if refusal.code == TooLarge.code else None

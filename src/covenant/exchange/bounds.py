@@ -25,6 +25,10 @@ class Bounds(Struct, frozen=True, kw_only=True):
     connections_max: int = 20_000
     body_bytes_max: int = 8 * 1024 * 1024
     wait_ms_max: int = 25_000
+    connections_total_max: int = 100_000  # of everybody; fewer where the system lets the daemon open fewer files
+    head_bytes_max: int = 64 * 1024  # of an HTTP request before its body; of the first frame on IPC
+    head_ms_max: int = 10_000  # from connecting, or from a request's first byte, until the head or the token is there
+    body_ms_max: int = 60_000  # then until the body is there; on IPC from the first byte of a frame to its last
     refusals_per_min: int = 60  # of one peer that are written down; the rest is counted
 
 

@@ -55,6 +55,12 @@ class TooLarge(InvalidInput):
     code = "too_large"
 
 
+class HeadTooLarge(TooLarge):
+    """What stands before the body of an HTTP request is over its limit."""
+
+    code = "head_too_large"
+
+
 class BadCursor(InvalidInput):
     code = "bad_cursor"
 
@@ -203,6 +209,18 @@ class RateLimited(CovenantError):
     """Too many requests, waits or connections of this peer; `retry_after_ms` says when to try again."""
 
     code = "rate_limited"
+
+
+class TooManyConnections(RateLimited):
+    """The daemon has as many connections as it takes, of everybody together."""
+
+    code = "too_many_connections"
+
+
+class TooSlow(CovenantError):
+    """A request that began and did not come to its end in time; nothing was done."""
+
+    code = "too_slow"
 
 
 class QueueFull(CovenantError):

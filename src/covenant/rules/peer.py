@@ -19,7 +19,7 @@ def enroll(command: EnrollPeer, view: View, ctx: Context) -> Commit:
     check_agent(agent)
     holder = view.peer_named(agent.display)
     if holder is not None and holder != agent.pubkey:
-        raise PeerConflict(f"{agent.display} belongs to another key", display=agent.display)
+        raise PeerConflict(f"{agent.display} is enrolled already, under another key", display=agent.display)
     if command.by is not None and command.grants:
         raise NotPermitted("only the operator enrolls a peer with grants")
     known = view.get(peer_key(agent.pubkey))

@@ -29,10 +29,11 @@ def send(command: SendTask, view: View, ctx: Context) -> Commit:
 
 
 def _again(task: Task, known: TaskRecord | Tombstone, view: View, ctx: Context) -> Commit:
-    """The same id: the same send when the content is the same, a conflict when it is not."""
+    """The same id: the same send when the content is the same, a conflict when it is not. Ids are unique over all
+    parties, so a taken one cannot be hidden; nothing is told of what took it."""
     digest = known.digest if isinstance(known, Tombstone) else digest_of(known.task)
     if digest != digest_of(task):
-        raise TaskConflict(f"task {task.id} exists with other content", task_id=task.id)
+        raise TaskConflict(f"the id {task.id} is taken by other content", task_id=task.id)
     if isinstance(known, Tombstone) or not is_retained(known, ctx):
         return Commit((), Sent(task.id, 0, duplicate=True))
     return Commit(

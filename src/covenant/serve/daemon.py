@@ -7,15 +7,16 @@ is flushed and signed. Killed instead, it loses nothing that it has acknowledged
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import errno
 import ipaddress
 import logging
+import os
 import socket
-from collections.abc import Iterator
+import ssl
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-import uvicorn
 from msgspec import Struct
 
 from covenant.exchange.alerts import Alerts, Thresholds
@@ -29,20 +30,20 @@ from covenant.model.limits import Limits
 from covenant.model.repair import RetryPolicy
 from covenant.rules.context import Ids
 from covenant.serve import events, metrics, openapi, page
+from covenant.serve.connections import Connections
 from covenant.serve.events import Events
 from covenant.serve.home import KeptFile
 from covenant.serve.http import Http
 from covenant.serve.ipc import Ipc
 from covenant.serve.metrics import Metrics
+from covenant.serve.protocol import HttpProtocol
+from covenant.serve.server import Server, config_for, listen
 from covenant.serve.why import reason_of
 from covenant.store.clock import Clock, RandomIds, SystemClock
 from covenant.store.engine import Store
 from covenant.store.registry import engine_for
 
 DEFAULT_HTTP: Final = "127.0.0.1:8421"
-_BACKLOG: Final = 4096
-_KEEP_ALIVE_S: Final = 75
-_FINISH_S: Final = 5
 
 log = logging.getLogger("covenant.daemon")
 
@@ -83,11 +84,12 @@ class Daemon:
         self.store: Store = store
         self.exchange = Exchange(store, realm, self._clock, ids, settings.bounds, recv_gate=settings.recv_gate)
         self.http = Http(self.exchange)
-        self._ipc = Ipc(self.exchange, settings.ipc) if settings.ipc is not None else None
+        self.connections = Connections(settings.bounds)
+        self._ipc = Ipc(self.exchange, settings.ipc, self.connections) if settings.ipc is not None else None
         self._scheduler = self._make_scheduler()
         self.alerts = self._make_alerts()
         self._events = Events(self.exchange, store, self.http.authenticate)
-        self._server: _Server | None = None
+        self._server: Server | None = None
         self._add_pages()
         self._serving: asyncio.Task[None] | None = None
         self._jobs: list[asyncio.Task[None]] = []
@@ -123,6 +125,12 @@ class Daemon:
                 f"{s.http} can be reached from other machines: give --tls-cert and --tls-key, or say --insecure",
                 name="--http",
             )
+        if s.tls_cert is not None:
+            try:
+                ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(s.tls_cert, s.tls_key)
+            except OSError as failed:
+                why = f"{s.tls_cert} and {s.tls_key} are no certificate and its key: {failed.strerror or failed}"
+                raise BadSetting(why, name="--tls-cert") from failed
 
     def _make_scheduler(self) -> Scheduler | None:
         plan = self.settings.retry
@@ -147,6 +155,7 @@ class Daemon:
         return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
 
     async def start(self) -> None:
+        self.connections.make_room()
         listening = self._bind()
         try:
             await self.exchange.open(self._token)
@@ -157,9 +166,12 @@ class Daemon:
         except BaseException:
             if listening is not None:
                 listening.close()
+            if self._ipc is not None:
+                await self._ipc.stop()
             await self.exchange.close()
             raise
         self._jobs.append(asyncio.create_task(self._sign_heads()))
+        self._jobs.append(asyncio.create_task(self.connections.watch()))
         self.alerts.start()
         if self._scheduler is not None:
             self._scheduler.start()
@@ -169,33 +181,19 @@ class Daemon:
             return None
         host, port = _split(self.settings.http)
         try:
-            family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            listening = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+            listening = listen(host, port, self.connections.backlog)
         except OSError as failed:
-            raise BadSetting(f"cannot listen on {self.settings.http}: {failed.strerror}", name="--http") from failed
-        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # asyncio does not, for a socket made like this
+            number = failed.errno or 0  # its text has the address once more; that of a name which is not known has not
+            why = os.strerror(number) if number in errno.errorcode else failed.strerror
+            raise BadSetting(f"cannot listen on {self.settings.http}: {why}", name="--http") from failed
         self.address = listening.getsockname()[:2]
         return listening
 
     async def _start_http(self, listening: socket.socket) -> None:
+        protocol = partial(HttpProtocol, http=self.http, crowd=self.connections)
+        backlog = self.connections.backlog
         s = self.settings
-        config = uvicorn.Config(
-            self.http,
-            http="httptools",
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            date_header=False,
-            backlog=_BACKLOG,
-            timeout_keep_alive=_KEEP_ALIVE_S,
-            timeout_graceful_shutdown=_FINISH_S,
-            ssl_certfile=None if s.tls_cert is None else str(s.tls_cert),
-            ssl_keyfile=None if s.tls_key is None else str(s.tls_key),
-        )
-        self._server = _Server(config)
+        self._server = Server(config_for(self.http, backlog, protocol, s.tls_cert, s.tls_key))
         self._serving = asyncio.create_task(self._server.serve(sockets=[listening]))
         starting = asyncio.create_task(self._server.is_up.wait())
         await asyncio.wait((starting, self._serving), return_when=asyncio.FIRST_COMPLETED)
@@ -228,26 +226,6 @@ class Daemon:
             except CovenantError as failed:
                 log.warning("the end of the chain could not be signed: %s", failed)
             await asyncio.sleep(SIGN_EVERY_MS / 1000)
-
-
-class _Server(uvicorn.Server):
-    """The signals are the daemon's, not the server's."""
-
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self.is_up = asyncio.Event()
-        self.is_over = asyncio.Event()
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self.is_up.set()
-
-    async def main_loop(self) -> None:
-        await self.is_over.wait()
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
 
 
 def _split(address: str) -> tuple[str, int]:

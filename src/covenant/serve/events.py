@@ -90,7 +90,7 @@ class Events:
         self,
         exchange: Exchange,
         store: Followed,
-        authenticate: Callable[[Scope], Awaitable[Caller]],
+        authenticate: Callable[[Headers], Awaitable[Caller]],
         keep_awake_s: float = KEEP_AWAKE_S,
     ) -> None:
         self._exchange = exchange
@@ -120,7 +120,7 @@ class Events:
     # --- one stream ---------------------------------------------------------------------------------------
 
     async def page(self, scope: Scope, receive: Receive, send: Send) -> None:
-        caller = await self._authenticate(scope)
+        caller = await self._authenticate(scope["headers"])
         self._exchange.meter(caller)
         asked = _cursor_of(scope)
         newest = await self._store.log_back(None, 1)

@@ -9,6 +9,7 @@ from typing import Final
 
 from covenant.client.remote import OPERATOR_TOKEN
 from covenant.exchange.realm import Realm, move_secret, read_secret, write_secret
+from covenant.model.error import BadSetting
 
 HOME_VARIABLE: Final = "COVENANT_HOME"
 
@@ -35,7 +36,10 @@ class Home:
         return self.folder / "alerts.json"
 
     def make(self) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as failed:
+            raise BadSetting(f"{self.folder} cannot be a home: {failed.strerror}", name="--home") from failed
 
     def realm(self) -> Realm:
         return Realm.at(self.folder / "identity" / "realm.key")

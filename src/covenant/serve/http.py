@@ -1,7 +1,8 @@
-"""The HTTP surface: a bare ASGI callable.
+"""The HTTP surface: what a request is answered, and a bare ASGI callable that asks for it.
 
-Thin on purpose: find the route, read the request, call the verb, write the reply. A client that hangs up while it waits
-has taken nothing.
+Thin on purpose: find the route, read the request, call the verb, encode the reply. A client that hangs up while it
+waits has taken nothing. `protocol` asks for plain requests without the way through ASGI; what they are answered is
+decided here alone.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, MutableMapping
 from time import perf_counter
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias
 
 import msgspec
+from msgspec import Struct
 
 from covenant.exchange.exchange import Exchange
 from covenant.model.error import CovenantError, Internal, TooLarge, Unauthenticated, WrongMethod
@@ -37,8 +39,33 @@ _encoder: Final = msgspec.json.Encoder()
 log = logging.getLogger("covenant.http")
 
 
+class Response(Struct, frozen=True, gc=False):
+    status: int
+    data: bytes
+    more: tuple[tuple[bytes, bytes], ...] = ()  # headers besides those that describe the data
+
+    @property
+    def headers(self) -> Headers:
+        return [JSON, (b"content-length", b"%d" % len(self.data)), *self.more]
+
+
 class HungUp(Exception):
     """The client went away in the middle of what it was saying: that counts for nothing."""
+
+
+class Asked(Protocol):
+    """One request, whichever way it came."""
+
+    method: str
+    path: str
+    query: bytes
+    headers: Headers
+    verb: type | None  # what it turns out to ask for
+
+    async def body(self, limit: int) -> bytes: ...
+
+    async def gone(self) -> None:
+        """Done when the client has hung up."""
 
 
 class Http:
@@ -56,47 +83,57 @@ class Http:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        started = perf_counter()
         page = self.pages.get(scope["path"])
-        try:
-            if page is not None:
-                if scope["method"] != "GET":
-                    raise WrongMethod(f"{scope['path']} takes GET", allow=["GET"])
-                await page(scope, receive, send)
-                return
-            data = await self._answer(scope, receive)
-        except CovenantError as refusal:
-            status = await self._refuse(scope, send, refusal)
-        except HungUp:
-            status = GONE
-        except asyncio.CancelledError:
-            raise
-        except Exception:
-            log.exception("a request failed: %s %s", scope["method"], scope["path"])
-            internal = Internal("something went wrong inside; it is in the daemon's log")
-            status = await self._refuse(scope, send, internal)
+        if page is None:
+            response = await self.answer(_Scoped(scope, receive))
         else:
-            status = 200 if data is not None else GONE
-            if data is not None:
-                await respond(send, 200, data)
-        if self.on_request is not None:
-            self.on_request(scope.get("request"), status, perf_counter() - started)
+            response = await self._show(page, scope, receive, send)
+        if response is not None:
+            await respond(send, response)
 
-    async def _answer(self, scope: Scope, receive: Receive) -> bytes | None:
-        """The reply; None when the client has gone."""
-        caller = await self.authenticate(scope)
+    async def answer(self, asked: Asked) -> Response | None:
+        """What a verb comes to; None when nobody is there any more to hear it."""
+        started = perf_counter()
+        try:
+            data = await self._answer(asked)
+            response = None if data is None else Response(200, data)
+        except HungUp:
+            response = None
+        except Exception as failed:
+            response = _failed(asked.method, asked.path, failed)
+        if self.on_request is not None:
+            status = GONE if response is None else response.status
+            self.on_request(asked.verb, status, perf_counter() - started)
+        return response
+
+    async def _show(self, page: Page, scope: Scope, receive: Receive, send: Send) -> Response | None:
+        """A page answers for itself, unless it refuses."""
+        started = perf_counter()
+        try:
+            if scope["method"] != "GET":
+                raise WrongMethod(f"{scope['path']} takes GET", allow=["GET"])
+            await page(scope, receive, send)
+        except Exception as failed:
+            response = _failed(scope["method"], scope["path"], failed)
+            if self.on_request is not None:
+                self.on_request(None, response.status, perf_counter() - started)
+            return response
+        return None
+
+    async def _answer(self, asked: Asked) -> bytes | None:
+        caller = await self.authenticate(asked.headers)
         self.exchange.meter(caller)
-        route, parameter = find(scope["method"], scope["path"])
-        scope["request"] = route.place.request
-        body = await self._body(scope, receive) if route.place.body is not None else b""
-        request = route.request(parameter, scope["query_string"], body)
+        route, parameter = find(asked.method, asked.path)
+        asked.verb = route.place.request
+        body = b"" if route.place.body is None else await asked.body(self.exchange.bounds.body_bytes_max)
+        request = route.request(parameter, asked.query, body)
         if not route.waits or not request.wait_ms:  # type: ignore[attr-defined]  # only those that wait have it
             return _encoder.encode(await HANDLERS[type(request)](self.exchange, caller, request))
-        return await self._wait(caller, request, receive)
+        return await self._wait(caller, request, asked)
 
-    async def _wait(self, caller: Caller, request: wire.Request, receive: Receive) -> bytes | None:
+    async def _wait(self, caller: Caller, request: wire.Request, asked: Asked) -> bytes | None:
         working = asyncio.ensure_future(HANDLERS[type(request)](self.exchange, caller, request))
-        gone = asyncio.ensure_future(hung_up(receive))
+        gone = asyncio.ensure_future(asked.gone())
         try:
             await asyncio.wait((working, gone), return_when=asyncio.FIRST_COMPLETED)
             if working.done():
@@ -108,9 +145,9 @@ class Http:
                 working.cancel()
                 await asyncio.wait([working])
 
-    async def authenticate(self, scope: Scope) -> Caller:
+    async def authenticate(self, headers: Headers) -> Caller:
         token = None
-        for name, value in scope["headers"]:
+        for name, value in headers:
             if name == b"authorization":
                 scheme, _, token_bytes = value.partition(b" ")
                 if scheme.lower() == b"bearer":
@@ -121,18 +158,47 @@ class Http:
             await self.exchange.note_stranger("http")
             raise
 
-    async def _body(self, scope: Scope, receive: Receive) -> bytes:
-        limit = self.exchange.bounds.body_bytes_max
-        for name, value in scope["headers"]:
+    # --- pages --------------------------------------------------------------------------------------------
+
+    async def _healthz(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The process lives."""
+        await respond(send, Response(200, b'{"kind":"healthy"}'))
+
+    async def _readyz(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """It takes work: the store is up, and it is not about to end."""
+        is_up = getattr(self.exchange.store, "is_up", True)
+        if is_up and not self.exchange.is_draining:
+            await respond(send, Response(200, b'{"kind":"ready"}'))
+        else:
+            why = "draining" if self.exchange.is_draining else "store_unavailable"
+            await respond(send, Response(503, _encoder.encode({"kind": "not_ready", "reason": why})))
+
+    async def _version(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await respond(send, Response(200, _encoder.encode(version_of(self.exchange))))
+
+
+class _Scoped:
+    """A request that came by way of ASGI."""
+
+    def __init__(self, scope: Scope, receive: Receive) -> None:
+        self.method: str = scope["method"]
+        self.path: str = scope["path"]
+        self.query: bytes = scope["query_string"]
+        self.headers: Headers = scope["headers"]
+        self.verb: type | None = None
+        self._receive = receive
+
+    async def body(self, limit: int) -> bytes:
+        for name, value in self.headers:
             if name == b"content-length" and value.isdigit() and int(value) > limit:
                 raise TooLarge(f"a body of {int(value)} bytes", field="body", size=int(value), limit=limit)
-        message = await receive()
+        message = await self._receive()
         body: bytes = message.get("body", b"")
         if message.get("more_body"):
             parts = [body]
             size = len(body)
             while message.get("more_body"):
-                message = await receive()
+                message = await self._receive()
                 parts.append(message.get("body", b""))
                 size += len(parts[-1])
                 if size > limit:
@@ -144,36 +210,8 @@ class Http:
             raise TooLarge(f"a body of {len(body)} bytes", field="body", size=len(body), limit=limit)
         return body
 
-    async def _refuse(self, scope: Scope, send: Send, refusal: CovenantError) -> int:
-        status = HTTP_STATUS[refusal.code]
-        headers: Headers = []
-        if status == 401:
-            headers.append((b"www-authenticate", b"Bearer"))
-        if isinstance(refusal, WrongMethod):
-            headers.append((b"allow", ", ".join(refusal.details["allow"]).encode()))
-        if refusal.code in RETRY_AFTER_S:
-            wait_ms = refusal.details.get("retry_after_ms", 0)
-            headers.append((b"retry-after", b"%d" % max(RETRY_AFTER_S[refusal.code], -(-wait_ms // 1000))))
-        await respond(send, status, _encoder.encode(refusal.to_wire()), headers)
-        return status
-
-    # --- pages --------------------------------------------------------------------------------------------
-
-    async def _healthz(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The process lives."""
-        await respond(send, 200, b'{"kind":"healthy"}')
-
-    async def _readyz(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """It takes work: the store is up, and it is not about to end."""
-        is_up = getattr(self.exchange.store, "is_up", True)
-        if is_up and not self.exchange.is_draining:
-            await respond(send, 200, b'{"kind":"ready"}')
-        else:
-            why = "draining" if self.exchange.is_draining else "store_unavailable"
-            await respond(send, 503, _encoder.encode({"kind": "not_ready", "reason": why}))
-
-    async def _version(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await respond(send, 200, _encoder.encode(version_of(self.exchange)))
+    async def gone(self) -> None:
+        await hung_up(self._receive)
 
 
 async def hung_up(receive: Receive) -> None:
@@ -181,7 +219,26 @@ async def hung_up(receive: Receive) -> None:
         pass
 
 
-async def respond(send: Send, status: int, data: bytes, headers: Headers | None = None) -> None:
-    start = [JSON, (b"content-length", b"%d" % len(data)), *(headers or ())]
-    await send({"type": "http.response.start", "status": status, "headers": start})
-    await send({"type": "http.response.body", "body": data})
+def _failed(method: str, path: str, failed: Exception) -> Response:
+    if isinstance(failed, CovenantError):
+        return refused(failed)
+    log.error("a request failed: %s %s", method, path, exc_info=failed)
+    return refused(Internal("something went wrong inside; it is in the daemon's log"))
+
+
+def refused(refusal: CovenantError) -> Response:
+    status = HTTP_STATUS[refusal.code]
+    more: Headers = []
+    if status == 401:
+        more.append((b"www-authenticate", b"Bearer"))
+    if isinstance(refusal, WrongMethod):
+        more.append((b"allow", ", ".join(refusal.details["allow"]).encode()))
+    if refusal.code in RETRY_AFTER_S:
+        wait_ms = refusal.details.get("retry_after_ms", 0)
+        more.append((b"retry-after", b"%d" % max(RETRY_AFTER_S[refusal.code], -(-wait_ms // 1000))))
+    return Response(status, _encoder.encode(refusal.to_wire()), tuple(more))
+
+
+async def respond(send: Send, response: Response) -> None:
+    await send({"type": "http.response.start", "status": response.status, "headers": response.headers})
+    await send({"type": "http.response.body", "body": response.data})

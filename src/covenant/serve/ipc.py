@@ -21,9 +21,19 @@ import msgspec
 
 from covenant.client.socketpath import within_reach
 from covenant.exchange.exchange import Exchange
-from covenant.model.error import BadSetting, CovenantError, Internal, Malformed, TooLarge, Unauthenticated
+from covenant.model.error import (
+    BadSetting,
+    CovenantError,
+    Internal,
+    Malformed,
+    TooLarge,
+    TooManyConnections,
+    TooSlow,
+    Unauthenticated,
+)
 from covenant.model.peer import Caller
 from covenant.serve import wire
+from covenant.serve.connections import NEVER, Connections
 from covenant.serve.http import GONE, OnRequest
 from covenant.serve.routes import decode
 from covenant.serve.status import HTTP_STATUS
@@ -32,7 +42,6 @@ from covenant.serve.verbs import HANDLERS
 _LENGTH: Final = struct.Struct(">I")
 _UNSENT_MAX: Final = 1024 * 1024  # a reader that is slower than this is waited for
 _AT_ONCE_MAX: Final = 1024
-_GREETING_S: Final = 10.0
 
 _encoder: Final = msgspec.json.Encoder()
 _decoder: Final = msgspec.json.Decoder(wire.AnyRequest)
@@ -42,9 +51,10 @@ log = logging.getLogger("covenant.ipc")
 
 
 class Ipc:
-    def __init__(self, exchange: Exchange, path: Path) -> None:
+    def __init__(self, exchange: Exchange, path: Path, crowd: Connections) -> None:
         self.exchange = exchange
         self.path = path
+        self.crowd = crowd
         self.connections: set[_Connection] = set()
         self.on_request: OnRequest | None = None  # told of each verb when it ends
         self._server: asyncio.Server | None = None
@@ -55,7 +65,9 @@ class Ipc:
         _clear_stale(self.path)
         self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_unix_server(lambda: _Connection(self), sock=_bound(self.path))
+        self._server = await loop.create_unix_server(
+            lambda: _Connection(self), sock=_bound(self.path), backlog=self.crowd.backlog
+        )
 
     async def stop(self) -> None:
         """Take no more connections, let what is under way be answered, then close."""
@@ -112,15 +124,17 @@ def _clear_stale(path: Path) -> None:
 class _Connection(asyncio.Protocol):
     def __init__(self, ipc: Ipc) -> None:
         self.caller: Caller | None = None
+        self.due = NEVER
         self._ipc = ipc
         self._exchange = ipc.exchange
+        self._bounds = ipc.exchange.bounds
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport | None = None
         self._buffer = bytearray()
         self._running: set[asyncio.Task[None]] = set()
         self._last: asyncio.Task[None] | None = None  # of the requests without an id
         self._is_paused = False
-        self._greeting: asyncio.TimerHandle | None = None
+        self._unsent: list[bytes] = []
 
     # --- the transport's ----------------------------------------------------------------------------------
 
@@ -128,21 +142,32 @@ class _Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but its class
         self._transport.set_write_buffer_limits(high=_UNSENT_MAX)
         self._ipc.connections.add(self)
-        self._greeting = self._loop.call_later(_GREETING_S, self._too_slow)
+        self.due = self._loop.time() + self._bounds.head_ms_max / 1000
+        try:
+            self._ipc.crowd.enter(self)
+        except TooManyConnections as full:
+            self.part(full)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._ipc.connections.discard(self)
-        if self._greeting is not None:
-            self._greeting.cancel()
+        self._ipc.crowd.leave(self)
         for task in self._running:
             task.cancel()
         if self.caller is not None:
             self._exchange.connections.leave(self.caller.agent.pubkey)
         self._transport = None
 
-    def _too_slow(self) -> None:
-        if self.caller is None:
+    def too_slow(self) -> None:
+        if self._transport is None:
+            return
+        if self._transport.is_closing():
+            self._transport.abort()  # it does not even take what it was told
+        elif self._is_full():
+            self.due = self._loop.time() + self._bounds.body_ms_max / 1000  # it is we who do not listen
+        elif self.caller is None:
             self.part(Unauthenticated("no token came in time"))
+        else:
+            self.part(TooSlow("the frame did not come to its end in time"))
 
     def pause_writing(self) -> None:
         """The reader is slow: take nothing more from it until it has caught up."""
@@ -153,10 +178,14 @@ class _Connection(asyncio.Protocol):
         self._is_paused = False
         self._look_at_flow()
 
+    def _is_full(self) -> bool:
+        """It has asked for as much as it may before it takes what it gets."""
+        return self._is_paused or len(self._running) >= _AT_ONCE_MAX
+
     def _look_at_flow(self) -> None:
         if self._transport is None or self._transport.is_closing():
             return
-        if self._is_paused or len(self._running) >= _AT_ONCE_MAX:
+        if self._is_full():
             self._transport.pause_reading()
         else:
             self._transport.resume_reading()
@@ -170,9 +199,9 @@ class _Connection(asyncio.Protocol):
 
     def _read_frames(self) -> None:
         buffer, place = self._buffer, 0
-        limit = self._exchange.bounds.body_bytes_max
         while len(buffer) - place >= 4 and self._transport is not None and not self._transport.is_closing():
             (size,) = _LENGTH.unpack_from(buffer, place)
+            limit = self._bounds.head_bytes_max if self.caller is None else self._bounds.body_bytes_max
             if size > limit:
                 self.part(TooLarge(f"a frame of {size} bytes", field="frame", size=size, limit=limit))
                 return
@@ -181,11 +210,20 @@ class _Connection(asyncio.Protocol):
             frame = bytes(buffer[place + 4 : place + 4 + size])
             place += 4 + size
             self._on_frame(frame)
-            if self._is_paused or len(self._running) >= _AT_ONCE_MAX:
+            if self._is_full():
                 self._transport.pause_reading()
                 break
         if place:
             del buffer[:place]
+        if self.caller is not None:
+            self._mind_the_rest(is_new=place > 0)
+
+    def _mind_the_rest(self, is_new: bool) -> None:
+        """A frame that has begun has so long to come to its end; between two of them there is no hurry."""
+        if not self._buffer:
+            self.due = NEVER
+        elif is_new or self.due == NEVER:
+            self.due = self._loop.time() + self._bounds.body_ms_max / 1000
 
     def _on_frame(self, frame: bytes) -> None:
         try:
@@ -276,19 +314,31 @@ class _Connection(asyncio.Protocol):
             return
         if request_id is not None:
             data = b'{"id":%b,%b' % (_encoder.encode(request_id), data[1:])
-        self._transport.write(_LENGTH.pack(len(data)) + data)
+        if not self._unsent:
+            self._loop.call_soon(self._flush)
+        self._unsent += (_LENGTH.pack(len(data)), data)
+
+    def _flush(self) -> None:
+        """What was replied in one turn of the loop goes out in one write: they are durable together."""
+        unsent, self._unsent = self._unsent, []
+        if unsent and self._transport is not None:
+            self._transport.write(b"".join(unsent))
 
     def part(self, why: CovenantError) -> None:
         """Say why, and close."""
+        if self._transport is None or self._transport.is_closing():
+            return
         self._refuse(None, why)
         for task in list(self._running):
             task.cancel()
-        if self._transport is not None:
-            self._transport.close()
+        self._flush()
+        self._transport.close()
+        self.due = self._loop.time() + self._bounds.head_ms_max / 1000
 
     async def finish(self) -> None:
         if self._running:
             await asyncio.wait(self._running, timeout=5)
+        self._flush()
         if self._transport is not None:
             self._transport.close()
 

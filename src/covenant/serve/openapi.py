@@ -13,7 +13,7 @@ import msgspec
 
 from covenant.model.limits import Limits
 from covenant.serve import wire as w
-from covenant.serve.http import Page, Receive, Scope, Send, respond
+from covenant.serve.http import Page, Receive, Response, Scope, Send, respond
 from covenant.serve.places import PLACES, Place
 from covenant.serve.status import HTTP_STATUS, RETRY_AFTER_S
 from covenant.version import VERSION
@@ -118,7 +118,7 @@ def page(limits: Limits) -> Page:
     document = msgspec.json.encode(description(limits))
 
     async def openapi(scope: Scope, receive: Receive, send: Send) -> None:
-        await respond(send, 200, document)
+        await respond(send, Response(200, document))
 
     return openapi
 

@@ -14,6 +14,7 @@ from covenant.model.peer import Caller
 from covenant.model.repair import RetryReport
 from covenant.model.view import Answer, CachePage, Canceled, Delivery, LeaseStatus, Posted, QueuePage, Released, Sent
 from covenant.rules.envelope import check_count
+from covenant.rules.grant import check_action
 from covenant.serve import wire as w
 from covenant.serve.why import reason_of
 from covenant.version import VERSION
@@ -270,6 +271,7 @@ async def list_grants(x: Exchange, caller: Caller, r: w.ListGrants) -> w.Grants:
 
 
 async def check(x: Exchange, caller: Caller, r: w.Check) -> w.Checked:
+    check_action(r.action)
     if r.subject is not None and x.key_of(r.subject) != caller.agent.pubkey:
         await x.require(caller, "capabilities.list")
     subject = caller.agent if r.subject is None else x.agent(r.subject)

@@ -42,7 +42,7 @@ from covenant.store.state import State
 from covenant.store.waiters import ALL, Waiters
 
 _STEPS_AT_ONCE = 10
-_SYSTEM = "system"
+SYSTEM = "system"
 
 
 class Embedded(ABC):
@@ -290,7 +290,7 @@ class Embedded(ABC):
 
     # --- the loop -----------------------------------------------------------------------------------------
 
-    def _commit(self, command: Command | Call) -> Commit:
+    def _commit(self, command: Command | Call, by: str | None = None) -> Commit:
         if self._refusal is not None:
             raise self._refused()
         ctx = self._ctx
@@ -301,7 +301,7 @@ class Embedded(ABC):
         ctx.now = now
         commit = decide(command, self.state, ctx)
         if commit.events or commit.audit:
-            self._apply(commit, now, actor(command))
+            self._apply(commit, now, by or actor(command))
         if commit.then:
             self._steps.extend(commit.then)
             self._run_steps()
@@ -355,7 +355,7 @@ class Embedded(ABC):
             self._ctx.now = self._clock.now_ms()
             commit = decide(command, self.state, self._ctx)
             if commit.events or commit.audit:
-                self._apply(commit, self._ctx.now, _SYSTEM)
+                self._apply(commit, self._ctx.now, SYSTEM)
             self._steps.extend(commit.then)
         if self._steps:
             asyncio.get_running_loop().call_soon(self._go_on)

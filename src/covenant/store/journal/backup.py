@@ -2,7 +2,8 @@
 
 Segments only grow, so a copy of them ends at some whole line of the chain, whoever writes meanwhile; with the history
 that stands in for dropped segments it is a whole journal. Archive and snapshots are derived and stay behind. The
-manifest is written last: a folder without one is no backup. A restore becomes visible by one rename.
+manifest is written last: a folder without one is no backup. Backup and restore are made beside, and become visible by
+one rename.
 """
 
 from __future__ import annotations
@@ -27,9 +28,12 @@ from covenant.store.journal.snapshot import HISTORY, read_snapshot, snapshot_nam
 from covenant.store.journal.verify import verify
 
 MANIFEST: Final = "backup.json"
+PARTIAL: Final = ".partial"
 RESTORING: Final = ".restoring"
 FORMAT_VERSION: Final = 1
 TRIES_MAX: Final = 10
+_MAKING: Final = f"{MANIFEST}.making"
+_LEFT: Final = (LOCK, MANIFEST, _MAKING)
 _NAME: Final = re.compile(rf"(?:{PREFIX}|{HISTORY})[0-9]{{20}}\.jsonl")
 
 
@@ -76,14 +80,14 @@ class RestoreReport(Struct):
 def backup(folder: str | Path, target: str | Path, *, files: FilesOf = Files) -> BackupReport:
     """Copy a journal, open or not, into a folder that is empty or not there. Everything that was acknowledged before is
     in it."""
-    source, copy = files(Path(folder)), files(Path(target))
-    with _told_as_failed(copy.folder), _owned(copy):
+    source, place = files(Path(folder)), Path(target).resolve()
+    with _told_as_failed(place), _made_beside(place, PARTIAL, files) as copy:
         if not segment_names(source):
             raise BackupFailed(f"there is no journal in {source.folder}", folder=str(source.folder))
         manifest, tries = _copied(source, copy)
         copy.remove(LOCK)
         _write_manifest(copy, manifest)
-    return BackupReport(str(copy.folder), manifest.head, len(manifest.files), manifest.bytes, tries)
+    return BackupReport(str(target), manifest.head, len(manifest.files), manifest.bytes, tries)
 
 
 def restore(source: str | Path, folder: str | Path, *, files: FilesOf = Files) -> RestoreReport:
@@ -93,13 +97,8 @@ def restore(source: str | Path, folder: str | Path, *, files: FilesOf = Files) -
     with _told_as_failed(place):
         _must_be_empty(place)
         manifest = _read_manifest(copy)
-        beside = files(place.with_name(f"{place.name}{RESTORING}"))
-        _clear_what_was_left(beside)
-        with _owned(beside):
+        with _made_beside(place, RESTORING, files) as beside:
             _fill(beside, copy, manifest)
-            parent = files(place.parent)
-            parent.rename(beside.folder.name, place.name)
-            parent.sync_folder()
     return RestoreReport(str(place), manifest.head, len(manifest.files), manifest.bytes)
 
 
@@ -112,8 +111,21 @@ def _told_as_failed(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
+def _made_beside(place: Path, suffix: str, files: FilesOf) -> Iterator[Files]:
+    """A folder to fill, which then takes its place: there is none, or a whole one."""
+    _must_be_empty(place)
+    beside = files(place.with_name(f"{place.name}{suffix}"))
+    _clear_what_was_left(beside)
+    with _owned(beside):
+        yield beside
+        parent = files(place.parent)
+        parent.rename(beside.folder.name, place.name)
+        parent.sync_folder()
+
+
+@contextmanager
 def _owned(copy: Files) -> Iterator[None]:
-    """Nobody else fills this folder, and when it cannot be filled, it is empty again."""
+    """Nobody else fills this folder, and when it cannot be filled, it is gone again."""
     _must_be_empty(copy.folder)
     copy.make_folder()
     lock = copy.lock(LOCK)
@@ -122,8 +134,10 @@ def _owned(copy: Files) -> Iterator[None]:
         try:
             yield
         except (OSError, CovenantError):
-            _clear(copy)
-            copy.remove(LOCK)
+            if copy.folder.exists():  # else it has taken its place, and only that may not be durable yet
+                _clear(copy)
+                copy.remove(LOCK)
+                copy.remove_folder()
             raise
     finally:
         lock.release()
@@ -138,6 +152,20 @@ def _clear(copy: Files) -> None:
     for name in copy.names("", ""):
         if name != LOCK:
             copy.remove(name)
+
+
+def _clear_what_was_left(beside: Files) -> None:
+    """By a backup or a restore that was killed; a folder of somebody else is not touched."""
+    names = beside.names("", "")
+    if any(name not in _LEFT and not _NAME.fullmatch(name) for name in names):
+        raise BackupFailed(f"{beside.folder} is in the way", folder=str(beside.folder))
+    if names:
+        lock = beside.lock(LOCK)
+        try:
+            _clear(beside)
+            beside.remove(LOCK)
+        finally:
+            lock.release()
 
 
 # --- there -------------------------------------------------------------------------------------------------
@@ -211,14 +239,13 @@ def _measured(files: Files, name: str) -> BackedUp:
 
 
 def _write_manifest(copy: Files, manifest: Manifest) -> None:
-    making = f"{MANIFEST}.making"
-    file = copy.create(making)
+    file = copy.create(_MAKING)
     try:
         file.write(msgspec.json.format(msgspec.json.encode(manifest)) + b"\n")
         file.sync()
     finally:
         file.close()
-    copy.rename(making, MANIFEST)
+    copy.rename(_MAKING, MANIFEST)
     copy.sync_folder()
 
 
@@ -258,20 +285,6 @@ def _read_manifest(copy: Files) -> Manifest:
         if not _NAME.fullmatch(file.name):
             raise StoreDamaged(f"{MANIFEST} names {file.name!r}", file=MANIFEST, line=0)
     return manifest
-
-
-def _clear_what_was_left(beside: Files) -> None:
-    """By a restore that was killed; a folder of somebody else is not touched."""
-    names = beside.names("", "")
-    if any(name != LOCK and not _NAME.fullmatch(name) for name in names):
-        raise BackupFailed(f"{beside.folder} is in the way", folder=str(beside.folder))
-    if names:
-        lock = beside.lock(LOCK)
-        try:
-            _clear(beside)
-            beside.remove(LOCK)
-        finally:
-            lock.release()
 
 
 def _fill(beside: Files, copy: Files, manifest: Manifest) -> None:

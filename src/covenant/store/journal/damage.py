@@ -212,8 +212,6 @@ def _walk(shown: _Shown, start: Position | None = None) -> tuple[Position, Store
         here = reader.position
         for _ in reader:
             pass
-        if here.file is not None and here.line == 0 and read_header(shown, here.file) is not None:
-            raise _wrong(here.file, 1, f"{here.file}:1 is damaged")
     except StoreDamaged as found:
         return here, found
     return here, None

@@ -14,19 +14,19 @@ import logging
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from msgspec import Struct
 
 from covenant.model.audit import Logged
-from covenant.model.command import Call, CompactHistory
+from covenant.model.command import Call, Command, CompactHistory
 from covenant.model.error import CovenantError, StoreClosed, StoreFull, StoreUnavailable
 from covenant.model.limits import Limits
 from covenant.model.record import Key
 from covenant.model.view import Compaction
 from covenant.rules.context import Context, Ids
 from covenant.store.clock import Clock
-from covenant.store.embedded import Embedded
+from covenant.store.embedded import SYSTEM, Embedded
 from covenant.store.journal.archive import Archive
 from covenant.store.journal.files import Files, Lock
 from covenant.store.journal.housekeeping import Housekeeper
@@ -319,6 +319,9 @@ class Journal(Embedded):
         await self.run(command)
         assert self._keeper is not None
         return await self._keeper.compact()
+
+    async def run_by_itself(self, command: Command) -> Any:
+        return await self._hand_over(self._commit(command, SYSTEM), command)
 
     def context_now(self) -> Context:
         return Context(self._clock.now_ms(), self._ids, self.limits, self.state.compaction)

@@ -149,6 +149,10 @@ class Files:
     def remove(self, name: str) -> None:
         (self.folder / name).unlink(missing_ok=True)
 
+    def remove_folder(self) -> None:
+        """It must be empty."""
+        self.folder.rmdir()
+
     def sync_folder(self) -> None:
         _sync_folder(self.folder)
 

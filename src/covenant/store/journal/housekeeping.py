@@ -47,7 +47,9 @@ class House(Protocol):
     def context_now(self) -> Context:
         """What the rules are given now; a copy."""
 
-    async def run(self, command: Command) -> Any: ...
+    async def run_by_itself(self, command: Command) -> Any:
+        """Run what nobody asked for: the log says so."""
+
     async def settled(self) -> None:
         """Until everything that is in memory now is durable. What comes meanwhile is not waited for."""
 
@@ -229,7 +231,7 @@ class Housekeeper:
         excess = self._excess_until()
         if excess > horizon:
             horizon = excess
-            await self._house.run(CompactHistory(None, max(0, now - excess)))
+            await self._house.run_by_itself(CompactHistory(None, max(0, now - excess)))
         names, until = self._droppable(horizon)
         size = sum(self._files.size(name) for name in names)
         histories = snapshot_names(self._files, HISTORY)

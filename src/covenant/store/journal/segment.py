@@ -99,7 +99,7 @@ class Reader:
                 continue
             mark = chained(raw, here.hash) if whole else None
             if mark is None:
-                self._stop(name, end, last=following is None)
+                self._stop(name, may_be_torn=following is None and not (whole and here.line == 0))
                 return
             if here.line == 0:
                 self._enter(raw, name, mark)
@@ -127,12 +127,13 @@ class Reader:
         self.position.offset += len(raw) + 1
         self.position.line += 1
 
-    def _stop(self, name: str, end: int | None, last: bool) -> None:
-        """A line that does not fit. It is what a crash left only if nothing after it was written later than the batch
-        that was open when it happened."""
+    def _stop(self, name: str, may_be_torn: bool) -> None:
+        """A line that does not fit. It is what a crash left only in the last segment, if nothing after it was written
+        later than the batch that was open when it happened; and a header only if it is not whole, because what it is
+        chained to was durable before it was written."""
         here = self.position
         number = here.line + 1
-        if end is not None or not last:
+        if not may_be_torn:
             raise StoreDamaged(f"{name}:{number} is damaged", file=name, line=number)
         for raw, _ in split_lines(self._files.read(name, here.offset)):
             batch = batch_of(raw)

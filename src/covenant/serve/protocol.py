@@ -1,0 +1,261 @@
+"""One HTTP connection: uvicorn's, with bounds, and a short way for plain requests.
+
+The head of a request has a size and a time, its body has a time, and there is a number of connections: somebody who has
+not said yet who he is costs no more. Who goes beyond is told so, where there is still something to be told, and hung up
+on.
+
+A plain request, small and alone on its connection, is read whole and answered in one write. That is what workers send
+all day, and the way through ASGI costs as much as what they ask for. Everything else goes that way: pages, large or
+chunked bodies, what comes before the answer to what came earlier. Both ask the same `Http`, and what they write is the
+same to the byte.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from enum import Enum, auto
+from typing import Any, Final
+
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from covenant.model.error import CovenantError, HeadTooLarge, TooLarge, TooManyConnections, TooSlow
+from covenant.serve.connections import NEVER, Connections
+from covenant.serve.http import Headers, Http, Response, refused
+
+_CLOSE: Final = b"connection: close\r\n"
+_PLAIN_URL: Final = re.compile(rb"(/[\w/.@-]*)(?:\?([\w.@:=&%+*-]*))?")  # nothing in its path that means something else
+
+
+class _Stage(Enum):
+    """What is to come next of a request."""
+
+    BEGIN = auto()
+    HEAD = auto()
+    BODY = auto()
+
+
+class _NobodyWaits:
+    def set(self) -> None:
+        pass
+
+
+class _Plain:
+    """A plain request; to uvicorn, which looks at some of its members, the one that is under way."""
+
+    verb: type | None = None
+    response_started = False
+    response_complete = False
+    disconnected = False
+    keep_alive = True
+    message_event: asyncio.Event | _NobodyWaits = _NobodyWaits()
+
+    def __init__(self, method: str, path: str, query: bytes, headers: Headers) -> None:
+        self.method = method
+        self.path = path
+        self.query = query
+        self.headers = headers
+        self.data = b""
+
+    async def body(self, limit: int) -> bytes:
+        if len(self.data) > limit:
+            size = len(self.data)
+            raise TooLarge(f"a body of {size} bytes", field="body", size=size, limit=limit)
+        return self.data
+
+    async def gone(self) -> None:
+        event = self.message_event = asyncio.Event()
+        if not self.disconnected:
+            await event.wait()
+
+    def hang_up(self) -> None:
+        self.disconnected = True
+        self.message_event.set()
+
+
+class HttpProtocol(HttpToolsProtocol):
+    def __init__(self, *args: Any, http: Http, crowd: Connections, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.due = NEVER
+        self._http = http
+        self._plain: _Plain | None = None  # that is being answered
+        self._bounds = http.exchange.bounds
+        self._crowd = crowd
+        self._head_s = self._bounds.head_ms_max / 1000
+        self._stage = _Stage.BEGIN
+        self._head_bytes = 0  # that came after the piece in which the head began
+        self._piece_bytes = 0
+
+    # --- the transport's ----------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.due = self.loop.time() + self._head_s
+        try:
+            self._crowd.enter(self)
+        except TooManyConnections as full:
+            self._part(full)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._crowd.leave(self)
+        if self._plain is not None:
+            self._plain.hang_up()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        self._piece_bytes = len(data)
+        if self._stage is _Stage.HEAD:
+            self._head_bytes += self._piece_bytes
+        super().data_received(data)
+        if self._stage is _Stage.HEAD and self._head_bytes > self._bounds.head_bytes_max:
+            self._part(self._too_large(self._head_bytes))
+
+    # --- the parser's -------------------------------------------------------------------------------------
+
+    def on_message_begin(self) -> None:
+        self.url = b""
+        self.headers = []
+        self.expect_100_continue = False
+        self._stage = _Stage.HEAD
+        self._head_bytes = 0
+        self.due = self.loop.time() + self._head_s
+
+    def on_headers_complete(self) -> None:
+        if self.transport.is_closing():
+            return
+        if self._head_bytes + self._piece_bytes > self._bounds.head_bytes_max:
+            size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+            if size > self._bounds.head_bytes_max:
+                self._part(self._too_large(size))
+                return
+        self._stage = _Stage.BODY
+        self.due = self.loop.time() + self._bounds.body_ms_max / 1000
+        plain = self._as_plain()
+        if plain is not None:
+            self.cycle = plain  # type: ignore[assignment]
+        else:
+            self._begin_for_asgi()
+
+    def _as_plain(self) -> _Plain | None:
+        if self.cycle is not None and not self.cycle.response_complete:
+            return None
+        parser = self.parser
+        if self.expect_100_continue or not parser.should_keep_alive() or parser.get_http_version() != "1.1":
+            return None
+        url = _PLAIN_URL.fullmatch(self.url)
+        if url is None or parser.should_upgrade():
+            return None
+        for name, value in self.headers:
+            if name == b"transfer-encoding" or (name == b"content-length" and int(value) > HIGH_WATER_LIMIT):
+                return None
+        method, path = parser.get_method().decode("ascii"), url[1].decode("ascii")
+        if method == "HEAD" or path in self._http.pages:
+            return None
+        return _Plain(method, path, url[2] or b"", self.headers)
+
+    def _begin_for_asgi(self) -> None:
+        url, headers, expects = self.url, self.headers, self.expect_100_continue
+        super().on_message_begin()
+        self.url, self.expect_100_continue = url, expects
+        self.headers += headers  # which the scope has by now
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        if self._stage is not _Stage.BODY:
+            return
+        plain = self._read_now()
+        if plain is not None:
+            plain.data += body
+        else:
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        if self._stage is not _Stage.BODY:
+            return  # nothing was begun
+        self._stage = _Stage.BEGIN
+        self.due = NEVER
+        plain = self._read_now()
+        if plain is not None:
+            self._plain = plain
+            answering = self.loop.create_task(self._answer(plain))
+            self.tasks.add(answering)
+            answering.add_done_callback(self.tasks.discard)
+            return
+        if self.cycle.response_complete:
+            self._rest()
+        super().on_message_complete()
+
+    # --- the short way ------------------------------------------------------------------------------------
+
+    def _read_now(self) -> _Plain | None:
+        """The one that is being answered may not be the one that comes in."""
+        cycle: object = self.cycle
+        return cycle if isinstance(cycle, _Plain) else None
+
+    async def _answer(self, plain: _Plain) -> None:
+        try:
+            response = await self._http.answer(plain)
+            if self.flow.write_paused:
+                await self.flow.drain()
+        except asyncio.CancelledError:
+            self.transport.close()
+            raise
+        plain.response_complete = True
+        self._plain = None
+        if response is None or plain.disconnected or self.transport.is_closing():
+            return
+        self.transport.write(written(response, is_last=not plain.keep_alive))
+        if not plain.keep_alive:
+            self.transport.close()
+        self.on_response_complete()
+
+    # --- what comes of it ---------------------------------------------------------------------------------
+
+    def on_response_complete(self) -> None:
+        if self.pipeline or self.transport.is_closing():
+            super().on_response_complete()
+            return
+        self.server_state.total_requests += 1
+        self.flow.resume_reading()
+        if self._stage is _Stage.BEGIN:
+            self._rest()
+
+    def _rest(self) -> None:
+        """Until the next request, if one comes."""
+        self.due = self.loop.time() + self.timeout_keep_alive
+
+    def too_slow(self) -> None:
+        if self.transport.is_closing():
+            self.transport.abort()  # it does not even take what it was told
+        elif self.flow.read_paused:
+            self.due = self.loop.time() + self._head_s  # it is we who do not listen
+        elif self._stage is _Stage.BEGIN:
+            self._hang_up()
+        else:
+            self._part(TooSlow("the request did not come to its end in time"))
+
+    def _part(self, why: CovenantError) -> None:
+        """Say why, unless something else is being said or this request has had its answer; and close."""
+        if self.transport.is_closing():
+            return
+        is_ours = self.cycle is None or self.cycle.response_complete
+        if self._stage is _Stage.BODY:
+            is_ours = not self.cycle.response_started and not self.pipeline
+        if is_ours:
+            self.transport.write(written(refused(why), is_last=True))
+        self._hang_up()
+
+    def _hang_up(self) -> None:
+        self.due = self.loop.time() + self._head_s
+        self.transport.close()
+
+    def _too_large(self, size: int) -> HeadTooLarge:
+        limit = self._bounds.head_bytes_max
+        return HeadTooLarge(f"the head of a request has at most {limit} bytes", field="head", size=size, limit=limit)
+
+
+def written(response: Response, is_last: bool) -> bytes:
+    """As uvicorn would write it."""
+    more = b"".join([b"%b: %b\r\n" % header for header in response.headers])
+    return b"".join((STATUS_LINE[response.status], more, _CLOSE if is_last else b"", b"\r\n", response.data))

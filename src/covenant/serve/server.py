@@ -1,0 +1,63 @@
+"""uvicorn, as the daemon uses it: its settings, and a beginning and an end that are the daemon's."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import uvicorn
+
+KEEP_ALIVE_S: Final = 75
+_FINISH_S: Final = 5
+
+
+def config_for(
+    app: Any, backlog: int, protocol: Any = "httptools", tls_cert: Path | None = None, tls_key: Path | None = None
+) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        http=protocol,
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        date_header=False,
+        backlog=backlog,
+        timeout_keep_alive=KEEP_ALIVE_S,
+        timeout_graceful_shutdown=_FINISH_S,
+        ssl_certfile=None if tls_cert is None else str(tls_cert),
+        ssl_keyfile=None if tls_key is None else str(tls_key),
+    )
+
+
+def listen(host: str, port: int, backlog: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening = socket.create_server((host, port), family=family, backlog=backlog)
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # asyncio does not, for a socket made like this
+    return listening
+
+
+class Server(uvicorn.Server):
+    """The signals are the daemon's, not the server's."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.is_up = asyncio.Event()
+        self.is_over = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.is_up.set()
+
+    async def main_loop(self) -> None:
+        await self.is_over.wait()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield

@@ -1,0 +1,183 @@
+"""Two ways to an answer, the short one for plain requests and uvicorn's through ASGI: nobody can tell them apart."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any, Final
+
+import msgspec
+import pytest
+
+from covenant import AgentId, Limits
+from covenant.serve.daemon import Daemon
+from covenant.serve.http import Http
+from covenant.serve.server import Server, config_for, listen
+from tests.daemons import OPERATOR_TOKEN, Realmful, start_daemon
+
+PATIENCE_S: Final = 20
+ABSENT: Final = "00000000-0000-4000-8000-000000000000"
+SENT: Final = "00000000-0000-4000-8000-000000000001"
+BOB: Final = AgentId.named("bob@lab")
+TASK: Final = {"id": SENT, "recipient": {"display": BOB.display, "pubkey": BOB.pubkey}, "intent_text": "do"}
+LAST: Final = b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+
+
+def request(line: str, body: Any = None, *more: str, who: str = "{alice}") -> bytes:
+    data = b"" if body is None else body if isinstance(body, bytes) else msgspec.json.encode(body)
+    head = [f"{line} HTTP/1.1", "Host: x", f"Authorization: Bearer {who}", *more]
+    if body is not None and not any(header.startswith("Transfer") for header in more):
+        head.append(f"Content-Length: {len(data)}")
+    return "\r\n".join([*head, "", ""]).encode() + data
+
+
+SAID: Final = {
+    "send again": request("POST /a2a/tasks", TASK),
+    "send, id taken": request("POST /a2a/tasks", {**TASK, "intent_text": "other"}),
+    "send, queue full": request("POST /a2a/tasks", {**TASK, "id": ABSENT}),
+    "send, no grant": request("POST /a2a/tasks", TASK, who="{carol}"),
+    "send, bad token": request("POST /a2a/tasks", TASK, who="cov_wrong"),
+    "send, no token": b"POST /a2a/tasks HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\n{}",
+    "send, two tokens": request("POST /a2a/tasks", TASK, "Authorization: Bearer cov_wrong"),
+    "send, another scheme": request("POST /a2a/tasks", TASK, "Authorization: Basic abc"),
+    "send, no JSON": request("POST /a2a/tasks", b"{"),
+    "send, nothing": request("POST /a2a/tasks"),
+    "send, wrong type": request("POST /a2a/tasks", {**TASK, "intent_text": 5}),
+    "send, not UTF-8": request("POST /a2a/tasks", b'{"intent_text":"\xff"}'),
+    "send, large": request("POST /a2a/tasks", {**TASK, "content": [{"type": "text", "text": "x" * 100_000}]}),
+    "send, too large": request("POST /a2a/tasks", b"x" * (9 * 1024 * 1024)),
+    "send, in chunks": request("POST /a2a/tasks", b"2\r\n{}\r\n0\r\n\r\n", "Transfer-Encoding: chunked"),
+    "send, asks first": request("POST /a2a/tasks", TASK, "Expect: 100-continue"),
+    "next under a receipt": request("GET /a2a/tasks/next?receipt=r", who="{bob}"),
+    "next under a receipt, by POST": request("POST /a2a/tasks/next?receipt=r", b"ignored", who="{bob}"),
+    "next, waits": request("GET /a2a/tasks/next?wait_ms=1"),
+    "next, nothing": request("POST /a2a/tasks/next"),
+    "next, bad query": request("GET /a2a/tasks/next?wait_ms=x"),
+    "next, given twice": request("GET /a2a/tasks/next?receipt=a&receipt=b"),
+    "next, escaped": request("GET /a2a/tasks/next?receipt=%72&wait%5Fms=1"),
+    "result, unknown task": request("POST /a2a/results", {"task_id": ABSENT, "status": "ok"}),
+    "result, not leased": request("POST /a2a/results", {"task_id": SENT, "status": "ok"}),
+    "results, nothing": request("GET /a2a/results/next"),
+    "one task": request(f"GET /a2a/tasks/{SENT}"),
+    "whoami": request("GET /whoami"),
+    "unknown": request("GET /nothing/here"),
+    "wrong method": request("DELETE /a2a/tasks"),
+    "wrong method of a page": request("POST /healthz", b""),
+    "head": request("HEAD /whoami"),
+    "escaped path": request("GET /%77hoami"),
+    "absolute": request("GET http://x/whoami"),
+    "fragment": request("GET /whoami#here"),
+    "two slashes": request("GET //whoami"),
+    "odd query": request("GET /whoami?a=[b]'"),
+    "the last": request("GET /whoami", None, "Connection: close"),
+    "old": request("GET /whoami").replace(b"HTTP/1.1", b"HTTP/1.0"),
+    "upgrade": request("GET /whoami", None, "Connection: upgrade, close", "Upgrade: h2c"),
+    "no HTTP": b"HELLO\r\n\r\n",
+}
+
+
+class Site:
+    """One daemon, reached by both ways."""
+
+    def __init__(self, daemon: Daemon, tokens: dict[str, str], asgi: tuple[str, int]) -> None:
+        assert daemon.address is not None
+        self.daemon = daemon
+        self.ways = (daemon.address, asgi)
+        self._tokens = {name.partition("@")[0]: token for name, token in tokens.items()}
+
+    def fill(self, said: bytes) -> bytes:
+        for name, token in self._tokens.items():
+            said = said.replace(b"{%b}" % name.encode(), token.encode())
+        return said
+
+    async def told(self, said: bytes, address: tuple[str, int] | None = None) -> bytes:
+        reader, writer = await asyncio.open_connection(*(address or self.ways[0]))
+        writer.write(self.fill(said))
+        async with asyncio.timeout(PATIENCE_S):
+            answer = await reader.read()
+        writer.close()
+        return answer
+
+
+@pytest.fixture
+async def site() -> AsyncIterator[Site]:
+    daemon = await start_daemon("memory:", Limits(queue_depth_max=1))
+    realm = Realmful()
+    await realm.enroll(daemon)
+    operator = daemon.exchange.authenticate(OPERATOR_TOKEN)
+    _, carol = await daemon.exchange.enroll(operator, "bare@lab", None, [])
+    listening = listen("127.0.0.1", 0, 16)
+    server = Server(config_for(daemon.http, 16))
+    serving = asyncio.create_task(server.serve(sockets=[listening]))
+    await server.is_up.wait()
+    site = Site(daemon, {**realm.tokens, "carol@lab": carol}, listening.getsockname()[:2])
+    await site.told(request("POST /a2a/tasks", TASK) + LAST)
+    yield site
+    server.is_over.set()
+    await serving
+    await daemon.stop()
+
+
+@pytest.mark.parametrize("name", SAID)
+async def test_both_ways_say_the_same_to_the_byte(site: Site, name: str) -> None:
+    short, long = [await site.told(SAID[name] + LAST, way) for way in site.ways]
+    assert short == long
+    assert short.startswith(b"HTTP/1.1 ")
+
+
+async def test_a_task_that_was_leased_by_one_way_is_answered_the_same_by_the_other(site: Site) -> None:
+    leased = [await site.told(SAID["next under a receipt"] + LAST, way) for way in site.ways]
+    assert leased[0] == leased[1] and SENT.encode() in leased[0]
+    result = {"task_id": SENT, "status": "ok", "content": [{"type": "text", "text": "é"}]}
+    post = request("POST /a2a/results", result, who="{bob}")
+    first, short, long = [await site.told(post + LAST, way) for way in (site.ways[1], *site.ways)]
+    assert b'"duplicate"' not in first and b'"duplicate":true' in short
+    assert short == long
+    drained = [await site.told(request("GET /a2a/results/next?receipt=d") + LAST, way) for way in site.ways]
+    assert drained[0] == drained[1] and "é".encode() in drained[0]
+
+
+async def test_plain_requests_do_not_go_through_asgi(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader, writer = await asyncio.open_connection(*site.ways[0])
+    monkeypatch.setattr(Http, "__call__", None)
+    for name in ("send again", "send, bad token", "next under a receipt", "next, waits", "results, nothing", "whoami"):
+        writer.write(site.fill(SAID[name]))
+        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), PATIENCE_S)
+        size = int(head.partition(b"content-length: ")[2].split(b"\r\n")[0])
+        assert b'"code":"internal"' not in await reader.readexactly(size)
+    writer.close()
+
+
+async def test_what_is_said_before_the_answer_came_is_answered_in_its_order(site: Site) -> None:
+    paths = ["/whoami", f"/a2a/tasks/{SENT}", "/healthz", "/a2a/tasks/next?wait_ms=50", "/nothing", "/version"]
+    said = b"".join(request(f"GET {path}") for path in paths)
+    said += request("POST /a2a/tasks", TASK) + request("GET /whoami")
+    short, long = [await site.told(said + LAST, way) for way in site.ways]
+    assert short == long
+    assert short.count(b"HTTP/1.1 ") == 9
+
+
+async def test_a_request_may_come_byte_by_byte(site: Site) -> None:
+    whole = await site.told(SAID["send again"] + LAST)
+    reader, writer = await asyncio.open_connection(*site.ways[0])
+    for byte in site.fill(SAID["send again"]):
+        writer.write(bytes([byte]))
+        await writer.drain()
+        await asyncio.sleep(0)
+    answer = await asyncio.wait_for(reader.readuntil(b"}"), PATIENCE_S)
+    assert whole.startswith(answer)
+    writer.close()
+
+
+async def test_who_waits_when_the_daemon_ends_is_answered_first() -> None:
+    daemon = await start_daemon("memory:", Limits())
+    assert daemon.address is not None
+    reader, writer = await asyncio.open_connection(*daemon.address)
+    writer.write(request("GET /a2a/results/next?wait_ms=20000", who=OPERATOR_TOKEN))
+    async with asyncio.timeout(PATIENCE_S):
+        while daemon.exchange.waits.total == 0:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        await daemon.stop()
+        answer = await reader.read()
+    assert answer.startswith(b"HTTP/1.1 200 ") and answer.endswith(b'{"kind":"a2a_result_opt","result":null}')
+    writer.close()
