@@ -167,7 +167,7 @@ class Alerts:
                 key = f"{IncidentKind.STALE_LEASE}:{entry.lease_id}"
                 found[key] = self._open.get(key) or self._stale(entry)
             cursor = page.cursor
-            if cursor is None or len(page.tasks) < self._page:
+            if cursor is None or not page.tasks:
                 break
             await asyncio.sleep(0)
         return found
