@@ -36,6 +36,7 @@ from covenant.rules.audit import rows_of, task_of
 from covenant.rules.context import Ids
 from covenant.rules.envelope import check_text
 from covenant.rules.grant import OPERATOR_ACTIONS, PEER_ACTIONS, check_action
+from covenant.rules.page import Room
 from covenant.store.clock import Clock
 from covenant.store.engine import Store
 
@@ -436,16 +437,18 @@ class Exchange:
     ) -> tuple[list[AuditRow], int | None]:
         """Rows that pass, the newest first, and where to go on; looks at a bounded stretch of the log."""
         rows: list[AuditRow] = []  # of whole commits: the last may bring a few more than were asked for
+        room = Room(self.store.limits)
         scanned = 0
-        while len(rows) < limit and scanned < _SCAN_MAX:
+        while len(rows) < limit and scanned < _SCAN_MAX and not room.is_full:
             stretch = await self.store.log_back(before, min(_SCAN_MAX - scanned, 200))
             if not stretch:
                 return rows, None
             for logged in stretch:
                 scanned += 1
                 before = logged.seq
-                rows += [row for row in reversed(list(rows_of(logged))) if wanted(row)]
-                if len(rows) >= limit:
+                passed = [row for row in reversed(list(rows_of(logged))) if wanted(row)]
+                rows += passed
+                if len(rows) >= limit or not all(map(room.takes, passed)):
                     break
         return rows, before
 
