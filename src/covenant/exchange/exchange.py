@@ -304,6 +304,9 @@ class Exchange:
     async def compact(self, caller: Caller, older_than_ms: int | None) -> Compaction:
         return await self.store.compact(c.Call(caller, c.CompactHistory(self.by(caller), older_than_ms)))
 
+    def now_ms(self) -> int:
+        return self._clock.now_ms()
+
     def by(self, caller: Caller) -> AgentId | None:
         """How the rules name the caller: the operator sees all, and so is nobody in particular."""
         return None if caller.is_operator else caller.agent
