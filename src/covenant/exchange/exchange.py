@@ -200,10 +200,10 @@ class Exchange:
     # --- doing --------------------------------------------------------------------------------------------
 
     async def run(self, caller: Caller, command: c.Command) -> Any:
-        return await self.store.run(c.Call(caller, command))
+        return await self.store.run(self._call(caller, command))
 
     async def run_all(self, caller: Caller, commands: Sequence[c.Command]) -> list[Any]:
-        return await self.store.run_all([c.Call(caller, command) for command in commands])
+        return await self.store.run_all([self._call(caller, command) for command in commands])
 
     async def take(
         self, caller: Caller, command: c.LeaseTasks | c.DrainResults, wait_ms: int, receipt: str | None = None
@@ -235,7 +235,7 @@ class Exchange:
             if isinstance(command, c.LeaseTasks):
                 raise Draining("the daemon is ending and hands out no more tasks")
             wait_ms = 0
-        call = c.Call(caller, command)
+        call = self._call(caller, command)
         wait_ms = min(wait_ms, self.bounds.wait_ms_max)
         if wait_ms == 0:
             return await self.store.take(call, 0, undoing)
@@ -302,7 +302,10 @@ class Exchange:
         return found
 
     async def compact(self, caller: Caller, older_than_ms: int | None) -> Compaction:
-        return await self.store.compact(c.Call(caller, c.CompactHistory(self.by(caller), older_than_ms)))
+        return await self.store.compact(self._call(caller, c.CompactHistory(self.by(caller), older_than_ms)))
+
+    def now_ms(self) -> int:
+        return self._clock.now_ms()
 
     def now_ms(self) -> int:
         return self._clock.now_ms()
@@ -310,6 +313,9 @@ class Exchange:
     def by(self, caller: Caller) -> AgentId | None:
         """How the rules name the caller: the operator sees all, and so is nobody in particular."""
         return None if caller.is_operator else caller.agent
+
+    def _call(self, caller: Caller, command: c.Command) -> c.Call:
+        return c.Call(caller, command)
 
     def send(self, caller: Caller, task: Task) -> c.SendTask:
         return c.SendTask(caller.agent, task)
@@ -367,7 +373,7 @@ class Exchange:
         token = make_token()
         command = c.RotateToken(self.by(caller), agent.pubkey, digest_of(token))
         if caller.is_operator and agent == self.realm.operator:
-            rotating = self._keep(token, c.Call(caller, command))
+            rotating = self._keep(token, self._call(caller, command))
         else:
             rotating = self.run(caller, command)
         view: PeerView = await self._end_trust(agent.pubkey, rotating)
