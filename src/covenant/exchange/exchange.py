@@ -331,7 +331,9 @@ class Exchange:
         """Whom the caller names, or itself; the operator, if it names nobody, receives for everybody."""
         if name is None:
             return self.by(caller)
-        return None if name == "*" else self.named(name)
+        if name == "*":
+            return None
+        return self.agent(name) if caller.is_operator else self.named(name)
 
     def _incarnation(self, caller: Caller, named: str | None) -> str:
         if named is None:
