@@ -32,6 +32,20 @@ _WAIT_MS: Final = 20_000
 
 
 async def daemon(folder: Path, scheme: str, peers: int, turns: AsyncIterator[None]) -> AsyncIterator[Figures]:
+    """With somebody at work."""
+    async for figures in _serve(folder, scheme, peers, turns, works=True):
+        yield figures
+
+
+async def idle(folder: Path, scheme: str, peers: int, turns: AsyncIterator[None]) -> AsyncIterator[Figures]:
+    """Nobody takes what is sent."""
+    async for figures in _serve(folder, scheme, peers, turns, works=False):
+        yield figures
+
+
+async def _serve(
+    folder: Path, scheme: str, peers: int, turns: AsyncIterator[None], works: bool
+) -> AsyncIterator[Figures]:
     raise_open_files()
     with tempfile.TemporaryDirectory(prefix="cov-") as short:
         settings = Settings(store=url_of(folder / "data", scheme), http="127.0.0.1:0", ipc=Path(short) / "sock")
@@ -42,7 +56,7 @@ async def daemon(folder: Path, scheme: str, peers: int, turns: AsyncIterator[Non
         writer = serving.exchange.authenticate(seats[-1].token)
         operator = serving.exchange.authenticate(_OPERATOR_TOKEN)
         await serving.exchange.run(operator, c.PublishCard(None, writer.agent, {"name": "writer"}))
-        working = asyncio.create_task(_work(serving, writer))
+        working = asyncio.create_task(_work(serving, writer) if works else asyncio.sleep(0))
         assert serving.address is not None
         served = Served(pid=os.getpid(), port=serving.address[1], seats=seats[:-1], replies={})
         served.write(folder)
@@ -93,7 +107,7 @@ async def _sdk_app(folder: Path, store: str) -> Any:
     from a2a.types import AgentCapabilities, AgentCard, AgentInterface, AgentSkill, Part, Task, TaskState, TaskStatus
     from starlette.applications import Starlette
 
-    class Writer(AgentExecutor):  # type: ignore[misc]
+    class Writer(AgentExecutor):
         async def execute(self, context: Any, event_queue: Any) -> None:
             submitted = TaskStatus(state=TaskState.TASK_STATE_SUBMITTED)
             task = Task(id=context.task_id, context_id=context.context_id, status=submitted, history=[context.message])
