@@ -9,7 +9,8 @@ import msgspec
 
 from covenant.a2a.fault import INVALID_PARAMS, PARSE, Fault, details_of, kind_of
 from covenant.model.error import CovenantError
-from covenant.serve.a2a.calls import Call, wrong
+from covenant.serve.a2a import calls
+from covenant.serve.a2a.calls import Call
 from covenant.serve.a2a.paths import Spot
 
 A2A_JSON: Final = "application/a2a+json"
@@ -35,15 +36,12 @@ def query_of(query: bytes) -> dict[str, str]:
 def request_of(call: Call, method: str, spot: Spot, query: dict[str, str], body: bytes) -> Any:
     """What is in the path stands above what is in the body, and a request without a body is in its query."""
     try:
-        if method == "POST" and not spot.members:
-            return call.decoder.decode(body)
-        members: dict[str, Any] = dict(query)
-        if method == "POST":
-            members = _object.decode(body) if body else {}
-        members.update(spot.members)
-        return msgspec.convert(members, call.request, strict=method == "POST")
-    except msgspec.ValidationError as problem:
-        raise wrong(problem) from None
+        if method != "POST":
+            return calls.request_of(call, {**query, **dict(spot.members)}, strict=False)
+        if not spot.members:
+            return calls.request_from(call, body)
+        members = _object.decode(body) if body else {}
+        return calls.request_of(call, {**members, **dict(spot.members)})
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as problem:
         raise Fault(PARSE, f"this is not JSON: {problem}") from None
 
