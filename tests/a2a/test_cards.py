@@ -11,7 +11,7 @@ import pytest
 from a2a.client.card_resolver import parse_agent_card
 from a2a.utils._jcs import canonicalize
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-from google.protobuf.json_format import MessageToDict  # type: ignore[import-untyped]
+from google.protobuf.json_format import MessageToDict
 
 from covenant.model import command as c
 from covenant.model.agent import from_base58
@@ -144,3 +144,13 @@ async def test_the_extended_card_is_for_those_who_are_known() -> None:
         assert "extended" not in public and "extended" not in extended
         assert extended["signatures"] != public["signatures"]
         await site.daemon.stop()
+
+
+async def test_the_root_is_the_first_agent_that_is_still_there(site: Site) -> None:
+    operator = site.exchange.operator()
+    await site.exchange.run(operator, c.PublishCard(None, site.writer.agent, {"name": "writer", "version": "3"}))
+    assert (await get(site)).json()["version"] == "3"
+    await site.exchange.revoke_peer(operator, "writer@lab", "left")
+    assert (await get(site)).json()["name"] == "editor"
+    await site.exchange.revoke_peer(operator, "editor@lab", "left")
+    assert (await get(site)).status_code == 404
