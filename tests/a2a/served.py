@@ -20,6 +20,7 @@ from covenant.serve.daemon import Daemon, Settings
 from tests.daemons import OPERATOR_TOKEN, WORKING
 
 VERSION = {"A2A-Version": "1.0"}
+NEWER = {"A2A-Version": "1.1"}
 
 
 def message(text: str = "draft the brief", **more: Any) -> dict[str, Any]:

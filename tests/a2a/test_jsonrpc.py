@@ -14,7 +14,7 @@ from covenant.exchange.bounds import Bounds
 from covenant.model import command as c
 from covenant.model.record import Asks
 from covenant.model.task import Result
-from tests.a2a.served import VERSION, Site, agent_says, events_of, message, start_site
+from tests.a2a.served import NEWER, VERSION, Site, agent_says, events_of, message, start_site
 
 CALL = {"jsonrpc": "2.0", "id": 1, "method": "ListTasks", "params": {}}
 
@@ -32,7 +32,7 @@ def reason(error: dict[str, Any]) -> str:
 
 
 async def test_a_message_is_sent_worked_on_and_answered(site: Site) -> None:
-    sending = asyncio.ensure_future(site.rpc("SendMessage", {"message": message()}))
+    sending = asyncio.ensure_future(site.rpc("SendMessage", {"message": message()}, **NEWER))
     delivery = await site.lease()
     assert delivery.task.intent_text == "draft the brief"
     await site.finish(delivery, Result.ok(delivery, [Text("the brief")]))
@@ -40,7 +40,7 @@ async def test_a_message_is_sent_worked_on_and_answered(site: Site) -> None:
     assert task["status"]["state"] == "TASK_STATE_COMPLETED"
     assert task["artifacts"][0]["parts"] == [{"text": "the brief"}]
     assert task["generation"] == "4"
-    assert (await site.rpc("GetTask", {"id": task["id"]})) == task
+    assert (await site.rpc("GetTask", {"id": task["id"]}, **NEWER)) == task
 
 
 @pytest.mark.parametrize("path", ["/", "/agents/writer@lab", "/agents/writer@lab/", "/agents/writer%40lab"])
@@ -211,6 +211,81 @@ async def test_the_same_first_message_under_one_key_is_one_task(site: Site) -> N
     assert answers[0]["task"]["id"] == answers[1]["task"]["id"]
 
 
+GENERATION = "urn:covenant:generation"
+
+
+@pytest.mark.parametrize(
+    ("headers", "params", "is_shown"),
+    [
+        ({}, {}, False),
+        (NEWER, {}, True),
+        ({"A2A-Extensions": f"urn:x, {GENERATION}"}, {}, True),
+        ({}, {"currentGeneration": 0}, True),
+    ],
+)
+async def test_generations_are_shown_to_who_speaks_of_them(
+    site: Site, headers: dict[str, str], params: dict[str, Any], is_shown: bool
+) -> None:
+    """A client of 1.0 may hold every answer against its schema, which has none."""
+    task = await site.start()
+    assert "generation" not in task
+    found = await site.rpc("GetTask", {"id": task["id"], **params}, **headers)
+    assert ("generation" in found) is is_shown
+    if not params:
+        listing = await site.rpc("ListTasks", {}, **headers)
+        assert ("generation" in listing["tasks"][0]) is is_shown
+        await site.finish(await site.lease())
+        async with opened(site, "SendStreamingMessage", {"message": message()}, **headers) as response:
+            delivery = await site.lease()
+            await site.chunk(delivery, "one")
+            await site.finish(delivery)
+            events = await events_of(response.aiter_lines())
+        assert [number for number, _ in events][-1] == "4"
+        assert all(("generation" in next(iter(told["result"].values()))) is is_shown for _, told in events)
+
+
+async def test_the_extensions_in_force_are_named(site: Site) -> None:
+    response = await site.post(body(), **{"A2A-Extensions": f"urn:x, {GENERATION}"})
+    assert response.headers["a2a-extensions"] == GENERATION
+    assert "a2a-extensions" not in (await site.post(body())).headers
+
+
+async def test_an_extension_that_the_agent_requires_has_to_be_named() -> None:
+    async with httpx.AsyncClient() as client:
+        card = {"name": "writer", "capabilities": {"extensions": [{"uri": "urn:x", "required": True}]}}
+        site = await start_site(client, card)
+        error = await site.rpc("ListTasks")
+        assert (error["code"], reason(error)) == (-32008, "EXTENSION_SUPPORT_REQUIRED")
+        assert (await site.rpc("ListTasks", **{"A2A-Extensions": "urn:x"}))["totalSize"] == 0
+        await site.daemon.stop()
+
+
+async def test_members_may_have_their_names_of_the_proto_file(site: Site) -> None:
+    said = {
+        "message_id": "m-1",
+        "role": "ROLE_USER",
+        "parts": [{"data": {"task_id": None}, "media_type": "application/json"}],
+        "metadata": {"message_id": "kept as it is"},
+    }
+    params = {"message": said, "configuration": {"return_immediately": True, "history_length": 1}}
+    task = (await site.rpc("SendMessage", params))["task"]
+    assert task["history"][0]["parts"] == [{"data": {"task_id": None}, "mediaType": "application/json"}]
+    assert task["history"][0]["metadata"] == {"message_id": "kept as it is"}
+    assert "history" not in await site.rpc("GetTask", {"id": task["id"], "history_length": 0})
+    error = await site.rpc("GetTask", {"id": task["id"], "history_length": "x"})
+    assert error["data"][1]["fieldViolations"][0]["field"] == "historyLength"
+
+
+async def test_null_is_what_is_not_said(site: Site) -> None:
+    params = {
+        "message": {**message(), "extensions": None, "parts": [{"data": None}]},
+        "configuration": {"returnImmediately": True, "acceptedOutputModes": None},
+        "metadata": None,
+    }
+    task = (await site.rpc("SendMessage", params))["task"]
+    assert task["history"][0]["parts"] == [{"data": None}]
+
+
 # --- streams ---------------------------------------------------------------------------------------------------
 
 
@@ -221,7 +296,7 @@ def opened(site: Site, method: str, params: Any, path: str = "/", **headers: str
 
 
 async def test_a_stream_is_the_task_and_then_each_event_under_its_generation(site: Site) -> None:
-    async with opened(site, "SendStreamingMessage", {"message": message()}) as response:
+    async with opened(site, "SendStreamingMessage", {"message": message()}, **NEWER) as response:
         assert response.headers["content-type"] == "text/event-stream"
         delivery = await site.lease()
         await site.work(c.UpdateTask(None, delivery.lease_id, agent_says("half way")))

@@ -6,10 +6,11 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, Final
 
 import msgspec
-from msgspec import Struct
+from msgspec import Raw, Struct
 
 from covenant.a2a import wire
 from covenant.a2a.fault import INVALID_PARAMS, Fault
+from covenant.a2a.names import has_proto_names, usual
 from covenant.model.peer import Caller
 from covenant.serve.a2a.directory import Directory
 from covenant.serve.a2a.operations import Agent, Event, Operations
@@ -24,6 +25,7 @@ class Talk(Struct, frozen=True, gc=False):
     name: str | None  # of the agent; None is the one at the root
     parameters: Parameters
     extensions: tuple[str, ...]
+    is_plain: bool  # the answer is in the words of 1.0
 
 
 class Desk(Struct, frozen=True):
@@ -86,7 +88,24 @@ CALLS: Final[dict[str, Call]] = {
 }
 
 
-def wrong(problem: Exception) -> Fault:
+def request_from(call: Call, data: bytes | Raw) -> Any:
+    """Straight into the request where it is written as usual; the long way where it is not."""
+    try:
+        if not has_proto_names(data):
+            return call.decoder.decode(data)
+    except msgspec.ValidationError:
+        pass
+    return request_of(call, msgspec.json.decode(data))
+
+
+def request_of(call: Call, members: Any, strict: bool = True) -> Any:
+    try:
+        return msgspec.convert(usual(call.request, members), call.request, strict=strict)
+    except (msgspec.ValidationError, RecursionError) as problem:
+        raise _wrong(problem) from None
+
+
+def _wrong(problem: Exception) -> Fault:
     """What msgspec says of input that does not read, with the member that it is about."""
     text = str(problem) or "this does not read"
     at = text.rpartition("`$.")[2].rstrip("`") if "`$." in text else ""

@@ -13,7 +13,7 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 
 from covenant.a2a.fault import INVALID_REQUEST, NO_METHOD, PARSE, Fault, details_of, kind_of
 from covenant.model.error import CovenantError
-from covenant.serve.a2a.calls import CALLS, Call, wrong
+from covenant.serve.a2a.calls import CALLS, Call
 
 Id: TypeAlias = str | int | float | None
 
@@ -78,13 +78,6 @@ def _no_request(body: bytes, problem: Exception) -> Fault:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as no_json:
         return Fault(PARSE, f"this is not JSON: {no_json}")
     return Fault(INVALID_REQUEST, f"this is no JSON-RPC 2.0 call: {problem}")
-
-
-def params_of(call: Call, params: Raw) -> Any:
-    try:
-        return call.decoder.decode(params)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as problem:
-        raise wrong(problem) from None
 
 
 def id_of(body: bytes) -> Id:

@@ -9,11 +9,13 @@ import msgspec
 
 from covenant.a2a.fault import INVALID_PARAMS, PARSE, Fault, details_of, kind_of
 from covenant.model.error import CovenantError
-from covenant.serve.a2a.calls import Call, wrong
+from covenant.serve.a2a import calls
+from covenant.serve.a2a.calls import Call
 from covenant.serve.a2a.paths import Spot
 
 A2A_JSON: Final = "application/a2a+json"
-TYPES: Final = frozenset(("application/json", A2A_JSON))
+_PLAIN: Final = "application/json"
+TYPES: Final = frozenset((_PLAIN, A2A_JSON))
 _QUERY_MAX: Final = 64
 _encoder: Final = msgspec.json.Encoder()
 _object: Final = msgspec.json.Decoder(dict[str, Any])
@@ -35,15 +37,12 @@ def query_of(query: bytes) -> dict[str, str]:
 def request_of(call: Call, method: str, spot: Spot, query: dict[str, str], body: bytes) -> Any:
     """What is in the path stands above what is in the body, and a request without a body is in its query."""
     try:
-        if method == "POST" and not spot.members:
-            return call.decoder.decode(body)
-        members: dict[str, Any] = dict(query)
-        if method == "POST":
-            members = _object.decode(body) if body else {}
-        members.update(spot.members)
-        return msgspec.convert(members, call.request, strict=method == "POST")
-    except msgspec.ValidationError as problem:
-        raise wrong(problem) from None
+        if method != "POST":
+            return calls.request_of(call, {**query, **dict(spot.members)}, strict=False)
+        if not spot.members:
+            return calls.request_from(call, body)
+        members = _object.decode(body) if body else {}
+        return calls.request_of(call, {**members, **dict(spot.members)})
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as problem:
         raise Fault(PARSE, f"this is not JSON: {problem}") from None
 
@@ -64,8 +63,11 @@ def refused(refusal: CovenantError) -> tuple[int, bytes]:
 
 
 def type_of(content_type: str, accept: str) -> bytes:
-    """A client is answered in the media type that it uses itself."""
-    is_plain = content_type == "application/json" or (
-        not content_type and "application/json" in accept and A2A_JSON not in accept
-    )
-    return b"application/json" if is_plain else A2A_JSON.encode()
+    """A client is answered in the media type that it uses itself; who uses none, in the protocol's."""
+    is_plain = content_type == _PLAIN or (not content_type and _PLAIN in accept and A2A_JSON not in accept)
+    return _PLAIN.encode() if is_plain else A2A_JSON.encode()
+
+
+def error_type_of(content_type: str, accept: str) -> bytes:
+    """An error is JSON that is not the protocol's own, unless the client wants nothing else."""
+    return (A2A_JSON if A2A_JSON in (content_type, accept) else _PLAIN).encode()

@@ -7,17 +7,19 @@ the words of the binding. Cards are public; everything else needs the exchange's
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from email.utils import formatdate, parsedate_to_datetime
+from functools import partial
 from typing import Any, Final
 
 import msgspec
 
-from covenant.a2a.fault import CONTENT_TYPE, INVALID_PARAMS, Fault
+from covenant.a2a.fault import INVALID_PARAMS, MEDIA_TYPE, Fault
 from covenant.model.error import CovenantError, Internal
 from covenant.model.peer import Caller
-from covenant.serve.a2a import jsonrpc, parameters, paths, rest, sse
-from covenant.serve.a2a.calls import CALLS, Call, Desk, Talk
+from covenant.model.protocol import StreamResponse
+from covenant.serve.a2a import dialect, jsonrpc, parameters, paths, rest, sse
+from covenant.serve.a2a.calls import CALLS, Call, Desk, Talk, request_from
 from covenant.serve.a2a.directory import Directory, Shown
 from covenant.serve.a2a.operations import Event, Operations
 from covenant.serve.a2a.paths import Spot
@@ -78,11 +80,11 @@ class Surface:
             body = await asked.body(self._exchange.bounds.body_bytes_max)
             call_id, call, params = jsonrpc.read(body)
             asked.verb = call.request
-            request = jsonrpc.params_of(call, params)
+            request = request_from(call, params)
             talk = await self._talk(caller, spot, request, headers, rest.query_of(asked.query))
             if call.stream is not None:
                 events = call.stream(self._desk, talk, request)
-                return await self._stream(asked, talk, events, lambda told: jsonrpc.event(call_id, told))
+                return await self._stream(asked, talk, events, partial(jsonrpc.event, call_id))
             result = await _done(asked, call, self._desk, talk, request)
             return Response(200, jsonrpc.answered(call_id, result), _told(talk))
         except HungUp:
@@ -106,7 +108,7 @@ class Surface:
             request = rest.request_of(call, asked.method, spot, query, body)
             talk = await self._talk(caller, spot, request, headers, query)
             if call.stream is not None:
-                return await self._stream(asked, talk, call.stream(self._desk, talk, request), lambda told: told)
+                return await self._stream(asked, talk, call.stream(self._desk, talk, request), _bare)
             result = await _done(asked, call, self._desk, talk, request)
             return Response(200, rest.answered(result), _told(talk), _answer_type(headers))
         except HungUp:
@@ -128,9 +130,13 @@ class Surface:
         if spot.agent and tenant and self._exchange.key_of(tenant) != agent.id.pubkey:
             raise Fault(INVALID_PARAMS, f"the tenant {tenant} is not {agent.id.display}", field="tenant")
         said = parameters.read(headers, query.get(_VERSION) if query else None)
-        return Talk(caller, agent, name, said, parameters.check(said, agent))
+        extensions = parameters.check(said, agent)
+        return Talk(caller, agent, name, said, extensions, not dialect.knows_generations(said, request))
 
-    async def _stream(self, asked: Asked, talk: Talk, events: AsyncIterator[Event], wrap: Any) -> Stream:
+    async def _stream(
+        self, asked: Asked, talk: Talk, events: AsyncIterator[Event], bind: Callable[[StreamResponse], Any]
+    ) -> Stream:
+        wrap = (lambda told: bind(dialect.plain(told))) if talk.is_plain else bind
         return await asked.while_there(sse.opened(events, wrap, [*_told(talk)], self._keep_awake_s))
 
     # --- cards --------------------------------------------------------------------------------------------
@@ -147,9 +153,14 @@ class Surface:
         return Response(200, _encoder.encode(shown.card), more)
 
 
+def _bare(told: StreamResponse) -> StreamResponse:
+    return told
+
+
 async def _done(asked: Asked, call: Call, desk: Desk, talk: Talk, request: Any) -> Any:
     assert call.answer is not None
-    return await asked.while_there(call.answer(desk, talk, request))
+    result = await asked.while_there(call.answer(desk, talk, request))
+    return dialect.plain(result) if talk.is_plain else result
 
 
 def _read(headers: Headers) -> dict[str, str]:
@@ -173,7 +184,7 @@ def _answer_type(headers: dict[str, str]) -> bytes:
 
 def _check_type(given: str, types: frozenset[str]) -> None:
     if given not in types:
-        raise Fault(CONTENT_TYPE, f"Content-Type is {' or '.join(sorted(types))}", contentType=given)
+        raise Fault(MEDIA_TYPE, f"Content-Type is {' or '.join(sorted(types))}", contentType=given)
 
 
 def _told(talk: Talk) -> tuple[tuple[bytes, bytes], ...]:
@@ -207,4 +218,6 @@ def _refusal(asked: Asked, failed: Exception) -> CovenantError:
 def _refused(asked: Asked, headers: dict[str, str], failed: Exception) -> Response:
     refusal = _refusal(asked, failed)
     status, data = rest.refused(refusal)
-    return Response(status, data, headers_of(refusal, status), _answer_type(headers))
+    return Response(
+        status, data, headers_of(refusal, status), rest.error_type_of(_type(headers), headers.get("accept", ""))
+    )
