@@ -140,6 +140,8 @@ class Asked(_Event, frozen=True, tag="asked"):
 class Chunked(_Event, frozen=True, tag="chunked"):
     """A piece of an artifact was accepted; it is in the chunk of the same commit."""
 
+    begins: str | None = None  # the artifact of which this is the first piece
+
 
 class ChunkKept(_Event, frozen=True, tag="chunk_kept"):
     artifact: Artifact

@@ -112,6 +112,7 @@ class TaskRecord(Struct, gc=False, omit_defaults=True):
     said: int = 0  # messages since the first, of either side
     note: int = 0  # which of them stands beside the status
     chunks: int = 0  # of artifacts
+    artifacts: tuple[str, ...] = ()  # those that were begun
     status_ms: int = 0
     status_order: int = 0
 

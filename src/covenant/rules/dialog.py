@@ -74,15 +74,21 @@ def update(command: UpdateTask, view: View, ctx: Context) -> Commit:
 
 
 def add_artifact(command: AddArtifact, view: View, ctx: Context) -> Commit:
+    """A piece is added to what is there; the first of an artifact begins it, whatever the holder calls it."""
     record = _held(command.lease_id, command.by, view, ctx)
     check_flag(command.append, "append")
     check_flag(command.last, "last")
     artifact = seal_artifact(command.artifact, ctx.limits)
     if record.chunks >= ctx.limits.chunks_max:
         raise TooLarge("the task has too many chunks", field="artifact", limit=ctx.limits.chunks_max)
+    is_known = artifact.artifact_id in record.artifacts
+    if not is_known and len(record.artifacts) >= ctx.limits.artifacts_max:
+        raise TooLarge("the task has too many artifacts", field="artifact", limit=ctx.limits.artifacts_max)
     task_id = record.task.id
-    kept = e.ChunkKept(chunk_key(task_id, record.chunks + 1), artifact, command.append, command.last)
-    return Commit((e.Chunked(task_id), kept), Moved(task_id, record.generation + 1))
+    append = command.append and is_known
+    kept = e.ChunkKept(chunk_key(task_id, record.chunks + 1), artifact, append, command.last)
+    chunked = e.Chunked(task_id, None if is_known else artifact.artifact_id)
+    return Commit((chunked, kept), Moved(task_id, record.generation + 1))
 
 
 def reject(command: RejectTask, view: View, ctx: Context) -> Commit:

@@ -310,6 +310,8 @@ def _chunked(old: TaskRecord, event: e.Chunked, order: int, at: int) -> TaskReco
     record = _heartbeat(old, None, order, at)
     record.generation = old.generation + 1
     record.chunks = old.chunks + 1
+    if event.begins is not None:
+        record.artifacts = (*old.artifacts, event.begins)
     return record
 
 

@@ -128,10 +128,10 @@ def _artifacts_of(record: TaskRecord, view: View) -> tuple[Artifact, ...]:
             known[1].extend(artifact.parts)
         else:
             made[artifact.artifact_id] = (artifact, list(artifact.parts))
-    found = [structs.replace(artifact, parts=tuple(parts)) for artifact, parts in made.values()]
-    if record.result is not None and record.result.content and not record.direct:
-        found.append(_result_artifact(record.result))
-    return tuple(found)
+    if record.result is not None and record.result.content:
+        final = _result_artifact(record.result)
+        made[final.artifact_id] = (final, list(final.parts))  # a piece of that name has been replaced by it
+    return tuple(structs.replace(artifact, parts=tuple(parts)) for artifact, parts in made.values())
 
 
 def _chunks(record: TaskRecord, view: View) -> Iterator[tuple[int, Artifact, bool]]:
@@ -144,12 +144,14 @@ def _chunks(record: TaskRecord, view: View) -> Iterator[tuple[int, Artifact, boo
 def _partials(record: TaskRecord, view: View) -> Iterator[tuple[int, Artifact, bool]]:
     for number in range(1, record.partials_total + 1):
         part = view.get(part_key(record.task.id, number))
-        if isinstance(part, Partial) and part.result.content:
+        if isinstance(part, Partial):
             yield part.order, _partial_artifact(part.result, part.attempt), part.number > 1
 
 
 def _partial_artifact(result: Result, attempt: int) -> Artifact:
-    return Artifact(artifact_id=f"partial-{attempt}", parts=parts_of(result.content))
+    """Progress without content is progress all the same, and an artifact has parts."""
+    parts = parts_of(result.content) or (Part(text=result.error_message or ""),)
+    return Artifact(artifact_id=f"partial-{attempt}", parts=parts)
 
 
 def _result_artifact(result: Result) -> Artifact:
