@@ -92,6 +92,7 @@ def next_events(record: TaskRecord) -> st.SearchStrategy[e.Event]:
             st.sampled_from((e.Heartbeat(TASK_ID), e.Progressed(TASK_ID), e.CancelAsked(TASK_ID, "why"))),
             st.just(e.Unleased(TASK_ID)),
             messaged,
+            st.just(e.Shown(TASK_ID)),
             st.builds(e.Updated, key, st.just(record.asks)),
             st.builds(e.Asked, key, st.sampled_from(Asks), st.booleans()),
             st.builds(e.Chunked, key, st.none() | st.just("draft")),
@@ -201,7 +202,7 @@ def test_a_question_stands_until_it_is_answered_or_its_holder_is_gone(data: st.D
         before = old if isinstance(old, TaskRecord) else None
         if isinstance(event, e.Asked):
             assert new.asks is event.asks
-        elif isinstance(event, (e.Updated, e.Chunked, e.Progressed, e.Heartbeat, e.CancelAsked)):
+        elif isinstance(event, (e.Shown, e.Updated, e.Chunked, e.Progressed, e.Heartbeat, e.CancelAsked)):
             assert before is not None
             assert new.asks is before.asks
         else:

@@ -30,6 +30,7 @@ class Sent(_Event, frozen=True, tag="sent"):
     follows: bool = False
     replayed: bool = False
     protocol: bool = False
+    shown: bool = False  # its sender is shown the task, whatever comes of it
 
 
 class Leased(_Event, frozen=True, tag="leased"):
@@ -116,6 +117,10 @@ class Said(_Event, frozen=True, tag="said"):
     """A message of either side; what it means for the task is in the event beside it."""
 
     message: Message
+
+
+class Shown(_Event, frozen=True, tag="shown"):
+    """A client was shown the task."""
 
 
 class Messaged(_Event, frozen=True, tag="messaged"):
@@ -267,6 +272,7 @@ Event: TypeAlias = (
     | Undrained
     | Parted
     | Said
+    | Shown
     | Messaged
     | Updated
     | Asked

@@ -107,9 +107,11 @@ class TaskRecord(Struct, gc=False, omit_defaults=True):
 
     # what the A2A protocol shows
     protocol: bool = False  # sent by it: the result is read there, and drained by nobody
+    shown: bool = False  # a client knows of it, or more was done than to take it: a task it stays
     direct: bool = False  # answered by a message: there is no task to be seen
     asks: Asks | None = None  # what the holder waits for
     said: int = 0  # messages since the first, of either side
+    heard: int = 0  # those of the sender
     note: int = 0  # which of them stands beside the status
     chunks: int = 0  # of artifacts
     artifacts: tuple[str, ...] = ()  # those that were begun

@@ -93,7 +93,9 @@ def _last_words(result: Result) -> Message | None:
 
 def _placed(message: Message | None, task_id: str, context_id: str) -> Message | None:
     """A message of the agent belongs to its task, whatever the agent has put there."""
-    return None if message is None else structs.replace(message, task_id=task_id, context_id=context_id)
+    if message is None:
+        return None
+    return structs.replace(message, role="ROLE_AGENT", task_id=task_id, context_id=context_id)
 
 
 def _history_of(record: TaskRecord, view: View, length: int | None) -> tuple[Message, ...]:
@@ -195,7 +197,8 @@ def get_dialog(query: GetDialog, view: View, ctx: Context) -> Dialog:
         reply = _placed(record.result.message, record.task.id, context_of(record))
     history = query.history if query.history is None else check_count(query.history, "historyLength", _HISTORY_MAX)
     task = shown(record, view, history, query.artifacts)
-    return Dialog(task, record.generation, state_of(record), record.task.recipient, reply)
+    hidden = record.protocol and not record.shown and record.outcome is None
+    return Dialog(task, record.generation, state_of(record), record.task.recipient, reply, hidden)
 
 
 def get_place(query: GetPlace, view: View, ctx: Context) -> Place:

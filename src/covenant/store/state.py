@@ -267,8 +267,6 @@ class State:
             self.cascades.discard(key)
         if at_rest(new):
             self.rested.append(key)
-            if new.result is not None and new.result.lease_id is not None:
-                self._lease_tasks.pop(new.result.lease_id, None)
 
     def _move_task(self, key: Key, old: TaskRecord, new: TaskRecord) -> None:
         if old.ready_for is not None:
