@@ -100,7 +100,7 @@ async def _crowd(town: Town, mutations: int, tasks: int) -> None:
 
 async def test_no_follower_misses_or_repeats_an_event_of_many_writers(kept: str, tmp_path: Path) -> None:
     async with place(kept, tmp_path, Limits(log_tail_max=50_000)).opened() as town:
-        await _crowd(town, 20_000, 200)
+        await _crowd(town, 8_000, 100)
 
 
 @pytest.mark.soak

@@ -71,7 +71,7 @@ async def _stretches(exchange: Exchange, caller: Caller, task_id: str, after: in
     commits: Sequence[Logged] = ()
     while here.generation > after:
         marks.append(here)
-        commits = await _read(exchange, here, place)
+        commits = await _read(exchange, here, place, after)
         if not commits:
             yield Trail([], False)
             return
@@ -85,8 +85,10 @@ async def _stretches(exchange: Exchange, caller: Caller, task_id: str, after: in
         after = updates[-1].generation
 
 
-async def _read(exchange: Exchange, mark: _Mark, place: Place) -> Sequence[Logged]:
-    return await exchange.store.log_trail(mark.seq, place.task_id, _COMMITS_AT_ONCE) if mark.seq > 0 else ()
+async def _read(exchange: Exchange, mark: _Mark, place: Place, after: int) -> Sequence[Logged]:
+    """Who follows live wants one commit, and not all that came before it."""
+    limit = min(mark.generation - after, _COMMITS_AT_ONCE)
+    return await exchange.store.log_trail(mark.seq, place.task_id, limit) if mark.seq > 0 else ()
 
 
 def _walk(commits: Sequence[Logged], mark: _Mark, place: Place, after: int) -> Iterator[_Mark]:
@@ -104,7 +106,7 @@ async def _told(exchange: Exchange, mark: _Mark, place: Place, after: int, commi
     since the mark was made. What is read again may come in smaller pieces."""
     steps: list[list[Update]] = []
     while mark.generation > after:
-        commits = commits or await _read(exchange, mark, place)
+        commits = commits or await _read(exchange, mark, place, after)
         if not commits:
             return []
         for logged, before in zip(commits, _walk(commits, mark, place, after), strict=False):
