@@ -10,7 +10,7 @@ Keys are text: a task's is its id, the others carry a prefix.
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Final, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from msgspec import Struct
 
@@ -220,15 +220,16 @@ class Tombstone(Struct, gc=False):
 Record: TypeAlias = TaskRecord | Part | Said | Chunk | Push | Card | Late | Slot | Horizon | Peer | Grant | SignedHead
 
 
-def part_key(task_id: str, number: int) -> Key:
+def part_key(task_id: str, number: int | Literal[""]) -> Key:
+    """Without a number, what all of a task's begin with; likewise the next two."""
     return f"{PART_PREFIX}{task_id}:{number}"
 
 
-def said_key(task_id: str, number: int) -> Key:
+def said_key(task_id: str, number: int | Literal[""]) -> Key:
     return f"{SAID_PREFIX}{task_id}:{number}"
 
 
-def chunk_key(task_id: str, number: int) -> Key:
+def chunk_key(task_id: str, number: int | Literal[""]) -> Key:
     return f"{CHUNK_PREFIX}{task_id}:{number}"
 
 
