@@ -112,6 +112,7 @@ class TaskRecord(Struct, gc=False, omit_defaults=True):
     said: int = 0  # messages since the first, of either side
     note: int = 0  # which of them stands beside the status
     chunks: int = 0  # of artifacts
+    receipt: str | None = None  # under which the holder last said something: said again, it is the same
     status_ms: int = 0
     status_order: int = 0
 

@@ -112,6 +112,7 @@ def _leased(old: TaskRecord, event: e.Leased, order: int, at: int) -> TaskRecord
     record.lease = Lease(event.lease_id, old.task.recipient, event.incarnation, at, at, order)
     record.incarnation = event.incarnation
     record.partials = 0
+    record.receipt = None
     record.order = order
     _restate(record, order, at)
     record.ready_for = None
@@ -293,6 +294,7 @@ def _updated(old: TaskRecord, event: e.Updated, order: int, at: int) -> TaskReco
     record.generation = old.generation + 1
     record.said = record.note = old.said + 1
     record.asks = event.asks
+    record.receipt = event.receipt
     return record
 
 
@@ -303,6 +305,7 @@ def _asked(old: TaskRecord, event: e.Asked, order: int, at: int) -> TaskRecord:
     if event.speaks:
         record.said = record.note = old.said + 1
     record.asks = event.asks
+    record.receipt = event.receipt
     return record
 
 
@@ -310,6 +313,7 @@ def _chunked(old: TaskRecord, event: e.Chunked, order: int, at: int) -> TaskReco
     record = _heartbeat(old, None, order, at)
     record.generation = old.generation + 1
     record.chunks = old.chunks + 1
+    record.receipt = event.receipt
     return record
 
 

@@ -12,7 +12,7 @@ from itertools import islice
 from typing import Any
 
 from covenant.model.agent import AgentId
-from covenant.model.error import BadCursor, MissingCapability, UnknownPeer, UnknownTask
+from covenant.model.error import MissingCapability, UnknownPeer, UnknownTask
 from covenant.model.peer import Demand, GrantPage, Peer, PeerPage, peer_key
 from covenant.model.query import (
     CheckGrant,
@@ -42,7 +42,7 @@ from covenant.model.view import Answer, CachePage, QueueDepth, QueueEntry, Queue
 from covenant.rules.cache import cached
 from covenant.rules.card import get_card, list_cards
 from covenant.rules.context import Context, View
-from covenant.rules.envelope import check_count, check_id
+from covenant.rules.envelope import check_count, check_cursor, check_id
 from covenant.rules.grant import find
 from covenant.rules.grant import shown as shown_grant
 from covenant.rules.peer import shown as shown_peer
@@ -106,7 +106,7 @@ def task_queue(query: ListQueue, view: View, ctx: Context) -> QueuePage:
     if state == TaskState.RESULT_PENDING:
         return _pending_page(limit, cursor, by, view)
     leases_only = state == TaskState.IN_FLIGHT
-    after = _position(cursor, "lease" if leases_only else "task")
+    after = check_cursor(cursor, "lease" if leases_only else "task")
     found: list[TaskRecord] = []
     scanned = 0
     more = limit > 0
@@ -131,7 +131,7 @@ def task_queue(query: ListQueue, view: View, ctx: Context) -> QueuePage:
 
 def _pending_page(limit: int, cursor: str | None, by: AgentId | None, view: View) -> QueuePage:
     """Only the results that wait to be drained."""
-    keys = view.pending(_scope(by), _position(cursor, "result"), limit)
+    keys = view.pending(_scope(by), check_cursor(cursor, "result"), limit)
     records = [view.get(key) for key in keys]
     last = records[-1] if records and len(records) == limit else None
     more = f"result:{last.answer_order}" if isinstance(last, (TaskRecord, Part)) else None
@@ -182,14 +182,14 @@ def _children(parent: str, by: AgentId | None, view: View) -> Iterator[TaskRecor
 
 def cached_results(query: ListCached, view: View, ctx: Context) -> CachePage:
     limit = check_count(query.limit, "limit", ctx.limits.page_max)
-    found = view.slots(_position(query.cursor, "slot"), limit + 1, _scope(query.by)) if limit else ()
+    found = view.slots(check_cursor(query.cursor, "slot"), limit + 1, _scope(query.by)) if limit else ()
     more = f"slot:{found[limit - 1][1].order}" if len(found) > limit else None
     return CachePage([cached(key, slot) for key, slot in found[:limit]], more)
 
 
 def list_peers(query: ListPeers, view: View, ctx: Context) -> PeerPage:
     limit = check_count(query.limit, "limit", ctx.limits.page_max)
-    found = view.peers(_position(query.cursor, "peer"), limit)
+    found = view.peers(check_cursor(query.cursor, "peer"), limit)
     more = f"peer:{found[-1].order}" if found and len(found) == limit else None
     return PeerPage([shown_peer(peer) for peer in found], more)
 
@@ -204,7 +204,7 @@ def list_grants(query: ListGrants, view: View, ctx: Context) -> GrantPage:
         subject = query.by.pubkey
     if subject is not None and not isinstance(view.get(peer_key(subject)), Peer):
         raise UnknownPeer(f"no peer {subject}", peer=subject)
-    found = view.all_grants(subject, _position(query.cursor, "grant"), limit)
+    found = view.all_grants(subject, check_cursor(query.cursor, "grant"), limit)
     more = f"grant:{found[-1].order}" if found and len(found) == limit else None
     return GrantPage([shown_grant(grant) for grant in found], more)
 
@@ -227,15 +227,6 @@ def deep_queues(query: DeepQueues, view: View, ctx: Context) -> list[QueueDepth]
 
 def _scope(by: AgentId | None) -> str | None:
     return None if by is None else by.pubkey
-
-
-def _position(cursor: str | None, kind: str) -> int:
-    if cursor is None:
-        return 0
-    prefix, _, number = cursor.partition(":") if isinstance(cursor, str) else ("", "", "")
-    if prefix != kind or not number.isascii() or not number.isdigit() or len(number) > 18:
-        raise BadCursor("this cursor does not belong to this listing", cursor=cursor)
-    return int(number)
 
 
 ANSWER: dict[type, Callable[[Any, View, Context], Any]] = {
