@@ -421,7 +421,9 @@ def _lease_id(lease: Delivery | str) -> str:
 
 def said(what: Message | str, role: Role = "ROLE_AGENT") -> Message:
     """A text is a message of one part."""
-    return Message(message_id=str(uuid.uuid4()), role=role, parts=(Part(text=what),)) if type(what) is str else what  # type: ignore[return-value]
+    if isinstance(what, str):
+        return Message(message_id=str(uuid.uuid4()), role=role, parts=(Part(text=what),))
+    return what
 
 
 def _asks(asks: Asks | str) -> Asks:
