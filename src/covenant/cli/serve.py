@@ -44,6 +44,7 @@ log = logging.getLogger("covenant.serve")
 @click.option("--insecure", is_flag=True, help="Listen beyond this machine without TLS.")
 @click.option("--recv-gate", is_flag=True, help="A recipient must have a grant of a2a.recv.<sender> to be sent tasks.")
 @click.option("--queue-depth", type=click.IntRange(1), metavar="N", help="Refuse more ready tasks for one recipient.")
+@click.option("--default-agent", metavar="NAME", help="Whom A2A clients reach at the root. Default: the first one.")
 @click.option("--alert-url", metavar="URL", help="Post there what an operator should hear of.")
 @click.option("--log", "form", type=click.Choice(FORMATS), default="text", show_default=True, help="How stderr reads.")
 @click.pass_obj
@@ -84,6 +85,7 @@ def settings_of(home: Home, options: Mapping[str, Any], environ: Mapping[str, st
         limits=limits,
         retry=plan_from(environ, limits),
         alert_url=options["alert_url"],
+        default_agent=options["default_agent"],
         alerts_file=home.alerts_file,
     )
 

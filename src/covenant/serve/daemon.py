@@ -30,6 +30,9 @@ from covenant.model.limits import Limits
 from covenant.model.repair import RetryPolicy
 from covenant.rules.context import Ids
 from covenant.serve import events, metrics, openapi, page
+from covenant.serve.a2a.directory import Directory
+from covenant.serve.a2a.operations import Operations
+from covenant.serve.a2a.surface import Surface
 from covenant.serve.connections import Connections
 from covenant.serve.events import Events
 from covenant.serve.home import KeptFile
@@ -63,6 +66,7 @@ class Settings(Struct, kw_only=True, frozen=True):
     retry: RetryPlan | None = None
     alert_url: str | None = None
     alerts: Thresholds = Thresholds()
+    default_agent: str | None = None  # whom the root stands for in the A2A protocol; else the first that is published
     alerts_file: Path | None = None  # where it notes what was told, for the next daemon
 
 
@@ -90,6 +94,9 @@ class Daemon:
         self.alerts = self._make_alerts()
         self._events = Events(self.exchange, store, self.http.authenticate)
         self._server: Server | None = None
+        self.operations = Operations(self.exchange)
+        self.directory = Directory(self.exchange, lambda: self.url, lambda: None, settings.default_agent)
+        self.http.door = Surface(self.http, self.operations, self.directory)
         self._add_pages()
         self._serving: asyncio.Task[None] | None = None
         self._jobs: list[asyncio.Task[None]] = []

@@ -91,7 +91,7 @@ class Directory:
         if extended:
             shown |= card.card.get("extended") or {}
         shown["capabilities"] = _capabilities(card)
-        shown["supportedInterfaces"] = self._interfaces("" if at_root else f"{PREFIX}{quote(label)}", label)
+        shown["supportedInterfaces"] = self._interfaces("" if at_root else f"{PREFIX}{quote(label, safe='@')}", label)
         shown["securitySchemes"] = {"bearer": {"httpAuthSecurityScheme": {"scheme": "Bearer"}}}
         shown["securityRequirements"] = [{"schemes": {"bearer": {"list": []}}}]
         return shown

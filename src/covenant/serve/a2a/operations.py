@@ -92,11 +92,13 @@ class Operations:
         self._check_streams(agent)
         _check_history(request.configuration.history_length)
         task_id, generation = await self._send(caller, agent, request, key)
+        history = request.configuration.history_length
+        begun = dialog = await self._dialog(caller, agent, task_id, history, direct=True)
         if agent.replies:
             await self._settle(caller, task_id, generation, _has_begun)
-        dialog = await self._dialog(caller, agent, task_id, request.configuration.history_length, direct=True)
-        if dialog.reply is not None:
-            yield Event(dialog.generation, StreamResponse(message=dialog.reply))
+            begun = await self._dialog(caller, agent, task_id, history, direct=True)
+        if begun.reply is not None:
+            yield Event(begun.generation, StreamResponse(message=begun.reply))
             return
         async for event in self._from_snapshot(caller, dialog):
             yield event
