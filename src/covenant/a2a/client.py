@@ -117,7 +117,7 @@ class Client:
         """The task that the message led to, or the agent's direct reply. A first message goes under a key: if its
         answer is lost, and the server knows keys, it is sent again."""
         request = wire.SendMessage(
-            message=_placed(message, task_id, context_id),
+            message=_placed(message, task_id, context_id, idempotency_key),
             tenant=self._calls.tenant,
             configuration=_settings(blocking, if_generation_match, push, history_length),
         )
@@ -139,7 +139,7 @@ class Client:
     ) -> AsyncGenerator[Event, None]:
         """All that happens to the task, from the task itself to its end; or the one message that is the reply."""
         request = wire.SendMessage(
-            message=_placed(message, task_id, context_id),
+            message=_placed(message, task_id, context_id, idempotency_key),
             tenant=self._calls.tenant,
             configuration=_settings(False, if_generation_match, push),
         )
@@ -302,10 +302,12 @@ class Connecting:
         await self._client.close()
 
 
-def _placed(message: Message | str, task_id: str | None, context_id: str | None) -> Message:
-    """What is said in the call counts before what stands in the message."""
+def _placed(message: Message | str, task_id: str | None, context_id: str | None, key: str | None) -> Message:
+    """What is said in the call counts before what stands in the message. A text under the same key is the same message,
+    whoever sends it again."""
     if isinstance(message, str):
-        message = Message(message_id=str(uuid.uuid4()), role="ROLE_USER", parts=(Part(text=message),))
+        message_id = uuid.uuid4() if key is None else uuid.uuid5(uuid.NAMESPACE_OID, f"covenant.message:{key}")
+        message = Message(message_id=str(message_id), role="ROLE_USER", parts=(Part(text=message),))
     return structs.replace(message, task_id=task_id or message.task_id, context_id=context_id or message.context_id)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, TypeAlias
 
 import msgspec
@@ -75,19 +75,27 @@ def _verify(algorithm: Any, key: Any, signature: bytes, data: bytes) -> None:
 def _forms(card: dict[str, Any]) -> Iterator[bytes]:
     """As it was served; without what is empty; without what says nothing, except what must be there."""
     plain = {name: value for name, value in card.items() if name != "signatures"}
-    said = {name: _pruned(value, _says) for name, value in plain.items() if name in _REQUIRED or _says(value)}
-    for form in (plain, _pruned(plain, _is_filled), said):
+    said = {name: _pruned(value) for name, value in plain.items() if name in _REQUIRED or _says(value)}
+    for form in (plain, _filled(plain), said):
         try:
             yield rfc8785.dumps(form)
         except (rfc8785.CanonicalizationError, RecursionError):
             raise Fault(BAD_AGENT, "the card has no canonical form") from None
 
 
-def _pruned(value: Any, keeps: Callable[[Any], bool]) -> Any:
+def _filled(value: Any) -> Any:
     if isinstance(value, dict):
-        inner = {name: _pruned(member, keeps) for name, member in value.items()}
-        return {name: member for name, member in inner.items() if keeps(member)}
-    return [_pruned(member, keeps) for member in value] if isinstance(value, list) else value
+        inner = {name: _filled(member) for name, member in value.items()}
+        return {name: member for name, member in inner.items() if _is_filled(member)}
+    if isinstance(value, list):
+        return [member for member in map(_filled, value) if _is_filled(member)]
+    return value
+
+
+def _pruned(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _pruned(member) for name, member in value.items() if _says(member)}
+    return [_pruned(member) for member in value] if isinstance(value, list) else value
 
 
 def _is_filled(value: Any) -> bool:
