@@ -406,6 +406,14 @@ def test_a_refusal_is_known_by_its_reason_its_code_or_its_status() -> None:
     assert refused("no", "odd", -1, 418).kind.reason == "INVALID_PARAMS"
 
 
+def test_a_refusal_says_nothing_in_the_name_of_the_client() -> None:
+    metadata = {"self": "x", "kind": "x", "message": "x", "outcome": "not_sent", "retry_after_s": "x", "taskId": "t"}
+    info = [{"@type": "type.googleapis.com/google.rpc.ErrorInfo", "reason": "UNAVAILABLE", "metadata": metadata}]
+    refusal = refused("no", info, -32603, 200, retry_after_s=2.0)
+    assert refusal.kind is AWAY
+    assert refusal.details == {"taskId": "t", "retry_after_s": 2.0}
+
+
 def test_a_task_reads_however_it_is_written() -> None:
     plain = b'{"id":"t","status":{"state":"TASK_STATE_NEW"},"generation":"12"}'
     task: Task = read(plain, Task)

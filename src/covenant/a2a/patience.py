@@ -15,7 +15,7 @@ class Patience(Struct, frozen=True):
 
     first_s: float = 0.1
     longest_s: float = 10.0
-    failures_max: int = 40  # in a row, before a follower gives up: some six minutes
+    failures_max: int = 40  # in a row, before a follower gives up: some four minutes
     repeats_max: int = 6  # of one send
     sleep: Callable[[float], Awaitable[Any]] = asyncio.sleep
 

@@ -20,6 +20,7 @@ _BY_STATUS: Final = {
     503: fault.AWAY,
     504: fault.AWAY,
 }
+_OURS: Final = ("self", "kind", "message", "outcome", "idempotency_key", "retry_after_s")  # not for a server to say
 _PASSING: Final = (fault.AWAY, fault.BUSY, fault.INTERNAL)
 _IN_DOUBT: Final = (fault.AWAY, fault.INTERNAL)
 
@@ -41,9 +42,9 @@ def refused(message: str, details: Any, code: int | None = None, status: int = 0
     kind = _kind(info.get("reason"), code, status)
     told = info.get("metadata")
     metadata = {str(name): value for name, value in told.items()} if isinstance(told, dict) else {}
+    for ours in _OURS:
+        metadata.pop(ours, None)
     made = TaskGenerationMismatch if kind is fault.GENERATION else Fault
-    for taken in ("kind", "message"):
-        metadata.pop(taken, None)
     return made(kind, message or kind.name, **{**metadata, **more})
 
 
