@@ -50,6 +50,10 @@ class Fake:
         self.skips: set[int] = set()  # generations that no stream brings
         self.cuts: list[int] = []  # after how many bytes the next streams are cut
         self.away: list[int] = []  # how much happens while nobody listens, after each cut
+        self.silences = 0  # streams that end without a word
+        self.reads: list[int] = []  # how far the next answers to a read are
+        self.forgets = False  # what its cursors mean
+        self.replays = False  # every stream tells everything
         self.losses = 0  # answers to messages that get lost
         self.refusals: list[int] = []  # with which status the next calls are refused
         self.log = self._told(steps)
@@ -152,7 +156,7 @@ class Fake:
             shown = self._result(said["id"], {"task": self.snapshot(self.position)})
             return Reply(b"", is_cut=True) if self._is_lost() else shown
         if method == "GetTask":
-            return self._result(said["id"], self.snapshot(self.position))
+            return self._result(said["id"], self.snapshot(self.reads.pop(0) if self.reads else self.position))
         return self._refuse(said["id"], -32601, "METHOD_NOT_FOUND", {})
 
     def _send(self) -> None:
@@ -168,6 +172,13 @@ class Fake:
         return self.losses >= 0
 
     def _subscribe(self, number: Any, cursor: str | None) -> Reply:
+        if self.silences:
+            self.silences -= 1
+            return Reply(b"", content_type="text/event-stream")
+        if self.forgets and cursor is not None:
+            return self._refuse(number, -32602, "INVALID_PARAMS", {})
+        if self.replays:
+            return self._stream(number, self._after(number, 0))
         if cursor is not None and self.resumes:
             seen = int(cursor)
             return self._stream(number, self._after(number, seen), seen)

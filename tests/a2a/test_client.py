@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from covenant.a2a import Client, Event, Fault, Patience, State, Task, TaskGenerationMismatch
-from covenant.a2a.fault import AWAY, BAD_AGENT, INTERNAL, UNAUTHENTICATED, VERSION
+from covenant.a2a.fault import AWAY, BAD_AGENT, INTERNAL, INVALID_PARAMS, UNAUTHENTICATED, VERSION
 from covenant.a2a.interface import card_url, pick
 from covenant.a2a.refusal import refused
 from covenant.a2a.seen import Element, read
@@ -131,6 +131,61 @@ async def test_a_gap_is_mended_by_reading_the_task() -> None:
     assert events[1].task is not None and events[1].task.state == State.COMPLETED
     [(asked, _)] = fake.calls_of("GetTask")
     assert asked["currentGeneration"] == "4"
+
+
+async def test_what_a_snapshot_has_shown_is_not_shown_again() -> None:
+    fake = Fake("ssss")
+    fake.skips, fake.reads = {3}, [5]
+    events = await followed(fake, after=1)
+    assert [(event.generation, event.missed) for event in events] == [(2, False), (5, True), (6, False)]
+
+
+@given(STEPS, CUTS)
+async def test_a_server_that_tells_everything_again_is_heard_once(steps: str, cuts: list[int]) -> None:
+    fake = Fake(steps)
+    fake.replays, fake.cuts = True, cuts
+    assert await followed(fake) == [element(fake, at) for at in range(1, fake.end + 1)]
+
+
+@pytest.mark.parametrize("silences", [1, 2])
+async def test_a_stream_that_ends_without_a_word_is_opened_again(silences: int) -> None:
+    fake = Fake("ss")
+    fake.position, fake.silences = fake.end, silences
+    assert [(event.generation, event.missed) for event in await followed(fake, after=1)] == [
+        (2, False),
+        (3, False),
+        (4, False),
+    ]
+
+
+async def test_a_server_whose_streams_say_nothing_is_read() -> None:
+    fake = Fake("ss")
+    fake.position, fake.silences = fake.end, 1000
+    assert await followed(fake, after=1) == [snapshot(fake, fake.end, missed=True)]
+    assert await followed(fake, after=fake.end) == []
+
+
+async def test_a_server_that_refuses_its_own_cursor_is_followed_without() -> None:
+    fake = Fake("ssss")
+    fake.forgets, fake.cuts, fake.away = True, [len(fake.first())], [2]
+    client = client_of(fake)
+    events = [event async for event in client.follow(TASK)]
+    assert [(event.generation, event.missed) for event in events] == [
+        (1, False),
+        (3, True),
+        (4, False),
+        (5, False),
+        (6, False),
+    ]
+    assert not client.is_numbered
+
+
+async def test_a_cursor_that_the_caller_made_up_is_refused() -> None:
+    fake = Fake("ssss")
+    fake.forgets = True
+    with pytest.raises(Fault) as refusal:
+        await followed(fake, after=99)
+    assert refusal.value.kind is INVALID_PARAMS
 
 
 async def test_a_server_that_lost_count_is_not_believed() -> None:
