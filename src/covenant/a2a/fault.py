@@ -36,6 +36,9 @@ UNSUPPORTED: Final = Kind("UnsupportedOperationError", -32004, "FAILED_PRECONDIT
 CONTENT_TYPE: Final = Kind(
     "ContentTypeNotSupportedError", -32005, "INVALID_ARGUMENT", 400, "CONTENT_TYPE_NOT_SUPPORTED"
 )
+MEDIA_TYPE: Final = Kind(  # of the request itself: for that, HTTP has a status of its own
+    CONTENT_TYPE.name, CONTENT_TYPE.jsonrpc, CONTENT_TYPE.grpc, 415, CONTENT_TYPE.reason
+)
 BAD_AGENT: Final = Kind("InvalidAgentResponseError", -32006, "INTERNAL", 500, "INVALID_AGENT_RESPONSE")
 NO_EXTENDED_CARD: Final = Kind(
     "ExtendedAgentCardNotConfiguredError", -32007, "FAILED_PRECONDITION", 400, "EXTENDED_AGENT_CARD_NOT_CONFIGURED"

@@ -38,8 +38,9 @@ log = logging.getLogger("covenant.serve")
 @click.option(
     "--http", default=DEFAULT_HTTP, show_default=True, metavar="HOST:PORT|off", help="Port 0 takes a free one."
 )
+@click.option("--grpc", metavar="HOST:PORT", help="The A2A protocol over gRPC. Port 0 takes a free one.")
 @click.option("--ipc", metavar="PATH|off", help="The Unix socket. Default: <home>/sock.")
-@click.option("--tls-cert", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="The HTTP certificate.")
+@click.option("--tls-cert", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="For HTTP and gRPC.")
 @click.option("--tls-key", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Its key.")
 @click.option("--insecure", is_flag=True, help="Listen beyond this machine without TLS.")
 @click.option("--recv-gate", is_flag=True, help="A recipient must have a grant of a2a.recv.<sender> to be sent tasks.")
@@ -77,6 +78,7 @@ def settings_of(home: Home, options: Mapping[str, Any], environ: Mapping[str, st
     return Settings(
         store=options["store"] or f"file:{home.data}",
         http=http,
+        grpc=options["grpc"],
         ipc=ipc,
         tls_cert=options["tls_cert"],
         tls_key=options["tls_key"],
@@ -144,6 +146,7 @@ def _greeting(daemon: Daemon, session: Session) -> str:
             f"Covenant {VERSION} is ready.",
             "",
             f"  http   {daemon.url or 'off'}",
+            *([] if daemon.grpc_address is None else [f"  grpc   {daemon.grpc_address}"]),
             f"  ipc    {settings.ipc or 'off'}",
             f"  data   {settings.store}",
             f"  realm  {daemon.exchange.realm.pubkey}",

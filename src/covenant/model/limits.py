@@ -24,6 +24,7 @@ CONTENT_DEPTH_MAX: Final = 64
 
 BATCH_MAX: Final = 1000
 PAGE_MAX: Final = 1000
+PAGE_BYTES_MAX: Final = 8 * 1024 * 1024
 SCAN_MAX: Final = 10_000
 TREE_NODES_MAX: Final = 10_000
 WAITERS_MAX: Final = 100_000
@@ -65,6 +66,7 @@ class Limits(Struct, frozen=True, kw_only=True):
 
     # What one answer may carry, and how far a filtered page looks before it hands back a cursor.
     page_max: int = PAGE_MAX
+    page_bytes_max: int = PAGE_BYTES_MAX  # of the tasks, or of the results, as JSON; one of any size goes alone
     scan_max: int = SCAN_MAX
     tree_nodes_max: int = TREE_NODES_MAX
     waiters_max: int = WAITERS_MAX

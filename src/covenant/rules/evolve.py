@@ -325,8 +325,9 @@ def _push_delivered(old: Push, event: e.PushDelivered, order: int, at: int) -> P
     return Push(old.config, event.generation, order)
 
 
-def _card_published(_: Any, event: e.CardPublished, order: int, at: int) -> Card:
-    return Card(event.agent, event.card, at, order)
+def _card_published(known: Any, event: e.CardPublished, order: int, at: int) -> Card:
+    """Published again it keeps its place: which agent was the first does not change by that."""
+    return Card(event.agent, event.card, at, known.order if type(known) is Card else order)
 
 
 def _dropped(_: Any, event: e.Event, order: int, at: int) -> None:

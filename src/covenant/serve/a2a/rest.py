@@ -14,7 +14,8 @@ from covenant.serve.a2a.calls import Call
 from covenant.serve.a2a.paths import Spot
 
 A2A_JSON: Final = "application/a2a+json"
-TYPES: Final = frozenset(("application/json", A2A_JSON))
+_PLAIN: Final = "application/json"
+TYPES: Final = frozenset((_PLAIN, A2A_JSON))
 _QUERY_MAX: Final = 64
 _encoder: Final = msgspec.json.Encoder()
 _object: Final = msgspec.json.Decoder(dict[str, Any])
@@ -62,8 +63,11 @@ def refused(refusal: CovenantError) -> tuple[int, bytes]:
 
 
 def type_of(content_type: str, accept: str) -> bytes:
-    """A client is answered in the media type that it uses itself."""
-    is_plain = content_type == "application/json" or (
-        not content_type and "application/json" in accept and A2A_JSON not in accept
-    )
-    return b"application/json" if is_plain else A2A_JSON.encode()
+    """A client is answered in the media type that it uses itself; who uses none, in the protocol's."""
+    is_plain = content_type == _PLAIN or (not content_type and _PLAIN in accept and A2A_JSON not in accept)
+    return _PLAIN.encode() if is_plain else A2A_JSON.encode()
+
+
+def error_type_of(content_type: str, accept: str) -> bytes:
+    """An error is JSON that is not the protocol's own, unless the client wants nothing else."""
+    return (A2A_JSON if A2A_JSON in (content_type, accept) else _PLAIN).encode()

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import msgspec
 
-from covenant.a2a.fault import CONTENT_TYPE, INVALID_PARAMS, Fault
+from covenant.a2a.fault import INVALID_PARAMS, MEDIA_TYPE, Fault
 from covenant.model.error import CovenantError, Internal
 from covenant.model.peer import Caller
 from covenant.model.protocol import StreamResponse
@@ -184,7 +184,7 @@ def _answer_type(headers: dict[str, str]) -> bytes:
 
 def _check_type(given: str, types: frozenset[str]) -> None:
     if given not in types:
-        raise Fault(CONTENT_TYPE, f"Content-Type is {' or '.join(sorted(types))}", contentType=given)
+        raise Fault(MEDIA_TYPE, f"Content-Type is {' or '.join(sorted(types))}", contentType=given)
 
 
 def _told(talk: Talk) -> tuple[tuple[bytes, bytes], ...]:
@@ -218,4 +218,6 @@ def _refusal(asked: Asked, failed: Exception) -> CovenantError:
 def _refused(asked: Asked, headers: dict[str, str], failed: Exception) -> Response:
     refusal = _refusal(asked, failed)
     status, data = rest.refused(refusal)
-    return Response(status, data, headers_of(refusal, status), _answer_type(headers))
+    return Response(
+        status, data, headers_of(refusal, status), rest.error_type_of(_type(headers), headers.get("accept", ""))
+    )
