@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric import rsa as RSA
+from cryptography.hazmat.primitives.asymmetric.padding import PKCS1v15
+from cryptography.hazmat.primitives.asymmetric.utils import decode_dss_signature
+from cryptography.hazmat.primitives.hashes import SHA256
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
@@ -15,7 +21,7 @@ from covenant.a2a.fault import AWAY, BAD_AGENT, INTERNAL, INVALID_PARAMS, UNAUTH
 from covenant.a2a.interface import card_url, pick
 from covenant.a2a.refusal import refused
 from covenant.a2a.seen import Element, read
-from covenant.a2a.signature import check_signed
+from covenant.a2a.signature import b64, check_signed, payload_of
 from covenant.a2a.sse import Parser
 from covenant.exchange.realm import Realm
 from covenant.model.error import Malformed, Unreachable
@@ -427,6 +433,32 @@ def test_a_card_is_trusted_by_the_key_that_signed_it() -> None:
             check_signed(wrong, [realm.pubkey])
     with pytest.raises(Fault):
         check_signed(card, [Realm.throwaway().pubkey])
+
+
+def test_a_key_may_be_of_another_kind_but_then_the_signature_is_too() -> None:
+    curve, rsa = ec.generate_private_key(ec.SECP256R1()), RSA.generate_private_key(65537, 2048)
+    card = Fake().card
+
+    def signed(algorithm: str, sign: Callable[[bytes], bytes]) -> dict[str, Any]:
+        protected = b64(msgspec.json.encode({"alg": algorithm}))
+        signature = sign(f"{protected}.{b64(payload_of(card))}".encode())
+        return {**card, "signatures": [{"protected": protected, "signature": b64(signature)}]}
+
+    def by_curve(data: bytes) -> bytes:
+        r, s = decode_dss_signature(curve.sign(data, ec.ECDSA(SHA256())))
+        return r.to_bytes(32, "big") + s.to_bytes(32, "big")
+
+    def by_rsa(data: bytes) -> bytes:
+        return rsa.sign(data, PKCS1v15(), SHA256())
+
+    check_signed(signed("ES256", by_curve), [rsa.public_key(), curve.public_key()])
+    check_signed(signed("RS256", by_rsa), [rsa.public_key()])
+    for wrong in (signed("RS256", by_curve), signed("none", lambda _: b""), signed("ES256", lambda _: b"short")):
+        with pytest.raises(Fault):
+            check_signed(wrong, [curve.public_key(), rsa.public_key()])
+    for text in ("", "0OIl", "abc"):
+        with pytest.raises(Malformed):
+            check_signed(card, [text])
 
 
 async def test_a_client_does_not_connect_to_an_agent_whose_card_nobody_signed() -> None:

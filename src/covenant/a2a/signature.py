@@ -1,7 +1,8 @@
-"""Whether a card was signed by somebody one knows: a JWS over its canonical form, with the payload left out.
+"""What the signature of a card covers, and whether somebody one knows has signed it: a JWS over the card's canonical
+form, with the payload left out.
 
-Signers do not agree on which members that say nothing belong to that form. None of them changes what a card says, so
-each of the forms is tried.
+Signers do not agree on which members that say nothing belong to that form. None of those changes what a card says, so
+the card as it was served is tried as well.
 """
 
 from __future__ import annotations
@@ -23,10 +24,28 @@ from cryptography.hazmat.primitives.hashes import SHA256
 
 from covenant.a2a.fault import BAD_AGENT, Fault
 from covenant.model.agent import from_base58
+from covenant.model.error import Malformed
 
 PublicKey: TypeAlias = str | Ed25519PublicKey | EllipticCurvePublicKey | RSAPublicKey
-_REQUIRED: Final = ("name", "description", "version", "defaultInputModes", "defaultOutputModes", "skills")
 _COORDINATE_BYTES: Final = 32
+_SIGNED: Final = frozenset(  # what the protocol knows of a card; a verifier does not see the rest
+    (
+        "name",
+        "description",
+        "supportedInterfaces",
+        "provider",
+        "version",
+        "documentationUrl",
+        "capabilities",
+        "securitySchemes",
+        "securityRequirements",
+        "defaultInputModes",
+        "defaultOutputModes",
+        "skills",
+        "iconUrl",
+    )
+)
+_SAID_ANYWAY: Final = frozenset(("streaming", "pushNotifications", "extendedAgentCard"))  # `false` says something
 
 
 def check_signed(card: dict[str, Any], keys: Sequence[PublicKey]) -> None:
@@ -41,7 +60,12 @@ def check_signed(card: dict[str, Any], keys: Sequence[PublicKey]) -> None:
 
 
 def _loaded(key: PublicKey) -> Any:
-    return Ed25519PublicKey.from_public_bytes(from_base58(key)) if isinstance(key, str) else key
+    if not isinstance(key, str):
+        return key
+    try:
+        return Ed25519PublicKey.from_public_bytes(from_base58(key))
+    except ValueError:
+        raise Malformed("a key as text is 32 bytes in base58", field="keys") from None
 
 
 def _is_good(signature: dict[str, Any], form: bytes, key: Any) -> bool:
@@ -51,7 +75,7 @@ def _is_good(signature: dict[str, Any], form: bytes, key: Any) -> bool:
     try:
         header = msgspec.json.decode(_from_b64(protected))
         algorithm = header.get("alg") if isinstance(header, dict) else None
-        _verify(algorithm, key, _from_b64(signed), f"{protected}.{_b64(form)}".encode())
+        _verify(algorithm, key, _from_b64(signed), f"{protected}.{b64(form)}".encode())
     except (InvalidSignature, msgspec.MsgspecError, binascii.Error, ValueError):
         return False
     return True
@@ -73,40 +97,37 @@ def _verify(algorithm: Any, key: Any, signature: bytes, data: bytes) -> None:
 
 
 def _forms(card: dict[str, Any]) -> Iterator[bytes]:
-    """As it was served; without what is empty; without what says nothing, except what must be there."""
-    plain = {name: value for name, value in card.items() if name != "signatures"}
-    said = {name: _pruned(value) for name, value in plain.items() if name in _REQUIRED or _says(value)}
-    for form in (plain, _filled(plain), said):
+    """As the protocol says, and as it was served."""
+    for form in (payload_of, _served):
         try:
-            yield rfc8785.dumps(form)
+            yield form(card)
         except (rfc8785.CanonicalizationError, RecursionError):
             raise Fault(BAD_AGENT, "the card has no canonical form") from None
 
 
-def _filled(value: Any) -> Any:
+def _served(card: dict[str, Any]) -> bytes:
+    return rfc8785.dumps({name: value for name, value in card.items() if name != "signatures"})
+
+
+def payload_of(card: dict[str, Any]) -> bytes:
+    """What a signature covers: what the protocol knows of the card, without its signatures and without members that say
+    nothing."""
+    return rfc8785.dumps(_telling("", {name: value for name, value in card.items() if name in _SIGNED}))
+
+
+def _telling(name: str, value: Any) -> Any:
+    """None when there is nothing in it."""
+    if name == "params":
+        return value  # free-form, of an extension: there everything says something
     if isinstance(value, dict):
-        inner = {name: _filled(member) for name, member in value.items()}
-        return {name: member for name, member in inner.items() if _is_filled(member)}
+        inner = {name: told for name, held in value.items() if (told := _telling(name, held)) is not None}
+        return inner or None
     if isinstance(value, list):
-        return [member for member in map(_filled, value) if _is_filled(member)]
-    return value
+        return [told for held in value if (told := _telling("", held)) is not None] or None
+    return value if value or name in _SAID_ANYWAY else None
 
 
-def _pruned(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _pruned(member) for name, member in value.items() if _says(member)}
-    return [_pruned(member) for member in value] if isinstance(value, list) else value
-
-
-def _is_filled(value: Any) -> bool:
-    return value is not None and value not in ("", [], {})
-
-
-def _says(value: Any) -> bool:
-    return _is_filled(value) and value not in (False, 0)
-
-
-def _b64(data: bytes) -> str:
+def b64(data: bytes) -> str:
     return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
 
 
