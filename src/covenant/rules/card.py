@@ -58,13 +58,16 @@ def _published(by: object, pubkey: str, view: View) -> Peer:
 def get_card(query: GetCard, view: View, ctx: Context) -> Card | None:
     """A card is public; the one of a revoked agent is gone."""
     card = view.get(card_key(query.pubkey))
-    peer = view.get(peer_key(query.pubkey))
-    alive = isinstance(peer, Peer) and peer.revoked_ms is None
-    return card if isinstance(card, Card) and alive else None
+    return card if isinstance(card, Card) and _is_alive(query.pubkey, view) else None
+
+
+def _is_alive(pubkey: str, view: View) -> bool:
+    peer = view.get(peer_key(pubkey))
+    return isinstance(peer, Peer) and peer.revoked_ms is None
 
 
 def list_cards(query: ListCards, view: View, ctx: Context) -> CardPage:
     limit = check_count(query.limit, "limit", ctx.limits.page_max)
     found = view.cards(query.after, limit)
     more = str(found[-1].order) if found and len(found) == limit else None
-    return CardPage(list(found), more)
+    return CardPage([card for card in found if _is_alive(card.agent.pubkey, view)], more)
