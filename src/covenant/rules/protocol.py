@@ -218,7 +218,8 @@ def list_inputs(query: ListInputs, view: View, ctx: Context) -> list[Input]:
     held(query.lease_id, record)
     after = check_count(query.after, "after", _HISTORY_MAX)
     said = view.pieces(said_key(record.task.id, ""), after + 1, record.said)
-    return [Input(n, s.message) for n, s in said if isinstance(s, Said) and s.message.role == "ROLE_USER"]
+    found = [Input(n, s.message) for n, s in said if isinstance(s, Said) and s.message.role == "ROLE_USER"]
+    return found[: ctx.limits.page_max]
 
 
 class _Spot(NamedTuple):
