@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 from covenant.model import event as e
 from covenant.model.command import DropPush, NotePush, SetPush
 from covenant.model.error import Malformed, NotPermitted, TooLarge, UnknownPush, UnknownTask
+from covenant.model.limits import Limits
 from covenant.model.push import Authentication, Push, PushConfig, push_key
 from covenant.model.query import GetPush, ListPushes
 from covenant.model.record import TaskRecord
@@ -23,23 +24,30 @@ PUSHES_MAX: Final = 16  # of one task
 
 
 def set_push(command: SetPush, view: View, ctx: Context) -> Commit:
-    """Under an id that is there already, it takes that one's place."""
+    """Under an id that is there already, it takes that one's place; the very same changes nothing, and is not told
+    again what it was told."""
     record = _own(command.task_id, command.by, view, ctx)
     config = command.config
-    if type(config) is not PushConfig:
-        raise Malformed("a push configuration is needed", field="config")
-    check_name(config.id, "id", ctx.limits)
-    _check_url(config.url, ctx)
-    _check_secrets(config, ctx)
+    check_config(config, ctx.limits)
     known = view.pushes(record.task.id)
+    if any(push.config == config for push in known):
+        return Commit((), config)
     if len(known) >= PUSHES_MAX and not any(push.config.id == config.id for push in known):
         raise TooLarge(f"a task has at most {PUSHES_MAX} webhooks", field="config", limit=PUSHES_MAX)
     after = 0 if command.from_start else record.generation
     return Commit((e.PushSet(push_key(record.task.id, config.id), config, after),), config)
 
 
-def _check_url(url: str, ctx: Context) -> None:
-    check_size(url, "url", ctx.limits.text_bytes_max)
+def check_config(config: PushConfig, limits: Limits) -> None:
+    if type(config) is not PushConfig:
+        raise Malformed("a push configuration is needed", field="config")
+    check_name(config.id, "id", limits)
+    _check_url(config.url, limits)
+    _check_secrets(config, limits)
+
+
+def _check_url(url: str, limits: Limits) -> None:
+    check_size(url, "url", limits.text_bytes_max)
     try:
         parts = urlsplit(url)
         port = parts.port
@@ -49,7 +57,7 @@ def _check_url(url: str, ctx: Context) -> None:
         raise Malformed("url is http:// or https:// with a host", field="url")
 
 
-def _check_secrets(config: PushConfig, ctx: Context) -> None:
+def _check_secrets(config: PushConfig, limits: Limits) -> None:
     """They become header values: one line, and nothing that ends one."""
     authentication = config.authentication
     if authentication is not None and type(authentication) is not Authentication:
@@ -59,7 +67,7 @@ def _check_secrets(config: PushConfig, ctx: Context) -> None:
         values |= {"scheme": authentication.scheme, "credentials": authentication.credentials}
     for name, value in values.items():
         if value is not None:
-            check_size(value, name, ctx.limits.text_bytes_max)
+            check_size(value, name, limits.text_bytes_max)
             if not value.isprintable() or not value.isascii():
                 raise Malformed(f"{name} is one line of printable ASCII", field=name)
 

@@ -14,6 +14,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
+from covenant.model import event as e
 from covenant.model.card import Card
 from covenant.model.event import Event, Sent
 from covenant.model.limits import LEASES_REMEMBERED_MAX
@@ -42,6 +43,8 @@ from covenant.rules.grant import pin_of
 from covenant.rules.retention import at_rest, is_forgotten, is_retained, tombstone_of
 from covenant.store.ledger import DueTimes, LazyLedger, Ledger, Shelf
 
+_OF_A_TASK = (Part, Late, Said, Chunk)  # go with their task
+_BRINGING = (e.Parted, e.LateKept, e.Said, e.ChunkKept, e.PushSet)  # them, and webhooks
 _SHARE_WORTH_LISTING = 8  # an eighth of what is numbered: then one listing costs less than a look for each
 
 
@@ -154,13 +157,19 @@ class State:
         for event in events:
             old = self.get(event.key)
             seen = old is not None and type(old) is not Tombstone and old.order >= order
-            unknown = partial and type(event) not in CREATING and (old is None or type(old) is Tombstone)
+            unknown = partial and self._is_unknown(event, old)
             if not seen and not unknown:
                 self.order = order - 1
                 self.apply((event,), at)
             order += 1
         self.order = max(order - 1, first)
         self.at = at
+
+    def _is_unknown(self, event: Event, old: Record | Tombstone | None) -> bool:
+        """Whether it goes on with a story whose beginning was dropped."""
+        if type(event) in _BRINGING:
+            return self._is_orphan(event.key)
+        return type(event) not in CREATING and (old is None or type(old) is Tombstone)
 
     def restore(self, key: Key, record: Record) -> None:
         """Take a record as it was saved, in any order: ledgers find its place."""
@@ -447,22 +456,36 @@ class State:
     def bury(self, ctx: Context) -> tuple[int, int]:
         """For an engine without a base: turn what is past retention into tombstones, and drop what is past those."""
         buried = 0
-        keep: deque[Key] = deque()
         for key in self.rested:
             record = self.records.get(key)
             if type(record) is TaskRecord and at_rest(record) and not is_retained(record, ctx):
                 buried += 1
                 self.forget(key)
                 self.records[key] = tombstone_of(record)
-            elif type(record) in (Part, Late, Said, Chunk) and _owner_is_buried(key, self.records):
+        keep: deque[Key] = deque()
+        for key in self.rested:
+            record = self.records.get(key)
+            if type(record) in _OF_A_TASK and self._is_orphan(key):
                 self.forget(key)
             elif record is not None and type(record) is not Tombstone:
                 keep.append(key)
         self.rested = keep
+        self.forget_orphans()
         forgotten = [k for k, r in self.records.items() if type(r) is Tombstone and is_forgotten(r, ctx)]
         for key in forgotten:
             del self.records[key]
         return buried, len(forgotten)
+
+    def forget_orphans(self) -> None:
+        """Webhooks go with their task, though they never rest."""
+        for task_id in self.pushed_tasks():
+            for key in [key for key in self._pushes[task_id] if self._is_orphan(key)]:
+                self.forget(key)
+
+    def _is_orphan(self, key: Key) -> bool:
+        """Whether the task that it belongs to is gone."""
+        owner = self.get(key.split(":")[1])
+        return owner is None or type(owner) is Tombstone
 
     # --- the view -----------------------------------------------------------------------------------------
 
@@ -714,8 +737,3 @@ def _dialog(record: TaskRecord) -> str:
 
 def _late_task(key: Key) -> str:
     return key[len(LATE_PREFIX) :].partition(":")[0]
-
-
-def _owner_is_buried(key: Key, records: dict[Key, Record | Tombstone]) -> bool:
-    owner = records.get(key.split(":")[1])
-    return owner is None or type(owner) is Tombstone

@@ -37,6 +37,7 @@ from covenant.model.task import Task
 from covenant.model.view import Dialog, DialogPage, Sent
 from covenant.rules.dialog import text_of
 from covenant.rules.envelope import check_text
+from covenant.rules.push import check_config
 
 PAGE_DEFAULT: Final = 50
 PAGE_MAX: Final = 100
@@ -114,8 +115,10 @@ class Operations:
     ) -> tuple[str, int]:
         """The task, and the generation that the message led to. `at_once`: the task is shown, whatever comes."""
         message, settings = request.message, request.configuration
-        if settings.task_push_notification_config is not None and not agent.pushes:
-            raise Fault(NO_PUSH, f"{agent.id.display} does not push")
+        hook = settings.task_push_notification_config
+        if hook is not None:
+            self._check_pushes(agent)
+            check_config(_push_of(hook), self._exchange.store.limits)  # before there is a task to be sorry for
         if message.task_id:
             await self._check_there(caller, agent, message.task_id)
             guard = _number(settings.if_generation_match, "ifGenerationMatch")
@@ -125,8 +128,8 @@ class Operations:
         else:
             sent = await self._send_first(caller, agent, message, key, at_once)
             task_id, generation = sent.task_id, max(1, sent.generation)
-        if settings.task_push_notification_config is not None:
-            config = _push_of(settings.task_push_notification_config)
+        if hook is not None:
+            config = _push_of(hook, task_id)
             push = c.SetPush(self._exchange.by(caller), task_id, config, from_start=not message.task_id)
             await self._exchange.run(caller, push)
         return task_id, generation
@@ -374,9 +377,11 @@ def _moment(text: str | None) -> int | None:
     return int(moment.timestamp() * 1000)
 
 
-def _push_of(settings: wire.PushSettings) -> PushConfig:
+def _push_of(settings: wire.PushSettings, task_id: str | None = None) -> PushConfig:
+    """One that comes with a message is named by what it is: a message that is sent again sets no second one."""
+    name = uuid.uuid4() if task_id is None else uuid.uuid5(uuid.NAMESPACE_URL, f"{task_id} {settings.url}")
     return PushConfig(
-        id=settings.id or str(uuid.uuid4()),
+        id=settings.id or str(name),
         url=settings.url,
         token=settings.token or None,
         authentication=settings.authentication,
