@@ -401,6 +401,19 @@ async def test_an_orderly_end_waits_for_the_post_that_is_under_way(
         await receiver.until("one", [1, 2])
 
 
+async def test_a_store_that_was_away_is_followed_again(tmp_path: Path, clock: ManualClock, receiver: Receiver) -> None:
+    async with opened(f"file:{tmp_path}/data", clock, Realm.throwaway()) as house:
+        task = await house.send()
+        await house.hook(task.id, receiver.hook("one"))
+        await receiver.until("one", [1])
+        await until(lambda: house.pusher.behind == 0)
+        await house.exchange.store.close()
+        await house.exchange.store.open()
+        await house.finish(await house.lease())
+        await house.passing(lambda: receiver.told("one") == [1, 2, 3])
+        await until(lambda: house.is_free(task.id))
+
+
 def serve(home: Path) -> subprocess.Popen[str]:
     options = ("--http", "127.0.0.1:0", "--ipc", "off", "--private-webhooks")
     command = [sys.executable, "-m", "covenant", "serve", "--home", str(home), *options]
