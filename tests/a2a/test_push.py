@@ -29,6 +29,7 @@ from covenant.model.agent import AgentId
 from covenant.model.audit import AuditRow
 from covenant.model.error import CovenantError
 from covenant.model.limits import Limits
+from covenant.model.message import Message, Part
 from covenant.model.push import Authentication, PushConfig
 from covenant.model.query import ListPushes
 from covenant.rules.audit import rows_of
@@ -150,6 +151,30 @@ async def test_one_that_is_set_later_is_told_what_comes_after(house: House, rece
     await receiver.until("late", [3])
     await until(lambda: house.is_free(task.id))
     assert house.pusher.behind == 0
+
+
+async def test_of_what_is_answered_by_a_message_only_the_message_is_told(house: House, receiver: Receiver) -> None:
+    hook = a.PushSettings(url=receiver.url("one"))
+    sending = asyncio.ensure_future(house.send(return_immediately=False, task_push_notification_config=hook))
+    delivery = await house.lease()
+    await until(lambda: house.exchange.store.state.pushed_tasks() == [delivery.task.id])  # type: ignore[attr-defined]
+    hello = Message(message_id="r-1", role="ROLE_AGENT", parts=(Part(text="hello"),))
+    await house.work(c.ReplyDirectly(None, delivery.lease_id, hello))
+    assert isinstance(await sending, Message)
+    await receiver.until("one", [0])
+    assert receiver.posts[0].body["message"]["parts"] == [{"text": "hello"}]
+    await until(lambda: house.exchange.store.state.pushed_tasks() == [])  # type: ignore[attr-defined]
+
+
+async def test_a_task_that_is_shown_late_is_told_from_its_beginning(house: House, receiver: Receiver) -> None:
+    hook = a.PushSettings(url=receiver.url("one"))
+    sending = asyncio.ensure_future(house.send(return_immediately=False, task_push_notification_config=hook))
+    delivery = await house.lease()
+    await house.exchange.run(house.alice, c.ShowTask(house.alice.agent, delivery.task.id))
+    await receiver.until("one", [1, 2])
+    await house.finish(delivery)
+    await receiver.until("one", [1, 2, 3])
+    await sending
 
 
 async def test_no_header_is_sent_for_a_scheme_without_credentials(house: House, receiver: Receiver) -> None:

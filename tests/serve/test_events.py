@@ -174,6 +174,35 @@ async def test_others_are_told_nothing(house: House) -> None:
     assert told is not None and told["task_id"] == mine.task_id
 
 
+@pytest.mark.parametrize("limits", [Limits(retention_ms=0, dedup_ms=0)])
+async def test_an_id_that_is_used_anew_tells_nobody_of_the_others_task(house: House) -> None:
+    """Neither the new parties of what was before, nor those who had the id of what comes after."""
+    task_id = "77777777-7777-4777-8777-777777777777"
+    operator = await house.follow("operator", after=0)
+    await house.run_task(id=task_id)
+    told = [event async for event in _until(operator, "drained")]
+    sent = next(event["seq"] for event in told if event["type"] == "sent")
+    carols = house.box.of("carol@lab")
+    await until(lambda: house.daemon.exchange.now_ms() > told[-1]["at_ms"])
+    await carols.send_task(Task(id=task_id, recipient=carols.agent, intent_text="mine"))
+    carol, alice = await house.follow("carol@lab", after=sent), await house.follow("alice@lab", after=sent)
+    await carols.recv_task()
+    await house.alice.send_task(Task(recipient=BOB, intent_text="the next"))
+    await carols.send_task(Task(recipient=BOB, intent_text="the next"))
+    first = await carol.next() or {}
+    assert (first["type"], first["sender"]) == ("sent", "carol@lab")
+    seen = [event async for event in _until(alice, "sent")]
+    assert seen[-1]["sender"] == "alice@lab"
+    assert all(event["actor"] != "carol@lab" for event in seen)
+
+
+async def _until(stream: Stream, last: str) -> AsyncIterator[dict[str, Any]]:
+    while event := await stream.next():
+        yield event
+        if event["type"] == last:
+            return
+
+
 async def test_a_task_that_was_sent_before_is_told_to_those_it_concerns(house: House) -> None:
     await house.alice.send_task(Task(recipient=BOB, intent_text="look"))
     alice, carol = await house.follow("alice@lab"), await house.follow("carol@lab")

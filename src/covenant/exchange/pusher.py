@@ -71,6 +71,7 @@ class _Line:
         self.is_posting = False
         self.told = self.noted = push.delivered
         self.is_over = False  # nothing comes after what was told
+        self.is_direct = False  # there is no task, but a message
         self.steps: Steps | None = None  # to tell next
         self.failing_ms: int | None = None  # since when it takes nothing
         self.wait_ms = FIRST_WAIT_MS
@@ -214,6 +215,7 @@ class Pusher:
         pushed: Pushed = await self._store.ask(GetPushed(None, line.task_id))
         if not any(push.config.id == line.config.id and push.since == line.since for push in pushed.pushes):
             return True
+        line.is_direct = pushed.is_direct
         if line.told >= pushed.generation and pushed.sender is not None:
             line.is_over = pushed.is_over
             await self._note(line)
@@ -257,9 +259,9 @@ class Pusher:
         while is_whole and line.steps.steps:
             updates = await updates_at(self._exchange, line.steps.place, line.steps.steps[-1])
             is_whole = bool(updates)
-            following = next((update for update in updates if update.generation > line.told), None)
-            if following is not None:
-                return following
+            for update in updates:
+                if update.generation > line.told and (update.response.message is not None or not line.is_direct):
+                    return update
             line.steps.steps.pop()
         line.steps = None
         return None if is_whole else await self._as_it_is(line, caller)

@@ -42,13 +42,15 @@ class Moved(Struct, frozen=True, gc=False):
 
 
 class Dialog(Struct, frozen=True, gc=False):
-    """A task as the A2A protocol shows it, with what stands beside it. `reply`: a message was all the answer."""
+    """A task as the A2A protocol shows it, with what stands beside it. `reply`: a message was all the answer;
+    `is_hidden`: it may still come to that."""
 
     task: TaskShown
     generation: int
     state: State
     recipient: AgentId
     reply: Message | None = None
+    is_hidden: bool = False
 
 
 class Place(Struct, frozen=True, gc=False):
@@ -61,12 +63,14 @@ class Place(Struct, frozen=True, gc=False):
 
 
 class Pushed(Struct, frozen=True, gc=False):
-    """A task with its webhooks, secrets and all. `sender` is None when the task is gone."""
+    """A task with its webhooks, secrets and all. `sender` is None when the task is gone; `is_direct`: it was answered
+    by a message, and only of that is told."""
 
     sender: str | None
     generation: int
     is_over: bool
     pushes: Sequence[Push]
+    is_direct: bool = False
 
 
 class DialogPage(Struct, frozen=True, gc=False):

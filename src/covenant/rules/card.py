@@ -67,4 +67,4 @@ def list_cards(query: ListCards, view: View, ctx: Context) -> CardPage:
     limit = check_count(query.limit, "limit", ctx.limits.page_max)
     found = view.cards(query.after, limit)
     more = str(found[-1].order) if found and len(found) == limit else None
-    return CardPage(list(found), more)
+    return CardPage([card for card in found if get_card(GetCard(None, card.agent.pubkey), view, ctx) is not None], more)

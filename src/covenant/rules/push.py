@@ -20,6 +20,7 @@ from covenant.model.view import Pushed
 from covenant.rules.address import is_surely_private
 from covenant.rules.context import Commit, Context, View
 from covenant.rules.envelope import check_id, check_name, check_size
+from covenant.rules.protocol import is_hidden
 from covenant.rules.retention import is_retained
 from covenant.rules.sight import visible_task
 
@@ -126,7 +127,9 @@ def get_pushed(query: GetPushed, view: View, ctx: Context) -> Pushed:
     record = view.get(query.task_id)
     if not isinstance(record, TaskRecord) or not is_retained(record, ctx):
         return Pushed(None, 0, True, pushes)
-    return Pushed(record.sender, record.generation, record.outcome is not None, pushes)
+    if is_hidden(record):
+        return Pushed(record.sender, 0, False, pushes)
+    return Pushed(record.sender, record.generation, record.outcome is not None, pushes, record.direct)
 
 
 def _own(task_id: str, by: object, view: View, ctx: Context) -> TaskRecord:
