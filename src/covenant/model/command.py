@@ -46,11 +46,14 @@ class AddMessage(_Command, frozen=True):
 
 
 class UpdateTask(_Command, frozen=True):
-    """The holder tells how far it is; or, with `asks`, what it waits for."""
+    """The holder tells how far it is; or, with `asks`, what it waits for. With `after`, it asks only if its sender has
+    said nothing behind that number. Under the same `receipt` it has said it once."""
 
     lease_id: str
     message: Message | None = None
     asks: Asks | None = None
+    after: int | None = None
+    receipt: str | None = None
 
 
 class AddArtifact(_Command, frozen=True):
@@ -58,6 +61,7 @@ class AddArtifact(_Command, frozen=True):
     artifact: Artifact
     append: bool = False
     last: bool = False
+    receipt: str | None = None
 
 
 class RejectTask(_Command, frozen=True):

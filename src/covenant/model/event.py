@@ -133,6 +133,7 @@ class Updated(_Event, frozen=True, tag="updated"):
     """The holder told how far it is."""
 
     asks: Asks | None = None
+    receipt: str | None = None
 
 
 class Asked(_Event, frozen=True, tag="asked"):
@@ -140,12 +141,14 @@ class Asked(_Event, frozen=True, tag="asked"):
 
     asks: Asks
     speaks: bool = False  # with a message
+    receipt: str | None = None
 
 
 class Chunked(_Event, frozen=True, tag="chunked"):
     """A piece of an artifact was accepted; it is in the chunk of the same commit."""
 
     begins: str | None = None  # the artifact of which this is the first piece
+    receipt: str | None = None
 
 
 class ChunkKept(_Event, frozen=True, tag="chunk_kept"):

@@ -86,6 +86,16 @@ class Input(Struct, frozen=True, gc=False):
     message: Message
 
 
+class Inputs(Struct, frozen=True, gc=False):
+    """What the sender has said, behind a number; and whether it wants the work to end."""
+
+    task_id: str
+    generation: int
+    inputs: list[Input]
+    cancel_requested: bool = False
+    cancel_reason: str | None = None
+
+
 class Posted(Struct, frozen=True, gc=False):
     """The answer to a result. `duplicate`: the same result was there already."""
 

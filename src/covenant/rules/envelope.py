@@ -16,7 +16,7 @@ from msgspec import UNSET
 
 from covenant.model.agent import AgentId, check_agent
 from covenant.model.content import Content, Text
-from covenant.model.error import BadId, BlankText, Malformed, SenderMismatch, TooLarge
+from covenant.model.error import BadCursor, BadId, BlankText, Malformed, SenderMismatch, TooLarge
 from covenant.model.limits import Limits
 from covenant.model.message import Artifact, Message, Part
 from covenant.model.record import SLOT_PREFIX, CacheKey, Key
@@ -242,6 +242,16 @@ def check_count(value: Any, field: str, limit: int) -> int:
     if value > limit:
         raise TooLarge(f"{field} is at most {limit}", field=field, size=value, limit=limit)
     return value
+
+
+def check_cursor(cursor: str | None, kind: str) -> int:
+    """Where a page begins: a place in the listing that the cursor is of."""
+    if cursor is None:
+        return 0
+    prefix, _, number = cursor.partition(":") if isinstance(cursor, str) else ("", "", "")
+    if prefix != kind or not number.isascii() or not number.isdigit() or len(number) > 18:
+        raise BadCursor("this cursor does not belong to this listing", cursor=cursor)
+    return int(number)
 
 
 def kind_of(task: Task) -> str:

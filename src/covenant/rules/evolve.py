@@ -113,6 +113,7 @@ def _leased(old: TaskRecord, event: e.Leased, order: int, at: int) -> TaskRecord
     record.lease = Lease(event.lease_id, old.task.recipient, event.incarnation, at, at, order)
     record.incarnation = event.incarnation
     record.partials = 0
+    record.receipt = None
     record.order = order
     _restate(record, order, at)
     record.ready_for = None
@@ -310,6 +311,7 @@ def _updated(old: TaskRecord, event: e.Updated, order: int, at: int) -> TaskReco
     _restate(record, order, at)
     record.said = record.note = old.said + 1
     record.asks = event.asks
+    record.receipt = event.receipt
     return record
 
 
@@ -319,6 +321,7 @@ def _asked(old: TaskRecord, event: e.Asked, order: int, at: int) -> TaskRecord:
     if event.speaks:
         record.said = record.note = old.said + 1
     record.asks = event.asks
+    record.receipt = event.receipt
     return record
 
 
@@ -327,6 +330,7 @@ def _chunked(old: TaskRecord, event: e.Chunked, order: int, at: int) -> TaskReco
     record.chunks = old.chunks + 1
     if event.begins is not None:
         record.artifacts = (*old.artifacts, event.begins)
+    record.receipt = event.receipt
     return record
 
 

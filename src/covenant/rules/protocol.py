@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
+from itertools import islice
 from typing import Any, Final, NamedTuple
 
 from msgspec import structs
@@ -23,9 +24,9 @@ from covenant.model.query import GetDialog, GetPlace, ListDialogs, ListInputs
 from covenant.model.record import Asks, Chunk, Outcome, Said, TaskRecord, chunk_key, part_key, said_key
 from covenant.model.record import Part as Partial
 from covenant.model.task import Result, Task
-from covenant.model.view import Dialog, DialogPage, Input, Place
+from covenant.model.view import Dialog, DialogPage, Inputs, Place
 from covenant.rules.context import Context, View
-from covenant.rules.dialog import context_of
+from covenant.rules.dialog import MESSAGES_MAX, context_of, inputs_behind
 from covenant.rules.envelope import check_count, check_id
 from covenant.rules.evolve import steps_of
 from covenant.rules.lease import held
@@ -216,13 +217,15 @@ def _seen(task_id: str, by: AgentId | None, view: View, ctx: Context, direct: bo
     return record
 
 
-def list_inputs(query: ListInputs, view: View, ctx: Context) -> list[Input]:
+def list_inputs(query: ListInputs, view: View, ctx: Context) -> Inputs:
     """A new holder reads them all; one that has read some goes on behind those."""
-    record = task_of_lease(check_id(query.lease_id, "lease_id"), query.by, view, ctx)
-    held(query.lease_id, record)
-    after = check_count(query.after, "after", _HISTORY_MAX)
-    said = view.pieces(said_key(record.task.id, ""), after + 1, record.said)
-    return [Input(n, s.message) for n, s in said if isinstance(s, Said) and s.message.role == "ROLE_USER"]
+    lease_id = check_id(query.lease_id, "lease_id")
+    record = task_of_lease(lease_id, query.by, view, ctx)
+    held(lease_id, record)
+    after = check_count(query.after, "after", MESSAGES_MAX)
+    page = list(islice(inputs_behind(after, record, view), ctx.limits.page_max))
+    asked = record.cancel_reason
+    return Inputs(record.task.id, record.generation, page, asked is not None, asked)
 
 
 class _Spot(NamedTuple):
