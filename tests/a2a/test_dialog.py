@@ -208,7 +208,7 @@ def test_the_same_webhook_again_is_not_told_everything_again(stage: Stage) -> No
     task_id = stage.send()
     hook = PushConfig(id="hook", url="http://hook", token="secret")
     stage.run(c.SetPush(ADA, task_id, hook, from_start=True))
-    stage.run(c.NotePush(None, task_id, "hook", 1))
+    stage.run(c.NotePush(None, task_id, "hook", stage.state.pushes(task_id)[0].since, 1))
     assert stage.run(c.SetPush(ADA, task_id, hook, from_start=True)) == hook
     assert [push.delivered for push in stage.state.pushes(task_id)] == [1]
     stage.run(c.SetPush(ADA, task_id, structs.replace(hook, url="http://other"), from_start=True))

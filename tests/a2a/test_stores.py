@@ -15,9 +15,9 @@ from covenant.model import command as c
 from covenant.model import event as e
 from covenant.model import query as q
 from covenant.model.audit import Logged
+from covenant.model.protocol import RESTARTED
 from covenant.model.push import PushConfig, push_key
 from covenant.model.record import CHUNK_PREFIX, PART_PREFIX, SAID_PREFIX
-from covenant.serve.a2a.operations import RESTARTED
 from covenant.store.clock import ManualClock
 from covenant.store.journal.archive import FILE
 from covenant.store.journal.engine import Journal

@@ -155,7 +155,8 @@ async def talk(box: OpenMailbox, step: Step, turn: int) -> None:
     for number in range(3):
         piece = Artifact(artifact_id="draft", parts=(Part(text=f"{number}"),))
         await do(c.AddArtifact(dan, lease_id, piece, append=True, last=number == 2))
-    await do(c.NotePush(None, task_id, "hook", 3))
+    for hook in engine.state.pushes(task_id):
+        await do(c.NotePush(None, task_id, "hook", hook.since, 3))
     await do(c.UpdateTask(dan, lease_id, message))
     if turn % 4 == 1:
         await do(c.PostResult(dan, Result(task_id, "partial", [Text("half")], None, lease_id), "one"))

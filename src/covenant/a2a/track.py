@@ -7,14 +7,13 @@ says. From then on the order of the stream is all there is, and snapshots mend w
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 from msgspec import Struct, structs
 
 from covenant.a2a.seen import Element, Event, Task
 from covenant.model.message import Part
-
-RESTARTED: Final = "covenant/restarted"  # in the metadata of a snapshot: what was missed is no longer known
+from covenant.model.protocol import RESTARTED
 
 
 class Look(Struct, frozen=True):

@@ -339,11 +339,11 @@ def _chunk_kept(_: Any, event: e.ChunkKept, order: int, at: int) -> Chunk:
 
 
 def _push_set(_: Any, event: e.PushSet, order: int, at: int) -> Push:
-    return Push(event.config, event.after, order)
+    return Push(event.config, event.after, order, order)
 
 
 def _push_delivered(old: Push, event: e.PushDelivered, order: int, at: int) -> Push:
-    return Push(old.config, event.generation, order)
+    return Push(old.config, event.generation, order, old.since)
 
 
 def _card_published(known: Any, event: e.CardPublished, order: int, at: int) -> Card:

@@ -10,25 +10,31 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from covenant.model import event as e
+from covenant.model.audit import AuditRow
 from covenant.model.command import DropPush, NotePush, SetPush
 from covenant.model.error import Malformed, NotPermitted, TooLarge, UnknownPush, UnknownTask
-from covenant.model.limits import Limits
 from covenant.model.push import Authentication, Push, PushConfig, push_key
-from covenant.model.query import GetPush, ListPushes
+from covenant.model.query import GetPush, GetPushed, ListPushes
 from covenant.model.record import TaskRecord
+from covenant.model.view import Pushed
+from covenant.rules.address import is_surely_private
 from covenant.rules.context import Commit, Context, View
 from covenant.rules.envelope import check_id, check_name, check_size
+from covenant.rules.protocol import is_hidden
+from covenant.rules.retention import is_retained
 from covenant.rules.sight import visible_task
 
 PUSHES_MAX: Final = 16  # of one task
+GIVEN_UP: Final = "push_given_up"
+_WEB_PORTS: Final = (80, 443)
+_FREE_PORTS_FROM: Final = 1024  # below it are the services of the system: mail, logins, names
 
 
 def set_push(command: SetPush, view: View, ctx: Context) -> Commit:
-    """Under an id that is there already, it takes that one's place; the very same changes nothing, and is not told
-    again what it was told."""
+    """Under an id that is there already, it takes that one's place; the very same again changes nothing."""
     record = _own(command.task_id, command.by, view, ctx)
     config = command.config
-    check_config(config, ctx.limits)
+    check_config(config, ctx)
     known = view.pushes(record.task.id)
     if any(push.config == config for push in known):
         return Commit((), config)
@@ -38,16 +44,17 @@ def set_push(command: SetPush, view: View, ctx: Context) -> Commit:
     return Commit((e.PushSet(push_key(record.task.id, config.id), config, after),), config)
 
 
-def check_config(config: PushConfig, limits: Limits) -> None:
+def check_config(config: PushConfig, ctx: Context) -> None:
     if type(config) is not PushConfig:
         raise Malformed("a push configuration is needed", field="config")
-    check_name(config.id, "id", limits)
-    _check_url(config.url, limits)
-    _check_secrets(config, limits)
+    check_name(config.id, "id", ctx.limits)
+    _check_url(config.url, ctx)
+    _check_secrets(config, ctx)
 
 
-def _check_url(url: str, limits: Limits) -> None:
-    check_size(url, "url", limits.text_bytes_max)
+def _check_url(url: str, ctx: Context) -> None:
+    """What can be known of it now; where its host leads is looked up each time that it is called."""
+    check_size(url, "url", ctx.limits.text_bytes_max)
     try:
         parts = urlsplit(url)
         port = parts.port
@@ -55,9 +62,15 @@ def _check_url(url: str, limits: Limits) -> None:
         raise Malformed("url is no URL", field="url") from None
     if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
         raise Malformed("url is http:// or https:// with a host", field="url")
+    if parts.username is not None or parts.password is not None:
+        raise Malformed("url names no user: credentials go under authentication", field="url")
+    if port is not None and port not in _WEB_PORTS and port < _FREE_PORTS_FROM:
+        raise Malformed(f"the port of url is 80, 443, or {_FREE_PORTS_FROM} and above", field="url")
+    if not ctx.private_webhooks and is_surely_private(parts.hostname):
+        raise Malformed("url leads to an address that is not public", field="url")
 
 
-def _check_secrets(config: PushConfig, limits: Limits) -> None:
+def _check_secrets(config: PushConfig, ctx: Context) -> None:
     """They become header values: one line, and nothing that ends one."""
     authentication = config.authentication
     if authentication is not None and type(authentication) is not Authentication:
@@ -67,7 +80,7 @@ def _check_secrets(config: PushConfig, limits: Limits) -> None:
         values |= {"scheme": authentication.scheme, "credentials": authentication.credentials}
     for name, value in values.items():
         if value is not None:
-            check_size(value, name, limits.text_bytes_max)
+            check_size(value, name, ctx.limits.text_bytes_max)
             if not value.isprintable() or not value.isascii():
                 raise Malformed(f"{name} is one line of printable ASCII", field=name)
 
@@ -80,13 +93,18 @@ def drop_push(command: DropPush, view: View, ctx: Context) -> Commit:
 
 
 def note_push(command: NotePush, view: View, ctx: Context) -> Commit:
-    """What the deliverer has done; the webhook may have gone meanwhile."""
+    """What the deliverer has done; the webhook may have gone meanwhile, or another may be in its place."""
     key = push_key(command.task_id, command.config_id)
     push = view.get(key)
-    if not isinstance(push, Push) or push.delivered >= command.generation:
+    if not isinstance(push, Push) or push.since != command.since:
         return Commit(())
+    if command.reason is not None:
+        row = AuditRow(GIVEN_UP, subject=command.config_id, task_id=command.task_id, reason=command.reason)
+        return Commit((e.PushDropped(key),), None, (row,))
     if command.is_last:
         return Commit((e.PushDropped(key),))
+    if push.delivered >= command.generation:
+        return Commit(())
     return Commit((e.PushDelivered(key, command.generation),))
 
 
@@ -100,6 +118,18 @@ def get_push(query: GetPush, view: View, ctx: Context) -> PushConfig:
 
 def list_pushes(query: ListPushes, view: View, ctx: Context) -> list[PushConfig]:
     return [push.config for push in view.pushes(_own(query.task_id, query.by, view, ctx).task.id)]
+
+
+def get_pushed(query: GetPushed, view: View, ctx: Context) -> Pushed:
+    if query.by is not None:
+        raise NotPermitted("the secrets of webhooks are for those alone", task_id=query.task_id)
+    pushes = view.pushes(query.task_id)
+    record = view.get(query.task_id)
+    if not isinstance(record, TaskRecord) or not is_retained(record, ctx):
+        return Pushed(None, 0, True, pushes)
+    if is_hidden(record):
+        return Pushed(record.sender, 0, False, pushes)
+    return Pushed(record.sender, record.generation, record.outcome is not None, pushes, record.direct)
 
 
 def _own(task_id: str, by: object, view: View, ctx: Context) -> TaskRecord:

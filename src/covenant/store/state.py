@@ -8,7 +8,7 @@ the base holds under its key.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from itertools import islice
 from typing import Protocol
 
@@ -122,6 +122,7 @@ class State:
         self.readied: list[str] = []  # recipients with new work
         self.answered: list[str] = []
         self.changed: list[Key] = []
+        self.on_push: Callable[[str], None] | None = None  # told of tasks whose webhooks have something to hear
 
     # --- changing -----------------------------------------------------------------------------------------
 
@@ -196,8 +197,7 @@ class State:
         elif type(new) is Said or type(new) is Chunk:
             self.rested.append(key)
         elif type(new) is Push:
-            if old is None:
-                self._pushes.setdefault(pushed_task(key), []).append(key)
+            self._move_push(key, old if type(old) is Push else None, new)
         elif type(new) is Card:
             if type(old) is Card:
                 self._cards.remove(old.order)
@@ -310,6 +310,9 @@ class State:
             self._rest_task(key, new)
         if self.watched and (old.generation != new.generation or old.cancel_reason != new.cancel_reason):
             self.changed.append(key)
+        moved = old.generation != new.generation or old.shown != new.shown
+        if moved and self.on_push is not None and key in self._pushes:
+            self.on_push(key)
 
     def _move_lease(self, key: Key, old: TaskRecord, new: TaskRecord) -> None:
         if old.lease is not None:
@@ -374,6 +377,21 @@ class State:
         self._slots.remove(slot.order)
         for party in _parties(slot.cache_key):
             self._slots_of.ledgers[party].remove(slot.order)
+
+    def _move_push(self, key: Key, old: Push | None, new: Push) -> None:
+        task_id = pushed_task(key)
+        if old is None:
+            self._pushes.setdefault(task_id, []).append(key)
+        if self.on_push is not None and (old is None or old.since != new.since):
+            self.on_push(task_id)
+
+    def _remove_push(self, key: Key) -> None:
+        task_id = pushed_task(key)
+        self._pushes[task_id].remove(key)
+        if not self._pushes[task_id]:
+            del self._pushes[task_id]
+        if self.on_push is not None:
+            self.on_push(task_id)
 
     def _move_peer(self, key: Key, old: Peer | None, new: Peer) -> None:
         if old is not None:
@@ -440,10 +458,7 @@ class State:
         elif type(record) is Slot and record.result is not None:
             self._remove_slot(record)
         elif type(record) is Push:
-            task_id = pushed_task(key)
-            self._pushes[task_id].remove(key)
-            if not self._pushes[task_id]:
-                del self._pushes[task_id]
+            self._remove_push(key)
         elif type(record) is Card:
             self._cards.remove(record.order)
         elif type(record) is Late:

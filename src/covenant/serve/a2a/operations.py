@@ -31,7 +31,7 @@ from covenant.model.agent import AgentId
 from covenant.model.error import CovenantError, TaskTerminal, UnknownPush
 from covenant.model.message import Message
 from covenant.model.peer import Caller
-from covenant.model.protocol import State, StreamResponse, TaskShown
+from covenant.model.protocol import RESTARTED, State, StreamResponse, TaskShown
 from covenant.model.push import PushConfig
 from covenant.model.task import Task
 from covenant.model.view import Dialog, DialogPage, Sent
@@ -43,7 +43,6 @@ PAGE_DEFAULT: Final = 50
 PAGE_MAX: Final = 100
 CURSOR: Final = "covenant/afterGeneration"  # in the metadata of a request, for bindings without Last-Event-ID
 KEY: Final = "covenant/idempotencyKey"  # in the metadata of a message, for clients that cannot set a header
-RESTARTED: Final = "covenant/restarted"  # in the metadata of a snapshot: what was missed is no longer known
 _GENERATION_MAX: Final = 2**63 - 1
 
 
@@ -115,10 +114,10 @@ class Operations:
     ) -> tuple[str, int]:
         """The task, and the generation that the message led to. `at_once`: the task is shown, whatever comes."""
         message, settings = request.message, request.configuration
-        hook = settings.task_push_notification_config
-        if hook is not None:
+        push = settings.task_push_notification_config
+        if push is not None:
             self._check_pushes(agent)
-            check_config(_push_of(hook), self._exchange.store.limits)  # before there is a task to be sorry for
+            check_config(_push_of(push), self._exchange.store.context)  # before anything is done
         if message.task_id:
             await self._check_there(caller, agent, message.task_id)
             guard = _number(settings.if_generation_match, "ifGenerationMatch")
@@ -128,10 +127,10 @@ class Operations:
         else:
             sent = await self._send_first(caller, agent, message, key, at_once)
             task_id, generation = sent.task_id, max(1, sent.generation)
-        if hook is not None:
-            config = _push_of(hook, task_id)
-            push = c.SetPush(self._exchange.by(caller), task_id, config, from_start=not message.task_id)
-            await self._exchange.run(caller, push)
+        if push is not None:
+            config = _push_of(push, f"{task_id}\n{push.url}")
+            by = self._exchange.by(caller)
+            await self._exchange.run(caller, c.SetPush(by, task_id, config, from_start=not message.task_id))
         return task_id, generation
 
     async def _send_first(self, caller: Caller, agent: Agent, message: Message, key: str | None, at_once: bool) -> Sent:
@@ -377,11 +376,11 @@ def _moment(text: str | None) -> int | None:
     return int(moment.timestamp() * 1000)
 
 
-def _push_of(settings: wire.PushSettings, task_id: str | None = None) -> PushConfig:
-    """One that comes with a message is named by what it is: a message that is sent again sets no second one."""
-    name = uuid.uuid4() if task_id is None else uuid.uuid5(uuid.NAMESPACE_URL, f"{task_id} {settings.url}")
+def _push_of(settings: wire.PushSettings, known_by: str | None = None) -> PushConfig:
+    """Without an id of its own it gets one: the same whenever it is known by the same."""
+    made = uuid.uuid4() if known_by is None else uuid.uuid5(uuid.NAMESPACE_URL, known_by)
     return PushConfig(
-        id=settings.id or str(name),
+        id=settings.id or str(made),
         url=settings.url,
         token=settings.token or None,
         authentication=settings.authentication,
