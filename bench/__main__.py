@@ -16,9 +16,10 @@ from typing import Final
 import msgspec
 
 from bench import machine
+from bench.a2a_plan import ProtocolRun
+from bench.a2a_report import protocol_sections
 from bench.plan import Plan
 from bench.report import Section, sections
-from bench.serve_plan import ServiceRun
 from bench.serve_report import service_sections
 from bench.table import render, summary
 
@@ -36,12 +37,14 @@ def main() -> None:
     work.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(dir=work))
     began = time.monotonic()
-    run = ServiceRun(plan, folder)
+    run = ProtocolRun(plan, folder)
     try:
-        if not options.only_serve:
+        if options.with_core:
             run.all(with_peers=not options.no_peers, with_history=not options.no_history)
-        if not options.no_serve:
+        if options.with_serve:
             run.service()
+        if options.with_a2a:
+            run.protocol()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         if not any(work.iterdir()):
@@ -53,9 +56,9 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m bench",
         description="Covenant beside the bare disk and beside its peers: durable cycles, replies, memory, start-up, "
-        "and the service in front of it.",
-        epilog="Results go to bench/results/latest.txt and latest.json, those of --only-serve to serve.txt and "
-        "serve.json. A full run takes some 15 minutes and 4 GB.",
+        "the service in front of it, and the A2A protocol.",
+        epilog="Results go to bench/results/latest.txt and latest.json, those of --only-serve to serve.*, of "
+        "--only-a2a to a2a.*. A full run takes some 15 minutes and 4 GB.",
     )
     parser.add_argument("--quick", action="store_true", help="some 3 minutes: short windows, 50,000 for the million")
     parser.add_argument("--rounds", type=int, metavar="N", help="turns of each comparison (default 5, quick 3)")
@@ -63,15 +66,19 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--many", type=int, metavar="N", help="tasks in the large store, events in the opened log")
     parser.add_argument("--no-peers", action="store_true", help="leave out Huey, DBOS and the hand-written queue")
     parser.add_argument("--no-history", action="store_true", help="leave out the large stores and the start-up")
-    serve = parser.add_mutually_exclusive_group()
-    serve.add_argument("--no-serve", action="store_true", help="leave out the service")
-    serve.add_argument("--only-serve", action="store_true", help="the service alone, some 2 minutes")
+    only = parser.add_mutually_exclusive_group()
+    only.add_argument("--only-core", action="store_true", help="without the service and the A2A protocol")
+    only.add_argument("--only-serve", action="store_true", help="the service alone, some 2 minutes")
+    only.add_argument("--only-a2a", action="store_true", help="the A2A protocol alone, some 2 minutes")
     parser.add_argument("--memory", action="store_true", help="the store without a disk: only to try the bench itself")
     options = parser.parse_args()
     for name in ("rounds", "seconds", "many"):
         value = getattr(options, name)
         if value is not None and value <= 0:
             parser.error(f"--{name} is a number above 0")
+    options.with_core = not (options.only_serve or options.only_a2a)
+    options.with_serve = not (options.only_core or options.only_a2a)
+    options.with_a2a = not (options.only_core or options.only_serve)
     return options
 
 
@@ -91,23 +98,25 @@ def _plan(options: argparse.Namespace) -> Plan:
     )
 
 
-def _sections(run: ServiceRun, options: argparse.Namespace) -> list[Section]:
+def _sections(run: ProtocolRun, options: argparse.Namespace) -> list[Section]:
     found: list[Section] = []
-    if not options.only_serve:
+    if options.with_core:
         with_peers, with_history = not options.no_peers, not options.no_history
         found += sections(run.rounds, run.plan, with_peers=with_peers, with_history=with_history)
-    if not options.no_serve:
+    if options.with_serve:
         found += service_sections(run.rounds)
+    if options.with_a2a:
+        found += protocol_sections(run.rounds)
     return found
 
 
-def _publish(run: ServiceRun, options: argparse.Namespace, seconds: float) -> None:
+def _publish(run: ProtocolRun, options: argparse.Namespace, seconds: float) -> None:
     found = _sections(run, options)
     rows = [row for _, of_section in found for row in of_section]
     facts = machine.facts()
     about = ", ".join(f"{name} {value}" for name, value in facts.items())
     sizes = ", ".join(str(size) for size in run.sizes)
-    lines = "" if options.only_serve else f"Journal lines of a cycle: {sizes} bytes. "
+    lines = f"Journal lines of a cycle: {sizes} bytes. " if options.with_core else ""
     how = f"{lines}{run.plan.rounds} rounds, {seconds:.0f} s in all."
     text = "\n\n".join([render(found), summary(rows), f"{_NOTE}\n{how}\n{about}"])
     print(text)
@@ -119,7 +128,7 @@ def _publish(run: ServiceRun, options: argparse.Namespace, seconds: float) -> No
         "rows": [row.as_json() for row in rows],
         "rounds": run.rounds.figures,
     }
-    name = "serve" if options.only_serve else "latest"
+    name = "serve" if options.only_serve else "a2a" if options.only_a2a else "latest"
     (RESULTS / f"{name}.txt").write_text(text + "\n")
     (RESULTS / f"{name}.json").write_text(json.dumps(document, indent=2) + "\n")
 

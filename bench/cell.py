@@ -42,6 +42,12 @@ _CELLS: Final = {
     "wakes": "serve_load.wakes",
     "polls": "serve_polls.polls",
     "checks": "serve_checks.checks",
+    "a2a daemon": "a2a_daemon.daemon",
+    "a2a idle": "a2a_daemon.idle",
+    "a2a sdk": "a2a_daemon.sdk",
+    "messages": "a2a_load.messages",
+    "streams": "a2a_streams.streams",
+    "chunks": "a2a_streams.chunks",
 }
 
 

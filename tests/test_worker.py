@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from covenant import Answer, Json, Limits, Mailbox, OpenMailbox, Result, TaskState, Text, WorkContext, Worker
+from covenant import AgentId, Answer, Json, Limits, Mailbox, OpenMailbox, Result, TaskState, Text, WorkContext, Worker
 from covenant import worker as worker_module
 from covenant.model.command import CancelTask, PostResult
 from covenant.model.error import CovenantError, StoreUnavailable
@@ -25,9 +25,10 @@ from covenant.model.query import GetTask
 from covenant.serve.daemon import Daemon, Settings
 from covenant.store.clock import ManualClock
 from covenant.worker import Handler, Release
-from tests.conformance.support import drain, keyed, plain, refused, requeue, soon, stale, take, uid
-from tests.daemons import _REALM, OPERATOR_TOKEN, Realmful, start_daemon
+from tests.conformance.support import drain, keyed, plain, refused, requeue, soon, stale, take, turn, uid
+from tests.daemons import _REALM, OPERATOR_TOKEN, WORKING, Realmful, enrolled, start_daemon, url_of
 from tests.docs.support import ROOT
+from tests.serve.test_kill import kill, start
 
 BEAT_MS = 5
 FIVE_MINUTES_MS = 300_000
@@ -671,6 +672,174 @@ async def test_a_box_that_is_closed_ends_its_worker_with_the_reason(local: OpenM
         await soon(running)
 
 
+@pytest.mark.parametrize("scheme", ["http", "unix"])
+async def test_a_box_over_a_daemon_that_is_closed_ends_its_worker_with_the_reason(
+    folder: Path, clock: ManualClock, scheme: str
+) -> None:
+    """A daemon comes back; a box that was closed here does not."""
+    hands = Hands()
+    async with serving(folder, clock) as site:
+        assert site.daemon is not None
+        async with site.realm.open(site.daemon, scheme) as box, site.realm.open(site.daemon, scheme) as other:
+            running = asyncio.create_task(Worker(box.of("bob@lab"), hands, concurrency=2).run())
+            await other.of("alice@lab").send_task(plain(other.of("bob@lab"), id=uid(1)))
+            await hands.hold()
+            await box.close()
+            hands.may_end.set()
+            with refused("store_closed"):
+                await soon(running)
+            assert (await other.get_task(uid(1))).state is TaskState.IN_FLIGHT
+
+
+@pytest.mark.parametrize("scheme", ["http", "unix"])
+async def test_a_worker_whose_token_is_revoked_ends_and_its_handler_hears_it(
+    folder: Path, clock: ManualClock, scheme: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    reasons: list[str | None] = []
+    begun = asyncio.Event()
+
+    async def handler(ctx: WorkContext) -> str:
+        begun.set()
+        await ctx.canceled()
+        reasons.append(ctx.cancel_reason)
+        return "too late"
+
+    async with serving(folder, clock) as site:
+        assert site.daemon is not None
+        exchange = site.daemon.exchange
+        async with site.realm.open(site.daemon, scheme) as box:
+            alice, bob = box.of("alice@lab"), box.of("bob@lab")
+            running = asyncio.create_task(Worker(bob, handler, heartbeat_ms=BEAT_MS).run())
+            await alice.send_task(plain(bob, id=uid(1)))
+            await soon(begun.wait())
+            await exchange.revoke_peer(exchange.authenticate(OPERATOR_TOKEN), "bob@lab", "thrown out")
+            with refused("unauthenticated"):
+                await soon(running)
+            assert (await box.get_task(uid(1))).state is TaskState.IN_FLIGHT
+    assert reasons == ["unauthenticated"]
+    assert "was refused" in caplog.text
+
+
+async def test_a_worker_that_is_cancelled_while_it_stops_leaves_no_handler_behind(
+    alice: Mailbox, bob: Mailbox, box: OpenMailbox
+) -> None:
+    hands = Hands()
+    worker = Worker(bob, hands)
+    running = asyncio.create_task(worker.run())
+    await alice.send_task(keyed(bob, id=uid(1)))
+    await hands.hold()
+    worker.stop()
+    for _ in range(5):
+        await turn()  # until it waits for the handler
+    running.cancel()
+    await soon(asyncio.wait([running]))
+    assert running.cancelled() and not worker._jobs
+    assert (await box.get_task(uid(1))).state is TaskState.QUEUED
+
+
+async def test_a_worker_can_be_stopped_twice_and_when_it_has_ended(alice: Mailbox, bob: Mailbox) -> None:
+    hands = Hands()
+    worker = Worker(bob, hands)
+    worker.stop()  # not begun yet: there is nothing to stop
+    running = asyncio.create_task(worker.run())
+    await alice.send_task(plain(bob))
+    await hands.hold()
+    worker.stop()
+    worker.stop()
+    hands.may_end.set()
+    await soon(running)
+    worker.stop()
+    assert (await drain(alice)).status == "ok"
+
+
+async def test_a_stop_meets_the_receive_wherever_it_is(alice: Mailbox, bob: Mailbox, box: OpenMailbox) -> None:
+    """Whatever it took just then goes back, and nothing is lost."""
+    await alice.send_tasks([keyed(bob, str(number), id=uid(number)) for number in range(20)])
+    done: set[str] = set()
+    for turns in range(1, 21):
+        worker = Worker(bob, lambda ctx: done.add(ctx.task.id))
+        running = asyncio.create_task(worker.run())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        worker.stop()
+        await soon(running)
+    in_flight = await box.task_queue(state="in_flight")
+    queued = await box.task_queue(100, state="queued")
+    assert in_flight.tasks == []
+    assert len(queued.tasks) + len(done) == 20
+
+
+_ENDED = """
+import asyncio, os, sys, threading
+from covenant import Mailbox, Worker
+
+async def begin(url, token):
+    begun = asyncio.Event()
+
+    async def handler(ctx):
+        begun.set()
+        await asyncio.Event().wait()
+
+    box = await Mailbox.open(url, token=token)
+    kept.extend((box, asyncio.create_task(Worker(box, handler, heartbeat_ms=5).run())))
+    await begun.wait()
+
+kept = []
+loop = asyncio.new_event_loop()
+loop.run_until_complete(begin(*sys.argv[1:]))
+(pulse,) = [thread for thread in threading.enumerate() if thread.name == "covenant-heartbeat"]
+loop.close()
+pulse.join(timeout=10)
+print("still beating" if pulse.is_alive() else "silent", flush=True)
+os._exit(0)  # what was left open is the point, and no news
+"""
+
+
+@pytest.mark.parametrize("scheme", ["http", "unix"])
+async def test_no_sign_of_life_comes_from_a_loop_that_has_ended(folder: Path, clock: ManualClock, scheme: str) -> None:
+    """Its handlers will never go on: a lease that looked alive would wait for them for ever."""
+    async with serving(folder, clock) as site:
+        assert site.daemon is not None
+        async with site.realm.open(site.daemon, scheme) as box:
+            await box.of("alice@lab").send_task(plain(box.of("bob@lab")))
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-c",
+            _ENDED,
+            url_of(site.daemon, scheme),
+            site.realm.tokens["bob@lab"],
+            stdout=subprocess.PIPE,
+        )
+        said, _ = await asyncio.wait_for(process.communicate(), 30)
+    assert said.split() == [b"silent"]
+
+
+async def test_a_thread_that_outlives_its_loop_is_told_so(local: OpenMailbox) -> None:
+    told: list[str] = []
+
+    async def main() -> threading.Thread:
+        async with Mailbox.open("memory:") as box:
+            alice, bob = box.of("alice@lab"), box.of("bob@lab")
+            async with Worker(bob, handler, grace_ms=0):
+                await alice.send_task(plain(bob))
+                await asyncio.to_thread(begun.wait)
+            return next(thread for thread in threading.enumerate() if thread.name == "covenant-handler")
+
+    def handler(ctx: WorkContext) -> None:
+        begun.set()
+        may_go_on.wait(timeout=10)
+        try:
+            ctx.wait(ctx.partial("nobody is there"))
+        except CovenantError as refusal:
+            told.append(refusal.code)
+
+    begun, may_go_on = threading.Event(), threading.Event()
+    thread = await asyncio.to_thread(lambda: asyncio.run(main()))
+    may_go_on.set()
+    thread.join(timeout=10)
+    assert told == ["store_closed"]
+
+
 async def test_a_worker_runs_once_at_a_time(local: OpenMailbox) -> None:
     async with Worker(local.of("bob@lab"), lambda ctx: None) as worker:
         with refused("malformed"):
@@ -803,6 +972,32 @@ async def test_heartbeats_go_on_after_a_restart(folder: Path, clock: ManualClock
                 await beaten(box, clock)
                 hands.may_end.set()
                 await drain(alice)
+
+
+async def test_a_killed_daemon_is_waited_for(tmp_path: Path) -> None:
+    """Killed while a handler works, and while the worker waits for the next task."""
+    home = Path(tempfile.mkdtemp(prefix="cov-"))
+    process, _ = await asyncio.to_thread(start, home)
+    hands = Hands()
+    try:
+        async with Mailbox.open(f"unix:{home}/sock") as box:
+            alice, bob = await enrolled(box, "alice@lab", *WORKING), await enrolled(box, "bob@lab", *WORKING)
+            tokens = {"alice@lab": alice.token, "bob@lab": bob.token}
+            agents = [AgentId(peer.display, peer.pubkey) for peer in (alice, bob)]
+            async with Mailbox.open(f"unix:{home}/sock", tokens=tokens) as all_of_them:
+                sender, recipient = (all_of_them.of(agent) for agent in agents)
+                async with Worker(recipient, hands, concurrency=2, heartbeat_ms=BEAT_MS):
+                    await sender.send_task(plain(recipient, id=uid(1)))
+                    await hands.hold()
+                    await asyncio.to_thread(kill, process)
+                    hands.may_end.set()
+                    process, _ = await asyncio.to_thread(start, home)
+                    answer = await drain(sender)
+                    assert (answer.task_id, answer.attempt) == (uid(1), 1)
+                    await sender.send_task(plain(recipient, id=uid(2)))
+                    assert (await drain(sender)).task_id == uid(2)
+    finally:
+        await asyncio.to_thread(kill, process)
 
 
 # --- a loop that is blocked --------------------------------------------------------------------------------

@@ -40,6 +40,7 @@ from covenant.model.error import (
     StoreUnavailable,
     TaskTerminal,
     TooManyWaiters,
+    Unauthenticated,
     UnknownLease,
     Unreachable,
 )
@@ -68,7 +69,7 @@ Returned: TypeAlias = Result | Message | Block | Sequence[Block] | None
 Handler: TypeAlias = Callable[["WorkContext"], Returned | Awaitable[Returned]]
 
 _PASSING: Final = (Unreachable, StoreUnavailable, Draining, RateLimited, TooManyWaiters, Internal)
-_LEASE_LOST: Final = (LeaseSuperseded, TaskTerminal, UnknownLease)
+_LEASE_LOST: Final = (LeaseSuperseded, TaskTerminal, UnknownLease, Unauthenticated)  # to this worker, at least
 
 log = logging.getLogger("covenant.worker")
 
@@ -211,8 +212,8 @@ class WorkContext:
         self._end(_Rejection(seal_message(said(why), self._box.limits)))
 
     def reply(self, what: str | Message) -> NoReturn:
-        """Let a message be the whole answer, without a task to be seen; where that is too late, it is the result of the
-        task. This ends the handler."""
+        """Let a message be the whole answer to an A2A client, without a task to be seen. Where there is one to be seen,
+        it is the last word of that. This ends the handler."""
         self._end(_Reply(seal_message(said(what), self._box.limits)))
 
     def _end(self, ending: _Rejection | _Reply) -> NoReturn:
@@ -272,7 +273,12 @@ class WorkContext:
         if threading.get_ident() == self._thread:
             work.close()
             raise RuntimeError("on the event loop this would wait for itself: await it instead")
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        try:
+            waiting = asyncio.run_coroutine_threadsafe(work, self._loop)
+        except RuntimeError:
+            work.close()
+            raise StoreClosed("the event loop of this worker has ended") from None
+        return waiting.result()
 
     def _hear(self, status: LeaseStatus) -> None:
         if status.cancel_requested and not self.cancel_requested:
@@ -340,7 +346,7 @@ class Worker:
 
     def stop(self) -> None:
         """Take nothing more, finish what is under way. From any thread, or from a signal handler of the loop."""
-        if self._loop is not None:
+        if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._stopping.set)
 
     def _prepare(self) -> None:
@@ -353,7 +359,7 @@ class Worker:
         try:
             self._box = self._opened.of(self.agent, incarnation=self._incarnation or RandomIds().lease())
             line = await _line_of(self._box)
-            self._patience = _Patience(is_remote=isinstance(line, _OwnLine))
+            self._patience = _Patience(self._box)
             async with _Pulse(line, self._heartbeat_ms) as self._pulse:
                 await self._work_on()
         finally:
@@ -409,8 +415,13 @@ class Worker:
                 await self._give_back(delivery)
 
     async def _finish(self, grace_ms: int) -> None:
-        if self._jobs and grace_ms:
-            await asyncio.wait(self._jobs, timeout=grace_ms / 1000)
+        try:
+            if self._jobs and grace_ms:
+                await asyncio.wait(self._jobs, timeout=grace_ms / 1000)
+        finally:  # who is cancelled while it waits leaves no handler behind
+            await self._interrupt()
+
+    async def _interrupt(self) -> None:
         for job in self._jobs:
             job.cancel()
         if self._jobs:
@@ -487,7 +498,7 @@ class Worker:
                 await self._box.send_result(outcome)
 
     async def _reply(self, ctx: WorkContext, message: Message) -> None:
-        """A task that somebody has seen cannot be made unseen: then the message is its result."""
+        """What came by the mailbox is a task for its sender: there the message is its result."""
         try:
             await self._box.reply(ctx.lease_id, message)
         except NotPermitted:
@@ -572,9 +583,8 @@ async def _in_thread(work: Callable[[], T]) -> T:
 class _Patience:
     """Asks again while the other side is away. Whatever goes through here may be repeated."""
 
-    def __init__(self, *, is_remote: bool) -> None:
-        # A daemon comes back; a box in this process that was closed does not.
-        self._passing: tuple[type[CovenantError], ...] = (*_PASSING, StoreClosed) if is_remote else _PASSING
+    def __init__(self, box: Mailbox) -> None:
+        self._engine: Any = box._engine
         self._is_away = False
 
     async def until_answered(self, call: Callable[[], Awaitable[T]]) -> T:
@@ -582,7 +592,9 @@ class _Patience:
         while True:
             try:
                 answer = await call()
-            except self._passing as failed:
+            except (*_PASSING, StoreClosed) as failed:
+                if isinstance(failed, StoreClosed) and self._is_closed():
+                    raise
                 self._say(failed)
                 wait_s = max(delay_s * random.uniform(0.5, 1), failed.details.get("retry_after_ms", 0) / 1000)
                 await asyncio.sleep(min(wait_s, _DELAY_S_MAX))
@@ -590,6 +602,10 @@ class _Patience:
             else:
                 self._is_away = False
                 return answer
+
+    def _is_closed(self) -> bool:
+        """A daemon that was closed comes back; a box in this process does not."""
+        return bool(getattr(self._engine, "is_closed", True))
 
     def _say(self, failed: CovenantError) -> None:
         """Once, as long as it lasts."""
@@ -652,6 +668,7 @@ class _Pulse:
     def __init__(self, line: _Line, every_ms: int) -> None:
         self._line = line
         self._every_s = every_ms / 1000
+        self._home = asyncio.get_running_loop()  # where the handlers are
         self._held: dict[str, WorkContext] = {}
         self._gate = threading.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -706,6 +723,10 @@ class _Pulse:
     async def _beat_on(self) -> None:
         while True:
             await asyncio.sleep(self._every_s)
+            if self._home.is_closed():  # what is held there will never be worked on again
+                assert self._over is not None
+                self._over.set()
+                return
             with self._gate:
                 held = list(self._held.values())
             for at in range(0, len(held), _BEATS_AT_ONCE):

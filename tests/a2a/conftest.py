@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from covenant.a2a import wire as a
@@ -22,6 +23,7 @@ from covenant.serve.a2a.directory import agent_of
 from covenant.serve.a2a.operations import Agent, Event, Operations
 from covenant.store.clock import RandomIds, SystemClock
 from covenant.store.registry import engine_for
+from tests.a2a.served import Site, start_site
 
 WORKING = ("a2a.send.*", "a2a.respond.*", "a2a.cancel.*")
 
@@ -85,3 +87,11 @@ async def town(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
     card = await exchange.run(operator, c.PublishCard(None, who.agent, {"name": "writer"}))
     yield Town(exchange, exchange.authenticate(alice), who, agent_of(card))
     await exchange.close()
+
+
+@pytest.fixture
+async def site() -> AsyncIterator[Site]:
+    async with httpx.AsyncClient() as client:
+        site = await start_site(client)
+        yield site
+        await site.daemon.stop()

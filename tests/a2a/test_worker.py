@@ -419,10 +419,10 @@ class House:
         return task
 
 
-async def patiently(act: Callable[[], Awaitable[Any]]) -> Any:
+async def patiently(box: Mailbox, act: Callable[[], Awaitable[Any]]) -> Any:
     """While the daemon is away, ask again."""
     async with asyncio.timeout(60):
-        return await _Patience(is_remote=True).until_answered(act)
+        return await _Patience(box).until_answered(act)
 
 
 async def test_a_daemon_that_is_killed_again_and_again_has_heard_everything_once(house: House) -> None:
@@ -436,9 +436,9 @@ async def test_a_daemon_that_is_killed_again_and_again_has_heard_everything_once
     async with house.box("alice@lab") as alice, house.box("bob@lab") as bob, Worker(bob, handler):
         task_id = (await alice.send_task(Task(recipient=bob.agent, intent_text="write"))).task_id
         for at in sorted(dice.sample(range(5, 2 * pieces), 4)):
-            await patiently(lambda at=at: until(alice, task_id, lambda entry: entry.generation >= at))  # type: ignore[misc]
+            await patiently(alice, lambda at=at: until(alice, task_id, lambda entry: entry.generation >= at))  # type: ignore[misc]
             await asyncio.to_thread(house.kill_and_restart)
-        await patiently(lambda: until(alice, task_id, lambda entry: entry.outcome is not None))
+        await patiently(alice, lambda: until(alice, task_id, lambda entry: entry.outcome is not None))
     task = await house.left(task_id)
     assert "".join(part.text or "" for part in task.artifacts[0].parts) == "".join(f"{n}," for n in range(pieces))
     assert [text_of(message) for message in task.history][-pieces:] == [f"wrote {n}" for n in range(pieces)]
@@ -484,10 +484,10 @@ async def test_when_daemon_and_worker_are_killed_the_next_worker_goes_on_from_th
         await asyncio.to_thread(house.kill_and_restart)
 
         async with Mailbox.open(house.url) as operator:
-            assert (await patiently(lambda: operator.get_task(task_id))).asks is Asks.INPUT
+            assert (await patiently(operator, lambda: operator.get_task(task_id))).asks is Asks.INPUT
             await requeue(operator, task_id)
         async with Worker(bob, handler):
-            await patiently(lambda: until(alice, task_id, lambda entry: entry.attempt == 2 and asks(entry)))
+            await patiently(alice, lambda: until(alice, task_id, lambda entry: entry.attempt == 2 and asks(entry)))
             await alice.add_message(task_id, "small")
             assert (await drain(alice)).content == (Text("red small, attempt 2"),)
     task_left = await house.left(task_id)

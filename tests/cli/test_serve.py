@@ -8,6 +8,9 @@ import socket
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
 from tests.cli.support import Client, Process, process, run, serving
 
 
@@ -60,9 +63,21 @@ def test_a_second_signal_ends_it_at_once(home: Path) -> None:
 def test_a_port_in_use_is_told_in_one_line(home: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        refused = run("serve", "--home", str(home), "--http", address)
-    assert refused.code == 2 and refused.out == ""
-    assert refused.err == f"error: cannot listen on {address}: Address already in use (bad_setting)\n"
+        for option in (("--http", address), ("--http", "127.0.0.1:0", "--grpc", address)):
+            refused = run("serve", "--home", str(home), *option)
+            assert refused.code == 2 and refused.out == ""
+            assert refused.err == f"error: cannot listen on {address}: Address already in use (bad_setting)\n"
+
+
+def test_grpc_is_served_where_it_is_asked_for(home: Path) -> None:
+    with serving(home, "--grpc", "127.0.0.1:0") as (daemon, told):
+        with grpc.insecure_channel(told["grpc"]) as channel:
+            health = health_pb2_grpc.HealthStub(channel)
+            healthy = health.Check(health_pb2.HealthCheckRequest(service="lf.a2a.v1.A2AService"), timeout=10)
+        assert healthy.status == health_pb2.HealthCheckResponse.SERVING
+        daemon.signal(signal.SIGTERM)
+        ended = daemon.rest()
+        assert ended.code == 0 and ended.err.rstrip().endswith("ended")
 
 
 def test_a_secret_that_others_can_read_is_refused(home: Path) -> None:
@@ -76,6 +91,8 @@ def test_what_makes_no_sense_is_wrong_usage(home: Path) -> None:
     at_home = ("serve", "--home", str(home))
     for options, env in (
         (("--http", "0.0.0.0:0"), {}),
+        (("--grpc", "0.0.0.0:0"), {}),
+        (("--grpc", "here"), {}),
         (("--http", "off", "--ipc", "off"), {}),
         (("--alert-url", "nowhere"), {}),
         (("--store", "nowhere"), {}),

@@ -150,12 +150,16 @@ async def test_a_token_that_is_none_is_refused_with_a_code(daemon: Daemon, schem
 # --- much at once ------------------------------------------------------------------------------------------
 
 
-async def test_an_answer_may_be_larger_than_a_request(box: OpenMailbox, far: OpenMailbox) -> None:
+async def test_an_answer_may_be_larger_than_a_request(far: OpenMailbox) -> None:
+    """The first page of a queue: tasks up to what an answer carries, and as much again of results."""
     block = Text("x" * (4 * MIB - 1000))
-    for number in range(3):
-        await box.of("alice@lab").send_task(plain(far, id=uid(number), content=[block]))
-    deliveries = await far.recv_tasks(3, wait_ms=1000)
-    assert [delivery.task.content for delivery in deliveries] == [(block,)] * 3
+    for number in range(4):
+        await far.send_task(plain(far, id=uid(number), content=[block]))
+    for delivery in await far.recv_tasks(2, wait_ms=1000):
+        await far.send_result(Result.ok(delivery, [block]))
+    page = await far.task_queue(10)
+    assert [entry.task.content for entry in page.tasks] == [(block,)] * 2
+    assert [answer.content for answer in page.results] == [(block,)] * 2
 
 
 async def test_a_request_that_is_too_large_is_refused_and_the_others_are_not(clock: ManualClock, scheme: str) -> None:

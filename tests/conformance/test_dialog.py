@@ -294,7 +294,9 @@ async def test_who_waits_for_input_is_not_stale(
         assert [(skip.reason, skip.lease_age_ms) for skip in report.skipped] == [("waiting_for_input", 0)]
         assert report.requeued == []
     assert (await box.task_queue(10, state="in_flight", min_lease_age_ms=1)).tasks == []
-    await alice.add_message(uid(1), "red")
+    await alice.add_message(uid(1), "red")  # from here on it is the holder's turn
+    assert (await box.retry_stale(stale(min_lease_age_ms=HOUR_MS))).skipped[0].reason == "lease_too_young"
+    clock.advance(HOUR_MS)
     assert [one.task_id for one in (await box.retry_stale(stale(min_lease_age_ms=HOUR_MS))).requeued] == [uid(1)]
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
-from covenant import Limits, Mailbox, OpenMailbox, Result, TaskState, Text
+from covenant import Delivery, Limits, Mailbox, OpenMailbox, QueuePage, Result, TaskState, Text
 from covenant.model.limits import RETENTION_MS
 from covenant.store.clock import ManualClock
 
@@ -348,3 +349,74 @@ async def test_what_a_peer_holds_is_right_at_every_look(
     expected = {alice: [6, 0, 2, 1], bob: [5, 0, 2, 1], carol: [6]}
     for party, numbers in expected.items():
         assert [e.task.id for e in await all_entries(party, 2, state="in_flight")] == [uid(n) for n in numbers]
+
+
+SMALL_PAGES = pytest.mark.parametrize("limits", [Limits(page_bytes_max=3000)], ids=["3000 bytes"])
+LARGE = (Text("x" * 1000),)
+
+
+@SMALL_PAGES
+async def test_a_batch_takes_no_more_than_an_answer_carries(alice: Mailbox, bob: Mailbox) -> None:
+    """What does not fit is neither leased nor drained, and comes with the next call."""
+    await alice.send_tasks([plain(bob, id=uid(number), content=LARGE) for number in range(1, 6)])
+    taken = []
+    while batch := await bob.recv_tasks(10, wait_ms=0):
+        assert len(batch) <= 2
+        taken += batch
+    assert [(d.task.id, d.attempt) for d in taken] == [(uid(number), 1) for number in range(1, 6)]
+    for delivery in taken:
+        await bob.send_result(Result.ok(delivery, LARGE))
+    drained = []
+    while answers := await alice.recv_results(10, wait_ms=0):
+        assert len(answers) <= 2
+        drained += answers
+    assert [answer.task_id for answer in drained] == [uid(number) for number in range(1, 6)]
+
+
+@SMALL_PAGES
+async def test_pages_end_where_an_answer_is_full_and_lose_nothing(
+    box: OpenMailbox, alice: Mailbox, bob: Mailbox
+) -> None:
+    ids = [uid(number) for number in range(1, 6)]
+    await alice.send_tasks([keyed(bob, key=id, id=id, content=LARGE) for id in ids])
+    assert [entry.task.id for entry in await all_entries(box, 10)] == ids
+    assert len((await box.task_queue(10)).tasks) == 2
+    taken = [delivery async for delivery in each(bob)]
+    assert [e.task.id for e in await all_entries(box, 10, state=TaskState.IN_FLIGHT)] == ids
+    assert [task.id for task in await box.recent_tasks(10)] == ids[:-3:-1]
+    for delivery in taken:
+        await bob.send_result(Result.ok(delivery, LARGE))
+    assert [answer.task_id for answer in await box.recent_results(10)] == ids[:-3:-1]
+    assert len((await box.task_queue(10)).results) == 2
+    pages = [page async for page in pages_of(box, state=TaskState.RESULT_PENDING)]
+    assert [answer.task_id for page in pages for answer in page.results] == ids
+    assert max(len(page.results) for page in pages) == 2
+    cached = await box.cached_results(10)
+    found = list(cached.entries)
+    while cached.cursor is not None:
+        assert len(cached.entries) <= 2
+        cached = await box.cached_results(10, cursor=cached.cursor)
+        found += cached.entries
+    assert [entry.source_task_id for entry in found] == ids
+
+
+@SMALL_PAGES
+async def test_one_that_is_larger_than_an_answer_goes_alone(box: OpenMailbox, alice: Mailbox, bob: Mailbox) -> None:
+    await alice.send_tasks([plain(bob, id=uid(number), content=(Text("x" * 5000),)) for number in (1, 2)])
+    assert [task.id for task in await box.recent_tasks()] == [uid(2)]
+    assert [entry.task.id for entry in await all_entries(box, 10)] == [uid(1), uid(2)]
+    assert [delivery.task.id for delivery in await bob.recv_tasks(10, wait_ms=0)] == [uid(1)]
+
+
+async def each(worker: Mailbox) -> AsyncIterator[Delivery]:
+    while batch := await worker.recv_tasks(10, wait_ms=0):
+        for delivery in batch:
+            yield delivery
+
+
+async def pages_of(box: OpenMailbox, **filters: Any) -> AsyncIterator[QueuePage]:
+    page = await box.task_queue(10, **filters)
+    yield page
+    while page.cursor is not None:
+        page = await box.task_queue(10, cursor=page.cursor, **filters)
+        yield page

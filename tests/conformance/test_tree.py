@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from covenant import Limits, Mailbox, OpenMailbox, Outcome, TaskState, TreeNode
+from covenant import Limits, Mailbox, OpenMailbox, Outcome, TaskState, Text, TreeNode
 from covenant.model.limits import RETENTION_MS
 from covenant.store.clock import ManualClock
 
@@ -98,6 +98,14 @@ async def test_a_tree_is_bounded_and_says_so(alice: Mailbox, bob: Mailbox) -> No
     await alice.send_task(plain(bob, id=uid(4), parent=uid(99)))
     cut = await alice.task_tree(uid(99))
     assert (cut.size, cut.truncated) == (4, True)
+
+
+@pytest.mark.parametrize("limits", [Limits(page_bytes_max=3000)], ids=["3000 bytes"])
+async def test_a_tree_carries_no_more_than_an_answer_does(alice: Mailbox, bob: Mailbox) -> None:
+    for number in range(1, 6):
+        await alice.send_task(plain(bob, id=uid(number), parent=uid(99), content=(Text("x" * 1000),)))
+    cut = await alice.task_tree(uid(99))
+    assert (cut.size, cut.truncated) == (3, True)
 
 
 @pytest.mark.parametrize("limits", [Limits(tree_nodes_max=4)], ids=["four nodes"])

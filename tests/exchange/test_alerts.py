@@ -99,7 +99,10 @@ async def test_who_waits_for_input_is_no_incident_and_hides_none(clock: ManualCl
         clock.advance(STALE_MS)
         await s.daemon.alerts.check()
         assert told() == [("stale_lease", "open"), ("task_exhausted", "open")]
-        await s.alice.add_message(waiting[0].task.id, "red")  # from here on it is the holder's turn again
+        await s.alice.add_message(waiting[0].task.id, "red")  # from here on it is the holder's turn
+        await s.daemon.alerts.check()
+        assert told() == []
+        clock.advance(STALE_MS)
         await s.daemon.alerts.check()
         assert told() == [("stale_lease", "open"), ("task_exhausted", "open")]
 

@@ -15,7 +15,7 @@ import aiohttp
 import msgspec
 import pytest
 
-from covenant import AgentId, Idempotency, Json, Limits, Mailbox, OpenMailbox, Result, Task, Text
+from covenant import AgentId, Artifact, Idempotency, Json, Limits, Mailbox, OpenMailbox, Part, Result, Task, Text
 from covenant.model import event as e
 from covenant.model.event import Event
 from covenant.serve.daemon import Daemon
@@ -174,6 +174,35 @@ async def test_others_are_told_nothing(house: House) -> None:
     assert told is not None and told["task_id"] == mine.task_id
 
 
+@pytest.mark.parametrize("limits", [Limits(retention_ms=0, dedup_ms=0)])
+async def test_an_id_that_is_used_anew_tells_nobody_of_the_others_task(house: House) -> None:
+    """Neither the new parties of what was before, nor those who had the id of what comes after."""
+    task_id = "77777777-7777-4777-8777-777777777777"
+    operator = await house.follow("operator", after=0)
+    await house.run_task(id=task_id)
+    told = [event async for event in _until(operator, "drained")]
+    sent = next(event["seq"] for event in told if event["type"] == "sent")
+    carols = house.box.of("carol@lab")
+    await until(lambda: house.daemon.exchange.now_ms() > told[-1]["at_ms"])
+    await carols.send_task(Task(id=task_id, recipient=carols.agent, intent_text="mine"))
+    carol, alice = await house.follow("carol@lab", after=sent), await house.follow("alice@lab", after=sent)
+    await carols.recv_task()
+    await house.alice.send_task(Task(recipient=BOB, intent_text="the next"))
+    await carols.send_task(Task(recipient=BOB, intent_text="the next"))
+    first = await carol.next() or {}
+    assert (first["type"], first["sender"]) == ("sent", "carol@lab")
+    seen = [event async for event in _until(alice, "sent")]
+    assert seen[-1]["sender"] == "alice@lab"
+    assert all(event["actor"] != "carol@lab" for event in seen)
+
+
+async def _until(stream: Stream, last: str) -> AsyncIterator[dict[str, Any]]:
+    while event := await stream.next():
+        yield event
+        if event["type"] == last:
+            return
+
+
 async def test_a_task_that_was_sent_before_is_told_to_those_it_concerns(house: House) -> None:
     await house.alice.send_task(Task(recipient=BOB, intent_text="look"))
     alice, carol = await house.follow("alice@lab"), await house.follow("carol@lab")
@@ -208,8 +237,26 @@ async def test_signs_of_life_and_slots_are_not_told(house: House) -> None:
     assert (told["type"], told["cause"], told["reason"]) == ("requeued", "released", "later")
 
 
+async def test_a_dialog_is_told_without_its_words(house: House) -> None:
+    stream = await house.follow("operator")
+    task_id = (await house.alice.send_task(Task(recipient=BOB, intent_text="look"))).task_id
+    delivery = await house.bob.recv_task()
+    await house.bob.update(delivery, "sesame")
+    await house.bob.artifact(delivery, Artifact(artifact_id="sesame", parts=(Part(text="sesame"),)))
+    await house.bob.ask(delivery, "sesame?", receipt="sesame")
+    await house.alice.add_message(task_id, "sesame")
+    await house.bob.reject(delivery, "sesame")
+    assert await stream.types(4) == ["sent", "leased", "updated", "chunked"]
+    asked = await stream.next() or {}
+    assert (asked["type"], asked["asks"], asked["actor"]) == ("asked", "input", "bob@lab")
+    assert await stream.types(2) == ["messaged", "ended"]
+    assert b"sesame" not in stream.text
+
+
 def test_every_kind_of_event_is_told_or_left_out_on_purpose() -> None:
     silent = {e.Heartbeat, e.SlotOpened, e.SlotLed, e.SlotCached, e.SlotClosed, e.Compacted, e.HeadSigned}
+    silent |= {e.Said, e.ChunkKept, e.Shown}  # what they carry, or nobody's business
+    silent |= {e.PushSet, e.PushDropped, e.PushDelivered, e.CardPublished, e.CardWithdrawn}  # of no state of a task
     of_trust = {e.Enrolled, e.TokenRotated, e.PeerRevoked, e.Granted, e.GrantUsed, e.GrantRevoked, e.GrantExpired}
     assert set(TOLD) | silent | of_trust == set(Event.__args__)
     assert not set(TOLD) & (silent | of_trust)

@@ -253,3 +253,26 @@ async def test_a_client_that_sends_half_a_body_blocks_nobody(site: Site) -> None
     writer.close()
     await writer.wait_closed()
     assert (await site.call("alice@lab", "POST", "/a2a/tasks", task()))[0] == 200
+
+
+async def test_a_page_of_the_audit_ends_where_an_answer_is_full() -> None:
+    daemon = await start_daemon("memory:", Limits(page_bytes_max=3000))
+    realm = Realmful()
+    await realm.enroll(daemon)
+    async with aiohttp.ClientSession() as session:
+        site = Site(daemon, realm.tokens, session)
+        for number in range(6):
+            _, sent = await site.call("alice@lab", "POST", "/a2a/tasks", task())
+            reason = {"reason": f"{number}" * 1000}
+            assert (await site.call("alice@lab", "POST", f"/a2a/tasks/{sent['task_id']}/cancel", reason))[0] == 200
+        seen: list[int] = []
+        cursor = ""
+        while True:
+            _, page = await site.call("operator", "GET", f"/audit?limit=1000{cursor}")
+            assert len(json.dumps(page["rows"])) < 6000
+            seen += [row["seq"] for row in page["rows"] if row["kind"] == "ended"]
+            if page.get("cursor") is None:
+                break
+            cursor = f"&before={page['cursor']}"
+    assert len(seen) == len(set(seen)) == 6
+    await daemon.stop()

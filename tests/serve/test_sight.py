@@ -178,7 +178,8 @@ async def test_a_refusal_does_not_tell_who_is_enrolled(town: Town, verb: str, gr
         except CovenantError as refusal:
             answer = (HTTP_STATUS[refusal.code], refusal.to_wire())
         rows = (await engine.call(w.RecentAudit(), w.AuditReply)).rows
-        shown = str((answer, [structs.replace(row, seq=0) for row in rows]))
+        own = [structs.replace(row, seq=0, grant=row.grant and "OWN") for row in rows]
+        shown = str((answer, own))
         for name in (peer.display, peer.pubkey):
             shown = shown.replace(name, "PEER")
         told.append(shown.replace(f"asking{number}", "ASKING"))

@@ -36,6 +36,9 @@ UNSUPPORTED: Final = Kind("UnsupportedOperationError", -32004, "FAILED_PRECONDIT
 CONTENT_TYPE: Final = Kind(
     "ContentTypeNotSupportedError", -32005, "INVALID_ARGUMENT", 400, "CONTENT_TYPE_NOT_SUPPORTED"
 )
+MEDIA_TYPE: Final = Kind(  # of the request itself: for that, HTTP has a status of its own
+    CONTENT_TYPE.name, CONTENT_TYPE.jsonrpc, CONTENT_TYPE.grpc, 415, CONTENT_TYPE.reason
+)
 BAD_AGENT: Final = Kind("InvalidAgentResponseError", -32006, "INTERNAL", 500, "INVALID_AGENT_RESPONSE")
 NO_EXTENDED_CARD: Final = Kind(
     "ExtendedAgentCardNotConfiguredError", -32007, "FAILED_PRECONDITION", 400, "EXTENDED_AGENT_CARD_NOT_CONFIGURED"
@@ -48,6 +51,7 @@ GENERATION: Final = Kind("TaskGenerationMismatchError", -32010, "ABORTED", 409, 
 PARSE: Final = Kind("JSONParseError", -32700, "INVALID_ARGUMENT", 400, "PARSE_ERROR")
 INVALID_REQUEST: Final = Kind("InvalidRequestError", -32600, "INVALID_ARGUMENT", 400, "INVALID_REQUEST")
 NO_METHOD: Final = Kind("MethodNotFoundError", -32601, "UNIMPLEMENTED", 404, "METHOD_NOT_FOUND")
+WRONG_METHOD: Final = Kind("MethodNotAllowedError", -32601, "UNIMPLEMENTED", 405, "METHOD_NOT_ALLOWED")
 INVALID_PARAMS: Final = Kind("InvalidParamsError", -32602, "INVALID_ARGUMENT", 400, "INVALID_PARAMS")
 INTERNAL: Final = Kind("InternalError", -32603, "INTERNAL", 500, "INTERNAL_ERROR")
 UNAUTHENTICATED: Final = Kind("UnauthenticatedError", -32603, "UNAUTHENTICATED", 401, "UNAUTHENTICATED")
@@ -58,6 +62,8 @@ CONFLICT: Final = Kind("ConflictError", -32602, "ALREADY_EXISTS", 409, "CONFLICT
 TOO_LARGE: Final = Kind("RequestTooLargeError", -32602, "INVALID_ARGUMENT", 413, "REQUEST_TOO_LARGE")
 
 _BY_CODE: Final[dict[str, Kind]] = {
+    "unknown_route": NO_METHOD,
+    "wrong_method": WRONG_METHOD,
     "unknown_task": TASK_NOT_FOUND,
     "unknown_push": TASK_NOT_FOUND,
     "unknown_lease": TASK_NOT_FOUND,

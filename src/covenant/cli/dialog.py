@@ -108,5 +108,5 @@ def reject(session: Session, lease_id: str, text: str) -> None:
 @click.argument("text")
 @answers
 def reply(session: Session, lease_id: str, text: str) -> None:
-    """Answer an A2A client by a message alone, before anything else was said."""
+    """Answer an A2A client by a message alone."""
     _answer(session, session.ask(w.ReplyDirectly(lease_id=lease_id, text=text), w.MovedReply), "replied instead of")

@@ -38,12 +38,14 @@ log = logging.getLogger("covenant.serve")
 @click.option(
     "--http", default=DEFAULT_HTTP, show_default=True, metavar="HOST:PORT|off", help="Port 0 takes a free one."
 )
+@click.option("--grpc", metavar="HOST:PORT", help="The A2A protocol over gRPC. Port 0 takes a free one.")
 @click.option("--ipc", metavar="PATH|off", help="The Unix socket. Default: <home>/sock.")
-@click.option("--tls-cert", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="The HTTP certificate.")
+@click.option("--tls-cert", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="For HTTP and gRPC.")
 @click.option("--tls-key", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Its key.")
 @click.option("--insecure", is_flag=True, help="Listen beyond this machine without TLS.")
 @click.option("--recv-gate", is_flag=True, help="A recipient must have a grant of a2a.recv.<sender> to be sent tasks.")
 @click.option("--queue-depth", type=click.IntRange(1), metavar="N", help="Refuse more ready tasks for one recipient.")
+@click.option("--default-agent", metavar="NAME", help="Whom A2A clients reach at the root. Default: the first one.")
 @click.option("--alert-url", metavar="URL", help="Post there what an operator should hear of.")
 @click.option("--log", "form", type=click.Choice(FORMATS), default="text", show_default=True, help="How stderr reads.")
 @click.pass_obj
@@ -76,6 +78,7 @@ def settings_of(home: Home, options: Mapping[str, Any], environ: Mapping[str, st
     return Settings(
         store=options["store"] or f"file:{home.data}",
         http=http,
+        grpc=options["grpc"],
         ipc=ipc,
         tls_cert=options["tls_cert"],
         tls_key=options["tls_key"],
@@ -84,6 +87,7 @@ def settings_of(home: Home, options: Mapping[str, Any], environ: Mapping[str, st
         limits=limits,
         retry=plan_from(environ, limits),
         alert_url=options["alert_url"],
+        default_agent=options["default_agent"],
         alerts_file=home.alerts_file,
     )
 
@@ -142,6 +146,7 @@ def _greeting(daemon: Daemon, session: Session) -> str:
             f"Covenant {VERSION} is ready.",
             "",
             f"  http   {daemon.url or 'off'}",
+            *([] if daemon.grpc_address is None else [f"  grpc   {daemon.grpc_address}"]),
             f"  ipc    {settings.ipc or 'off'}",
             f"  data   {settings.store}",
             f"  realm  {daemon.exchange.realm.pubkey}",

@@ -73,6 +73,7 @@ class RemoteEngine:
         self.limits = Limits()
         self.agent: AgentId | None = None  # whose token this is, unless it is the operator's
         self.me: AgentId | None = None  # whose token this is
+        self.is_closed = False  # by us; a daemon that ends says the same, and comes back
         self._ids = RandomIds()
         self._ctx = Context(0, self._ids, self.limits)
         self._transport = transport
@@ -97,6 +98,7 @@ class RemoteEngine:
 
     async def close(self) -> None:
         self._check_loop()
+        self.is_closed = True
         try:
             await self._unheard.close()
         finally:

@@ -31,7 +31,9 @@ def _subclasses(kind: type[CovenantError]) -> Iterator[type[CovenantError]]:
 
 @cache
 def _by_code() -> dict[str, type[CovenantError]]:
-    return {kind.code: kind for kind in _subclasses(CovenantError)}
+    """Those that a daemon speaks of; one of some surface's own, which this program may have loaded too, is none."""
+    kinds = _subclasses(CovenantError)
+    return {kind.code: kind for kind in kinds if kind.__module__ == CovenantError.__module__}
 
 
 def refusal_of(code: str, message: str, details: dict[str, Any]) -> CovenantError:

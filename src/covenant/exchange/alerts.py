@@ -208,7 +208,7 @@ class Alerts:
                 alert = self._stale(entry)
                 found[alert.id] = self._open.get(alert.id, alert)
             cursor = page.cursor
-            if cursor is None or len(page.tasks) < self._page:
+            if cursor is None or not page.tasks:
                 break
             await asyncio.sleep(0)
         return found

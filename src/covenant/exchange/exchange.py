@@ -36,6 +36,7 @@ from covenant.rules.audit import rows_of, task_of
 from covenant.rules.context import Ids
 from covenant.rules.envelope import check_text
 from covenant.rules.grant import OPERATOR_ACTIONS, PEER_ACTIONS, check_action
+from covenant.rules.page import Room
 from covenant.store.clock import Clock
 from covenant.store.engine import Store
 
@@ -199,10 +200,10 @@ class Exchange:
     # --- doing --------------------------------------------------------------------------------------------
 
     async def run(self, caller: Caller, command: c.Command) -> Any:
-        return await self.store.run(c.Call(caller, command))
+        return await self.store.run(self._call(caller, command))
 
     async def run_all(self, caller: Caller, commands: Sequence[c.Command]) -> list[Any]:
-        return await self.store.run_all([c.Call(caller, command) for command in commands])
+        return await self.store.run_all([self._call(caller, command) for command in commands])
 
     async def take(
         self, caller: Caller, command: c.LeaseTasks | c.DrainResults, wait_ms: int, receipt: str | None = None
@@ -234,7 +235,7 @@ class Exchange:
             if isinstance(command, c.LeaseTasks):
                 raise Draining("the daemon is ending and hands out no more tasks")
             wait_ms = 0
-        call = c.Call(caller, command)
+        call = self._call(caller, command)
         wait_ms = min(wait_ms, self.bounds.wait_ms_max)
         if wait_ms == 0:
             return await self.store.take(call, 0, undoing)
@@ -316,7 +317,7 @@ class Exchange:
         return found
 
     async def compact(self, caller: Caller, older_than_ms: int | None) -> Compaction:
-        return await self.store.compact(c.Call(caller, c.CompactHistory(self.by(caller), older_than_ms)))
+        return await self.store.compact(self._call(caller, c.CompactHistory(self.by(caller), older_than_ms)))
 
     def now_ms(self) -> int:
         return self._clock.now_ms()
@@ -324,6 +325,9 @@ class Exchange:
     def by(self, caller: Caller) -> AgentId | None:
         """How the rules name the caller: the operator sees all, and so is nobody in particular."""
         return None if caller.is_operator else caller.agent
+
+    def _call(self, caller: Caller, command: c.Command) -> c.Call:
+        return c.Call(caller, command)
 
     def send(self, caller: Caller, task: Task) -> c.SendTask:
         return c.SendTask(caller.agent, task)
@@ -342,7 +346,9 @@ class Exchange:
         """Whom the caller names, or itself; the operator, if it names nobody, receives for everybody."""
         if name is None:
             return self.by(caller)
-        return None if name == "*" else self.named(name)
+        if name == "*":
+            return None
+        return self.agent(name) if caller.is_operator else self.named(name)
 
     def _incarnation(self, caller: Caller, named: str | None) -> str:
         if named is None:
@@ -381,7 +387,7 @@ class Exchange:
         token = make_token()
         command = c.RotateToken(self.by(caller), agent.pubkey, digest_of(token))
         if caller.is_operator and agent == self.realm.operator:
-            rotating = self._keep(token, c.Call(caller, command))
+            rotating = self._keep(token, self._call(caller, command))
         else:
             rotating = self.run(caller, command)
         view: PeerView = await self._end_trust(agent.pubkey, rotating)
@@ -451,16 +457,18 @@ class Exchange:
     ) -> tuple[list[AuditRow], int | None]:
         """Rows that pass, the newest first, and where to go on; looks at a bounded stretch of the log."""
         rows: list[AuditRow] = []  # of whole commits: the last may bring a few more than were asked for
+        room = Room(self.store.limits)
         scanned = 0
-        while len(rows) < limit and scanned < _SCAN_MAX:
+        while len(rows) < limit and scanned < _SCAN_MAX and not room.is_full:
             stretch = await self.store.log_back(before, min(_SCAN_MAX - scanned, 200))
             if not stretch:
                 return rows, None
             for logged in stretch:
                 scanned += 1
                 before = logged.seq
-                rows += [row for row in reversed(list(rows_of(logged))) if wanted(row)]
-                if len(rows) >= limit:
+                passed = [row for row in reversed(list(rows_of(logged))) if wanted(row)]
+                rows += passed
+                if len(rows) >= limit or not all(map(room.takes, passed)):
                     break
         return rows, before
 

@@ -23,10 +23,18 @@ class _Command(Struct, frozen=True, gc=False):
 
 
 class SendTask(_Command, frozen=True):
-    """`protocol`: its sender is an A2A client, which reads the task instead of draining a result."""
+    """`protocol`: its sender is an A2A client, which reads the task instead of draining a result. `shown`: it is shown
+    the task at once, so that a message alone can no longer be the answer."""
 
     task: Task
     protocol: bool = False
+    shown: bool = False
+
+
+class ShowTask(_Command, frozen=True):
+    """The client is about to be shown the task: from now on it is one, however it is answered."""
+
+    task_id: str
 
 
 class AddMessage(_Command, frozen=True):
@@ -239,6 +247,7 @@ class Expire(_Command, frozen=True):
 
 Command: TypeAlias = (
     SendTask
+    | ShowTask
     | AddMessage
     | UpdateTask
     | AddArtifact

@@ -24,6 +24,7 @@ CONTENT_DEPTH_MAX: Final = 64
 
 BATCH_MAX: Final = 1000
 PAGE_MAX: Final = 1000
+PAGE_BYTES_MAX: Final = 8 * 1024 * 1024
 SCAN_MAX: Final = 10_000
 TREE_NODES_MAX: Final = 10_000
 WAITERS_MAX: Final = 100_000
@@ -31,8 +32,9 @@ STEP_RECORDS_MAX: Final = 100
 LEASES_REMEMBERED_MAX: Final = 64  # not settable: replaying a journal must not depend on it
 LOG_TAIL_MAX: Final = 10_000
 QUEUE_DEPTH_MAX: Final = 10_000_000
-MESSAGES_MAX: Final = 10_000
+MESSAGES_MAX: Final = 100_000
 CHUNKS_MAX: Final = 100_000
+ARTIFACTS_MAX: Final = 1000
 
 RETENTION_MS: Final = 7 * DAY_MS
 RETENTION_BYTES: Final = 8 * 1024 * 1024 * 1024
@@ -65,6 +67,7 @@ class Limits(Struct, frozen=True, kw_only=True):
 
     # What one answer may carry, and how far a filtered page looks before it hands back a cursor.
     page_max: int = PAGE_MAX
+    page_bytes_max: int = PAGE_BYTES_MAX  # of the tasks, or of the results, as JSON; one of any size goes alone
     scan_max: int = SCAN_MAX
     tree_nodes_max: int = TREE_NODES_MAX
     waiters_max: int = WAITERS_MAX
@@ -75,8 +78,9 @@ class Limits(Struct, frozen=True, kw_only=True):
     queue_depth_max: int = QUEUE_DEPTH_MAX  # ready tasks of one recipient
 
     # What one task may gather.
-    messages_max: int = MESSAGES_MAX
+    messages_max: int = MESSAGES_MAX  # of each side
     chunks_max: int = CHUNKS_MAX
+    artifacts_max: int = ARTIFACTS_MAX
 
     # How long resolved tasks are kept, from the moment their result was drained; and cached errors.
     retention_ms: int = RETENTION_MS

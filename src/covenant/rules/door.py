@@ -218,7 +218,7 @@ def _check_address(caller: Caller, demand: Demand, view: View, ctx: Context, che
     grant, held = find(caller.agent.pubkey, demand, view, ctx)
     if grant is not None:
         assert demand.counterparty is not None
-        checks.append(_check_row(demand, None))
+        checks.append(_check_row(demand, grant))
         raise _nobody(demand.counterparty)
     return held
 

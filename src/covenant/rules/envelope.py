@@ -18,7 +18,7 @@ from covenant.model.agent import AgentId, check_agent
 from covenant.model.content import Content, Text
 from covenant.model.error import BadCursor, BadId, BlankText, Malformed, SenderMismatch, TooLarge
 from covenant.model.limits import Limits
-from covenant.model.message import Artifact, Message
+from covenant.model.message import Artifact, Message, Part
 from covenant.model.record import SLOT_PREFIX, CacheKey, Key
 from covenant.model.task import Idempotency, Result, Task
 from covenant.rules.context import Context
@@ -114,6 +114,8 @@ S = TypeVar("S", Message, Artifact)
 
 def _seal_speech(speech: S, field: str, limits: Limits) -> S:
     """Parts that each say one thing; values of the protocol's JSON and no others."""
+    if not isinstance(speech.parts, (list, tuple)) or any(type(part) is not Part for part in speech.parts):
+        raise Malformed(f"{field}.parts is a list of parts", field=f"{field}.parts")
     if not speech.parts:
         raise Malformed(f"{field}.parts must not be empty", field=f"{field}.parts")
     if len(speech.parts) > limits.content_blocks_max:

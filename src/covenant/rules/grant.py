@@ -148,7 +148,6 @@ def grant(command: GrantCapability, view: View, ctx: Context) -> Commit:
     capability = command.grant.capability
     if command.by is not None and capability.parent is None:
         raise NotPermitted("only the operator grants what was not delegated", action=capability.action)
-    granted = seal_grant(command.grant, view, ctx)
     if capability.parent is not None:
         _check_delegation(command, capability, view, ctx)
     granted = seal_grant(command.grant, view, ctx)  # last: it tells whether there is such a peer

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import takewhile
+
 from covenant.model import event as e
 from covenant.model.command import BeatLease, LeaseTasks, ReleaseLease
 from covenant.model.error import LeaseSuperseded, TaskTerminal
@@ -10,11 +12,13 @@ from covenant.model.view import Delivery, LeaseStatus, Released
 from covenant.rules.context import Commit, Context, View
 from covenant.rules.end import end_asked
 from covenant.rules.envelope import check_count, check_id, check_text, check_time
+from covenant.rules.page import Room
 from covenant.rules.sight import lent, task_of_lease
 
 
 def lease(command: LeaseTasks, view: View, ctx: Context) -> Commit:
-    """Hand over the oldest ready tasks. Whoever receives for all acts for each task's recipient."""
+    """Hand over the oldest ready tasks, as many as an answer carries. Whoever receives for all acts for each task's
+    recipient."""
     limit = command.limit
     if limit != 1:
         check_count(limit, "limit", ctx.limits.batch_max)
@@ -24,6 +28,9 @@ def lease(command: LeaseTasks, view: View, ctx: Context) -> Commit:
         return Commit((), [])
     events = []
     deliveries = []
+    if len(records) > 1:
+        room = Room(ctx.limits)
+        records = list(takewhile(lambda record: room.takes(record.task), records))
     for record in records:
         if record.due_ms is not None and record.due_ms <= ctx.now:
             return Commit((), [])  # first the clock has to end what is past its deadline

@@ -2,13 +2,14 @@
 
 A filter is applied before a limit, and visibility before both: a peer's listing goes over what that peer may see and
 over nothing else, so neither its pages, nor where they end, nor what they cost tell of others. A page that had to look
-past `scan_max` tasks ends early with a cursor instead of holding everybody up.
+past `scan_max` tasks ends early with a cursor instead of holding everybody up, and so does one that has all the bytes
+that an answer carries.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from itertools import islice
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice, takewhile
 from typing import Any
 
 from covenant.model.agent import AgentId
@@ -36,7 +37,7 @@ from covenant.model.query import (
     RecentResults,
     RecentTasks,
 )
-from covenant.model.record import Part, TaskRecord, TaskState
+from covenant.model.record import Part, Record, TaskRecord, TaskState, Tombstone
 from covenant.model.task import Task
 from covenant.model.view import Answer, CachePage, QueueDepth, QueueEntry, QueuePage, Tree, TreeNode
 from covenant.rules.cache import cached
@@ -45,6 +46,7 @@ from covenant.rules.context import Context, View
 from covenant.rules.envelope import check_count, check_cursor, check_id
 from covenant.rules.grant import find
 from covenant.rules.grant import shown as shown_grant
+from covenant.rules.page import Room
 from covenant.rules.peer import shown as shown_peer
 from covenant.rules.protocol import get_dialog, get_place, list_dialogs, list_inputs
 from covenant.rules.push import get_push, list_pushes
@@ -71,14 +73,22 @@ def get_result(query: GetResult, view: View, ctx: Context) -> Answer | None:
 
 def recent_tasks(query: RecentTasks, view: View, ctx: Context) -> list[Task]:
     limit = check_count(query.limit, "limit", ctx.limits.page_max)
-    return [lent(record.task) for record in islice(_recent(query.by, view, ctx), limit)]
+    room = Room(ctx.limits)
+    tasks = (record.task for record in islice(_recent(query.by, view, ctx), limit))
+    return [lent(task) for task in takewhile(room.takes, tasks)]
 
 
 def recent_results(query: RecentResults, view: View, ctx: Context) -> list[Answer]:
     """Final results, drained or not, those of the newest tasks first."""
     limit = check_count(query.limit, "limit", ctx.limits.page_max)
     finished = (record for record in _recent(query.by, view, ctx) if record.result is not None)
-    return [answer_of(record) for record in islice(finished, limit)]
+    return _answers(islice(finished, limit), ctx)
+
+
+def _answers(records: Iterable[Record | Tombstone | None], ctx: Context) -> list[Answer]:
+    """As many as an answer carries."""
+    room = Room(ctx.limits)
+    return list(takewhile(lambda answer: room.takes(answer.result), map(answer_of, records)))
 
 
 def _recent(by: AgentId | None, view: View, ctx: Context) -> Iterator[TaskRecord]:
@@ -104,13 +114,14 @@ def task_queue(query: ListQueue, view: View, ctx: Context) -> QueuePage:
     if deadline_within_ms is not None:
         check_count(deadline_within_ms, "deadline_within_ms", _AGE_MAX)
     if state == TaskState.RESULT_PENDING:
-        return _pending_page(limit, cursor, by, view)
+        return _pending_page(limit, cursor, by, view, ctx)
     leases_only = state == TaskState.IN_FLIGHT
     after = check_cursor(cursor, "lease" if leases_only else "task")
     found: list[TaskRecord] = []
+    room = Room(ctx.limits)
     scanned = 0
     more = limit > 0
-    while more and len(found) < limit and scanned < ctx.limits.scan_max:
+    while more and len(found) < limit and scanned < ctx.limits.scan_max and not room.is_full:
         chunk = view.leases(after, _CHUNK, _scope(by)) if leases_only else view.tasks(_scope(by), after, _CHUNK)
         more = len(chunk) == _CHUNK
         for record in chunk:
@@ -118,24 +129,28 @@ def task_queue(query: ListQueue, view: View, ctx: Context) -> QueuePage:
                 more = True
                 break
             scanned += 1
-            after = record.lease.seen_order if leases_only and record.lease else record.sent_order
             if passes(record, ctx.now, state, min_lease_age_ms, deadline_within_ms):
+                if not room.takes(record.task):
+                    more = True
+                    break
                 found.append(record)
+            after = record.lease.seen_order if leases_only and record.lease else record.sent_order
     keys = view.pending(_scope(by), 0, limit) if cursor is None and state is None else ()
     return QueuePage(
         tasks=[entry_of(record, view, ctx) for record in found],
-        results=[answer_of(view.get(key)) for key in keys],
+        results=_answers(map(view.get, keys), ctx),
         cursor=f"{'lease' if leases_only else 'task'}:{after}" if more else None,
     )
 
 
-def _pending_page(limit: int, cursor: str | None, by: AgentId | None, view: View) -> QueuePage:
+def _pending_page(limit: int, cursor: str | None, by: AgentId | None, view: View, ctx: Context) -> QueuePage:
     """Only the results that wait to be drained."""
     keys = view.pending(_scope(by), check_cursor(cursor, "result"), limit)
     records = [view.get(key) for key in keys]
-    last = records[-1] if records and len(records) == limit else None
+    answers = _answers(records, ctx)
+    last = records[len(answers) - 1] if answers and (len(records) == limit or len(answers) < len(records)) else None
     more = f"result:{last.answer_order}" if isinstance(last, (TaskRecord, Part)) else None
-    return QueuePage([], [answer_of(record) for record in records], more)
+    return QueuePage([], answers, more)
 
 
 def task_tree(query: GetTree, view: View, ctx: Context) -> Tree:
@@ -145,7 +160,10 @@ def task_tree(query: GetTree, view: View, ctx: Context) -> Tree:
     record = view.get(root)
     visible = isinstance(record, TaskRecord) and may_see(by, record) and is_retained(record, ctx)
     entry = entry_of(record, view, ctx) if isinstance(record, TaskRecord) and visible else None
+    room = Room(ctx.limits)
     top = TreeNode(root, entry, [])
+    if entry is not None:
+        room.takes(entry.task)
     seen = {root}
     level = [top]
     scanned = 0
@@ -160,7 +178,7 @@ def task_tree(query: GetTree, view: View, ctx: Context) -> Tree:
                 scanned += 1
                 if child.task.id in seen or not is_retained(child, ctx):
                     continue  # links may run in a circle
-                if len(seen) >= ctx.limits.tree_nodes_max:
+                if len(seen) >= ctx.limits.tree_nodes_max or not room.takes(child.task):
                     truncated = True
                     break
                 seen.add(child.task.id)
@@ -182,9 +200,11 @@ def _children(parent: str, by: AgentId | None, view: View) -> Iterator[TaskRecor
 
 def cached_results(query: ListCached, view: View, ctx: Context) -> CachePage:
     limit = check_count(query.limit, "limit", ctx.limits.page_max)
-    found = view.slots(check_cursor(query.cursor, "slot"), limit + 1, _scope(query.by)) if limit else ()
-    more = f"slot:{found[limit - 1][1].order}" if len(found) > limit else None
-    return CachePage([cached(key, slot) for key, slot in found[:limit]], more)
+    slots = view.slots(check_cursor(query.cursor, "slot"), limit + 1, _scope(query.by)) if limit else ()
+    room = Room(ctx.limits)
+    found = list(takewhile(lambda entry: room.takes(entry.result), (cached(key, slot) for key, slot in slots[:limit])))
+    more = f"slot:{slots[len(found) - 1][1].order}" if len(found) < len(slots) else None
+    return CachePage(found, more)
 
 
 def list_peers(query: ListPeers, view: View, ctx: Context) -> PeerPage:

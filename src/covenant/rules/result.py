@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import takewhile
+
 from covenant.model import event as e
 from covenant.model.command import DrainResults, PostResult
 from covenant.model.error import (
@@ -21,6 +23,7 @@ from covenant.model.view import Posted
 from covenant.rules.cache import keep_answer
 from covenant.rules.context import Commit, Context, View
 from covenant.rules.envelope import check_count, same_answer, seal_result
+from covenant.rules.page import Room
 from covenant.rules.sight import answer_of, visible_task
 
 
@@ -129,11 +132,14 @@ def _terminal(record: TaskRecord) -> TaskTerminal:
 
 
 def drain(command: DrainResults, view: View, ctx: Context) -> Commit:
-    """Hand the oldest results to their sender."""
+    """Hand the oldest results to their sender, as many as an answer carries."""
     if command.limit != 1:
         check_count(command.limit, "limit", ctx.limits.batch_max)
     keys = view.answers(None if command.peer is None else command.peer.pubkey, command.limit)
     if not keys:
         return Commit((), [])
     answers = [answer_of(view.get(key)) for key in keys]
-    return Commit(tuple([e.Drained(key) for key in keys]), answers)
+    if len(answers) > 1:
+        room = Room(ctx.limits)
+        answers = list(takewhile(lambda answer: room.takes(answer.result), answers))
+    return Commit(tuple([e.Drained(key) for key in keys[: len(answers)]]), answers)

@@ -15,7 +15,7 @@ import socket
 import ssl
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from msgspec import Struct
 
@@ -30,6 +30,9 @@ from covenant.model.limits import Limits
 from covenant.model.repair import RetryPolicy
 from covenant.rules.context import Ids
 from covenant.serve import events, metrics, openapi, page
+from covenant.serve.a2a.directory import Directory
+from covenant.serve.a2a.operations import Operations
+from covenant.serve.a2a.surface import Surface
 from covenant.serve.connections import Connections
 from covenant.serve.events import Events
 from covenant.serve.home import KeptFile
@@ -43,6 +46,9 @@ from covenant.store.clock import Clock, RandomIds, SystemClock
 from covenant.store.engine import Store
 from covenant.store.registry import engine_for
 
+if TYPE_CHECKING:
+    from covenant.serve.a2a.rpc import Rpc
+
 DEFAULT_HTTP: Final = "127.0.0.1:8421"
 
 log = logging.getLogger("covenant.daemon")
@@ -53,6 +59,7 @@ class Settings(Struct, kw_only=True, frozen=True):
 
     store: str
     http: str | None = DEFAULT_HTTP
+    grpc: str | None = None
     ipc: Path | None = None
     tls_cert: Path | None = None
     tls_key: Path | None = None
@@ -63,6 +70,7 @@ class Settings(Struct, kw_only=True, frozen=True):
     retry: RetryPlan | None = None
     alert_url: str | None = None
     alerts: Thresholds = Thresholds()
+    default_agent: str | None = None  # whom the root stands for in the A2A protocol; else the first that is published
     alerts_file: Path | None = None  # where it notes what was told, for the next daemon
 
 
@@ -89,11 +97,16 @@ class Daemon:
         self._scheduler = self._make_scheduler()
         self.alerts = self._make_alerts()
         self._events = Events(self.exchange, store, self.http.authenticate)
+        self.directory = Directory(self.exchange, lambda: self.url, lambda: self.grpc_address, settings.default_agent)
+        self._rpc = None if settings.grpc is None else _make_rpc(self.exchange, self.directory)
         self._server: Server | None = None
+        self.operations = Operations(self.exchange)
+        self.http.door = Surface(self.http, self.operations, self.directory)
         self._add_pages()
         self._serving: asyncio.Task[None] | None = None
         self._jobs: list[asyncio.Task[None]] = []
         self.address: tuple[str, int] | None = None
+        self.grpc_address: str | None = None
 
     def _add_pages(self) -> None:
         """What is served besides the verbs."""
@@ -105,11 +118,14 @@ class Daemon:
                 "event_streams": lambda: self._events.count,
                 "http_connections": lambda: 0 if self._server is None else len(self._server.server_state.connections),
                 "ipc_connections": lambda: 0 if self._ipc is None else len(self._ipc.connections),
+                "grpc_calls": lambda: 0 if self._rpc is None else self._rpc.count,
             },
         )
         self.http.on_request = numbers.note
         if self._ipc is not None:
             self._ipc.on_request = numbers.note
+        if self._rpc is not None:
+            self._rpc.on_request = numbers.note
         self.http.pages[events.PATH] = self._events.page
         self.http.pages[metrics.PATH] = numbers.page
         self.http.pages[openapi.PATH] = openapi.page(self.settings.limits)
@@ -120,10 +136,12 @@ class Daemon:
         s = self.settings
         if (s.tls_cert is None) != (s.tls_key is None):
             raise BadSetting("--tls-cert and --tls-key go together", name="--tls-key")
-        if s.http is not None and not _is_loopback(_split(s.http)[0]) and s.tls_cert is None and not s.insecure:
+        for name, address in (("--http", s.http), ("--grpc", s.grpc)):
+            if address is None or _is_loopback(_split(address, name)[0]) or s.tls_cert is not None or s.insecure:
+                continue
             raise BadSetting(
-                f"{s.http} can be reached from other machines: give --tls-cert and --tls-key, or say --insecure",
-                name="--http",
+                f"{address} can be reached from other machines: give --tls-cert and --tls-key, or say --insecure",
+                name=name,
             )
         if s.tls_cert is not None:
             try:
@@ -150,9 +168,8 @@ class Daemon:
     def url(self) -> str | None:
         if self.address is None:
             return None
-        host, port = self.address
         scheme = "http" if self.settings.tls_cert is None else "https"
-        return f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
+        return f"{scheme}://{_joined(*self.address)}"
 
     async def start(self) -> None:
         self.connections.make_room()
@@ -161,6 +178,8 @@ class Daemon:
             await self.exchange.open(self._token)
             if self._ipc is not None:
                 await self._ipc.start()
+            if self._rpc is not None:
+                await self._start_grpc(self._rpc)
             if listening is not None:
                 await self._start_http(listening)
         except BaseException:
@@ -168,6 +187,8 @@ class Daemon:
                 listening.close()
             if self._ipc is not None:
                 await self._ipc.stop()
+            if self._rpc is not None:
+                await self._rpc.stop()
             await self.exchange.close()
             raise
         self._jobs.append(asyncio.create_task(self._sign_heads()))
@@ -179,15 +200,20 @@ class Daemon:
     def _bind(self) -> socket.socket | None:
         if self.settings.http is None:
             return None
-        host, port = _split(self.settings.http)
-        try:
-            listening = listen(host, port, self.connections.backlog)
-        except OSError as failed:
-            number = failed.errno or 0  # its text has the address once more; that of a name which is not known has not
-            why = os.strerror(number) if number in errno.errorcode else failed.strerror
-            raise BadSetting(f"cannot listen on {self.settings.http}: {why}", name="--http") from failed
+        listening = _listen(self.settings.http, "--http", self.connections.backlog)
         self.address = listening.getsockname()[:2]
         return listening
+
+    async def _start_grpc(self, rpc: Rpc) -> None:
+        s = self.settings
+        assert s.grpc is not None
+        with _listen(s.grpc, "--grpc", 1) as tried:  # gRPC would not say why it cannot
+            host = tried.getsockname()[0]
+        try:
+            port = await rpc.start(_joined(host, _split(s.grpc, "--grpc")[1]), s.tls_cert, s.tls_key)
+        except RuntimeError as failed:
+            raise BadSetting(f"cannot listen on {s.grpc}: {failed}", name="--grpc") from failed
+        self.grpc_address = _joined(host, port)
 
     async def _start_http(self, listening: socket.socket) -> None:
         protocol = partial(HttpProtocol, http=self.http, crowd=self.connections)
@@ -210,6 +236,8 @@ class Daemon:
         if self._scheduler is not None:
             await self._scheduler.stop()
         await self.alerts.stop()
+        if self._rpc is not None:
+            await self._rpc.stop()
         if self._server is not None and self._serving is not None:
             self._server.is_over.set()
             await asyncio.wait([self._serving])
@@ -228,11 +256,34 @@ class Daemon:
             await asyncio.sleep(SIGN_EVERY_MS / 1000)
 
 
-def _split(address: str) -> tuple[str, int]:
+def _make_rpc(exchange: Exchange, directory: Directory) -> Rpc:
+    """What it needs is not for everybody: it comes with an extra."""
+    try:
+        from covenant.serve.a2a.rpc import Rpc
+    except ImportError as missing:
+        why = f"gRPC needs packages that are not installed ({missing.name}): pip install 'covenant-exchange[grpc]'"
+        raise BadSetting(why, name="--grpc") from missing
+    return Rpc(exchange, directory)
+
+
+def _listen(address: str, name: str, backlog: int) -> socket.socket:
+    try:
+        return listen(*_split(address, name), backlog)
+    except OSError as failed:
+        number = failed.errno or 0  # its text has the address once more; that of a name which is not known has not
+        why = os.strerror(number) if number in errno.errorcode else failed.strerror
+        raise BadSetting(f"cannot listen on {address}: {why}", name=name) from failed
+
+
+def _split(address: str, name: str) -> tuple[str, int]:
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit() or int(port) > 65535:
-        raise BadSetting(f"{address!r} is not HOST:PORT", name="--http")
+        raise BadSetting(f"{address!r} is not HOST:PORT", name=name)
     return host.strip("[]"), int(port)
+
+
+def _joined(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _is_loopback(host: str) -> bool:

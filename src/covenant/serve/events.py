@@ -59,6 +59,11 @@ TOLD: Final[dict[type, tuple[str, ...]]] = {
     e.Drained: (),
     e.Undrained: (),
     e.Parted: ("attempt", "generation"),
+    e.Messaged: (),
+    e.Updated: ("asks",),
+    e.Asked: ("asks",),
+    e.Chunked: (),
+    e.Replied: (),
     e.LateKept: (),
 }
 
@@ -71,9 +76,18 @@ class Followed(Store, Protocol):
     def growth(self) -> asyncio.Future[None]: ...
 
 
+class _Parties(Struct, frozen=True, gc=False):
+    """Who a task is between, from the event on with which it was sent: an id may be used anew by others."""
+
+    since: int
+    pubkeys: tuple[str, str]
+
+
 class _Told(Struct, gc=False):
+    seq: int
     task_id: str
     text: bytes
+    parties: _Parties | None  # where the stretch itself tells them
 
 
 class _Stretch(Struct, gc=False):
@@ -99,7 +113,7 @@ class Events:
         self._keep_awake_s = keep_awake_s
         self._readings: dict[int, asyncio.Task[_Stretch]] = {}
         self._turn = asyncio.Semaphore(_READERS_MAX)
-        self._parties: dict[str, tuple[str, str]] = {}  # sender and recipient of the tasks seen of late
+        self._parties: dict[str, _Parties] = {}  # of the tasks seen of late, as they are between now
         self._open: dict[asyncio.Future[None], str] = {}  # how to end each stream, and whose it is
         exchange.watch_trust(self._end_of)
 
@@ -181,21 +195,26 @@ class Events:
         if caller.is_operator:
             return b"".join([told.text for told in stretch.told])
         pubkey = caller.agent.pubkey
-        return b"".join([told.text for told in stretch.told if pubkey in await self._parties_of(told.task_id)])
+        return b"".join([told.text for told in stretch.told if pubkey in await self._parties_of(told)])
 
-    async def _parties_of(self, task_id: str) -> tuple[str, str]:
-        parties = self._parties.get(task_id)
+    async def _parties_of(self, told: _Told) -> tuple[str, ...]:
+        """Nobody, for what happened to a task whose id has been used anew since."""
+        parties = told.parties or self._parties.get(told.task_id)
         if parties is None:
             try:
-                task = (await self._store.ask(GetTask(None, task_id))).task
-                parties = (task.sender.pubkey, task.recipient.pubkey)
+                entry = await self._store.ask(GetTask(None, told.task_id))
+                keys = (entry.task.sender.pubkey, entry.task.recipient.pubkey)
+                parties = _Parties(self._store.sent_at(told.task_id), keys)
             except UnknownTask:
-                parties = ("", "")
-            self._remember(task_id, parties)
-        return parties
+                parties = _Parties(0, ("", ""))
+            self._remember(told.task_id, parties)
+        return parties.pubkeys if parties.since <= told.seq else ()
 
-    def _remember(self, task_id: str, parties: tuple[str, str]) -> None:
-        if len(self._parties) >= _PARTIES_MAX:
+    def _remember(self, task_id: str, parties: _Parties) -> None:
+        known = self._parties.get(task_id)
+        if known is not None and known.since > parties.since:
+            return  # a reader far back has come by the one before
+        if known is None and len(self._parties) >= _PARTIES_MAX:
             del self._parties[next(iter(self._parties))]
         self._parties[task_id] = parties
 
@@ -218,12 +237,13 @@ class Events:
         async with self._turn:
             growth = self._store.growth()  # before the look, so that nothing comes in between unseen
             commits = await self._store.log(after, _STRETCH)
-            told = [told for logged in commits for told in self._tell(logged, after)]
+            sent: dict[str, _Parties] = {}
+            told = [told for logged in commits for told in self._tell(logged, after, sent)]
         if not commits:
             return _Stretch(after, after, told, growth)
         return _Stretch(commits[0].seq, commits[-1].last, told, growth)
 
-    def _tell(self, logged: Logged, after: int) -> list[_Told]:
+    def _tell(self, logged: Logged, after: int, sent: dict[str, _Parties]) -> list[_Told]:
         told: list[_Told] = []
         for seq, event in enumerate(logged.events, logged.seq):
             members = TOLD.get(type(event))
@@ -231,9 +251,11 @@ class Events:
             if members is None or task_id is None:
                 continue
             if type(event) is e.Sent and event.task.sender is not None:
-                self._remember(task_id, (event.task.sender.pubkey, event.task.recipient.pubkey))
+                sent[task_id] = _Parties(seq, (event.task.sender.pubkey, event.task.recipient.pubkey))
+                self._remember(task_id, sent[task_id])
             if seq > after:
-                told.append(_Told(task_id, _message(seq, task_id, event, members, logged)))
+                text = _message(seq, task_id, event, members, logged)
+                told.append(_Told(seq, task_id, text, sent.get(task_id)))
         return told
 
 
@@ -291,7 +313,7 @@ def _shown(event: e.Event, members: tuple[str, ...]) -> dict[str, Any]:
     if isinstance(event, e.Sent):
         task = event.task
         shown |= {"sender": str(task.sender), "recipient": str(task.recipient), "parent": task.parent}
-    if isinstance(event, (e.Answered, e.Ended, e.Parted, e.LateKept)):
+    if isinstance(event, (e.Answered, e.Ended, e.Parted, e.LateKept, e.Replied)):
         shown |= {"status": event.result.status, "lease_id": event.result.lease_id}
     if event.key.startswith(PART_PREFIX):
         shown["part"] = int(event.key.rpartition(":")[2])

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
+from contextlib import suppress
 from time import perf_counter
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import Struct
@@ -19,7 +20,6 @@ from msgspec import Struct
 from covenant.exchange.exchange import Exchange
 from covenant.model.error import CovenantError, Internal, TooLarge, Unauthenticated, WrongMethod
 from covenant.model.peer import Caller
-from covenant.serve import wire
 from covenant.serve.routes import find
 from covenant.serve.status import HTTP_STATUS, RETRY_AFTER_S
 from covenant.serve.verbs import HANDLERS, version_of
@@ -29,10 +29,13 @@ Scope: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[Message]]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
 Headers: TypeAlias = list[tuple[bytes, bytes]]
+Say: TypeAlias = Callable[[bytes], Awaitable[None]]
 OnRequest: TypeAlias = Callable[[type | None, int, float], None]  # which, its status, how many seconds
 Page: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-JSON: Final = (b"content-type", b"application/json")
+T = TypeVar("T")
+
+JSON: Final = b"application/json"
 GONE: Final = 499  # nobody was there any more to be answered
 _encoder: Final = msgspec.json.Encoder()
 
@@ -43,10 +46,23 @@ class Response(Struct, frozen=True, gc=False):
     status: int
     data: bytes
     more: tuple[tuple[bytes, bytes], ...] = ()  # headers besides those that describe the data
+    type: bytes = JSON
 
     @property
     def headers(self) -> Headers:
-        return [JSON, (b"content-length", b"%d" % len(self.data)), *self.more]
+        if self.status == 304:  # there is no data, and so nothing to describe
+            return [*self.more]
+        return [(b"content-type", self.type), (b"content-length", b"%d" % len(self.data)), *self.more]
+
+
+class Stream:
+    """An answer that comes piece by piece, as long as there is something to tell and somebody to hear it."""
+
+    status: Final = 200
+    headers: Headers
+
+    async def tell(self, say: Say) -> None:
+        raise NotImplementedError
 
 
 class HungUp(Exception):
@@ -64,8 +80,16 @@ class Asked(Protocol):
 
     async def body(self, limit: int) -> bytes: ...
 
-    async def gone(self) -> None:
-        """Done when the client has hung up."""
+    async def while_there(self, work: Coroutine[Any, Any, T]) -> T:
+        """Do it; or, as soon as the client hangs up, undo it and raise HungUp."""
+
+
+class Door(Protocol):
+    """Another surface at the same address. It answers for itself, also when it refuses."""
+
+    def takes(self, path: str) -> bool: ...
+
+    async def answer(self, asked: Asked) -> Response | Stream: ...
 
 
 class Http:
@@ -78,25 +102,32 @@ class Http:
             "/readyz": self._readyz,
             "/version": self._version,
         }
+        self.door: Door | None = None
         self.on_request: OnRequest | None = None  # told of each verb when it ends
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
         page = self.pages.get(scope["path"])
+        asked = _Scoped(scope, receive)
         if page is None:
-            response = await self.answer(_Scoped(scope, receive))
+            response = await self.answer(asked)
         else:
             response = await self._show(page, scope, receive, send)
-        if response is not None:
+        if isinstance(response, Stream):
+            await _stream(send, asked, response)
+        elif response is not None:
             await respond(send, response)
 
-    async def answer(self, asked: Asked) -> Response | None:
-        """What a verb comes to; None when nobody is there any more to hear it."""
+    async def answer(self, asked: Asked) -> Response | Stream | None:
+        """What a request comes to; None when nobody is there any more to hear it."""
         started = perf_counter()
+        response: Response | Stream | None
         try:
-            data = await self._answer(asked)
-            response = None if data is None else Response(200, data)
+            if self.door is not None and self.door.takes(asked.path):
+                response = await self.door.answer(asked)
+            else:
+                response = Response(200, await self._answer(asked))
         except HungUp:
             response = None
         except Exception as failed:
@@ -120,30 +151,17 @@ class Http:
             return response
         return None
 
-    async def _answer(self, asked: Asked) -> bytes | None:
+    async def _answer(self, asked: Asked) -> bytes:
         caller = await self.authenticate(asked.headers)
         self.exchange.meter(caller)
         route, parameter = find(asked.method, asked.path)
         asked.verb = route.place.request
         body = b"" if route.place.body is None else await asked.body(self.exchange.bounds.body_bytes_max)
         request = route.request(parameter, asked.query, body)
-        if not route.waits or not request.wait_ms:  # type: ignore[attr-defined]  # only those that wait have it
-            return _encoder.encode(await HANDLERS[type(request)](self.exchange, caller, request))
-        return await self._wait(caller, request, asked)
-
-    async def _wait(self, caller: Caller, request: wire.Request, asked: Asked) -> bytes | None:
-        working = asyncio.ensure_future(HANDLERS[type(request)](self.exchange, caller, request))
-        gone = asyncio.ensure_future(asked.gone())
-        try:
-            await asyncio.wait((working, gone), return_when=asyncio.FIRST_COMPLETED)
-            if working.done():
-                return _encoder.encode(working.result())
-            return None
-        finally:
-            gone.cancel()
-            if not working.done():
-                working.cancel()
-                await asyncio.wait([working])
+        working = HANDLERS[type(request)](self.exchange, caller, request)
+        if route.waits and request.wait_ms:  # type: ignore[attr-defined]  # only those that wait have it
+            return _encoder.encode(await asked.while_there(working))
+        return _encoder.encode(await working)
 
     async def authenticate(self, headers: Headers) -> Caller:
         token = None
@@ -210,8 +228,19 @@ class _Scoped:
             raise TooLarge(f"a body of {len(body)} bytes", field="body", size=len(body), limit=limit)
         return body
 
-    async def gone(self) -> None:
-        await hung_up(self._receive)
+    async def while_there(self, work: Coroutine[Any, Any, T]) -> T:
+        working = asyncio.ensure_future(work)
+        gone = asyncio.ensure_future(hung_up(self._receive))
+        try:
+            await asyncio.wait((working, gone), return_when=asyncio.FIRST_COMPLETED)
+            if working.done():
+                return working.result()
+            raise HungUp
+        finally:
+            gone.cancel()
+            if not working.done():
+                working.cancel()
+                await asyncio.wait([working])
 
 
 async def hung_up(receive: Receive) -> None:
@@ -228,6 +257,11 @@ def _failed(method: str, path: str, failed: Exception) -> Response:
 
 def refused(refusal: CovenantError) -> Response:
     status = HTTP_STATUS[refusal.code]
+    return Response(status, _encoder.encode(refusal.to_wire()), headers_of(refusal, status))
+
+
+def headers_of(refusal: CovenantError, status: int) -> tuple[tuple[bytes, bytes], ...]:
+    """What a client is told that it can do about it."""
     more: Headers = []
     if status == 401:
         more.append((b"www-authenticate", b"Bearer"))
@@ -236,9 +270,19 @@ def refused(refusal: CovenantError) -> Response:
     if refusal.code in RETRY_AFTER_S:
         wait_ms = refusal.details.get("retry_after_ms", 0)
         more.append((b"retry-after", b"%d" % max(RETRY_AFTER_S[refusal.code], -(-wait_ms // 1000))))
-    return Response(status, _encoder.encode(refusal.to_wire()), tuple(more))
+    return tuple(more)
 
 
 async def respond(send: Send, response: Response) -> None:
     await send({"type": "http.response.start", "status": response.status, "headers": response.headers})
     await send({"type": "http.response.body", "body": response.data})
+
+
+async def _stream(send: Send, asked: Asked, stream: Stream) -> None:
+    async def say(text: bytes) -> None:
+        await send({"type": "http.response.body", "body": text, "more_body": True})
+
+    await send({"type": "http.response.start", "status": stream.status, "headers": stream.headers})
+    with suppress(HungUp):
+        await asked.while_there(stream.tell(say))
+        await send({"type": "http.response.body", "body": b""})

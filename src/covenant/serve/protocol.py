@@ -14,18 +14,22 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Coroutine
+from contextlib import suppress
 from enum import Enum, auto
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from covenant.model.error import CovenantError, HeadTooLarge, TooLarge, TooManyConnections, TooSlow
 from covenant.serve.connections import NEVER, Connections
-from covenant.serve.http import Headers, Http, Response, refused
+from covenant.serve.http import Headers, Http, HungUp, Response, Stream, refused
+
+T = TypeVar("T")
 
 _CLOSE: Final = b"connection: close\r\n"
-_PLAIN_URL: Final = re.compile(rb"(/[\w/.@-]*)(?:\?([\w.@:=&%+*-]*))?")  # nothing in its path that means something else
+_PLAIN_URL: Final = re.compile(rb"(/[\w/.@:-]*)(?:\?([\w.@:=&%+*-]*))?")  # nothing in its path that means another thing
 
 
 class _Stage(Enum):
@@ -49,7 +53,8 @@ class _Plain:
     response_complete = False
     disconnected = False
     keep_alive = True
-    message_event: asyncio.Event | _NobodyWaits = _NobodyWaits()
+    message_event = _NobodyWaits()
+    _working: asyncio.Task[Any] | None = None  # what ends when the client hangs up
 
     def __init__(self, method: str, path: str, query: bytes, headers: Headers) -> None:
         self.method = method
@@ -64,14 +69,26 @@ class _Plain:
             raise TooLarge(f"a body of {size} bytes", field="body", size=size, limit=limit)
         return self.data
 
-    async def gone(self) -> None:
-        event = self.message_event = asyncio.Event()
-        if not self.disconnected:
-            await event.wait()
+    async def while_there(self, work: Coroutine[Any, Any, T]) -> T:
+        """It is this task that works, so it is this task that is stopped: a wait costs no task of its own."""
+        working = self._working = asyncio.current_task()
+        assert working is not None
+        if self.disconnected:
+            work.close()
+            raise HungUp
+        try:
+            return await work
+        except asyncio.CancelledError:
+            if self.disconnected and not working.uncancel():
+                raise HungUp from None
+            raise
+        finally:
+            self._working = None
 
     def hang_up(self) -> None:
         self.disconnected = True
-        self.message_event.set()
+        if self._working is not None:
+            self._working.cancel()
 
 
 class HttpProtocol(HttpToolsProtocol):
@@ -196,7 +213,9 @@ class HttpProtocol(HttpToolsProtocol):
     async def _answer(self, plain: _Plain) -> None:
         try:
             response = await self._http.answer(plain)
-            if self.flow.write_paused:
+            if isinstance(response, Stream):
+                await self._stream(plain, response)
+            elif self.flow.write_paused:
                 await self.flow.drain()
         except asyncio.CancelledError:
             self.transport.close()
@@ -205,10 +224,23 @@ class HttpProtocol(HttpToolsProtocol):
         self._plain = None
         if response is None or plain.disconnected or self.transport.is_closing():
             return
-        self.transport.write(written(response, is_last=not plain.keep_alive))
+        if isinstance(response, Response):
+            self.transport.write(written(response, is_last=not plain.keep_alive))
         if not plain.keep_alive:
             self.transport.close()
         self.on_response_complete()
+
+    async def _stream(self, plain: _Plain, stream: Stream) -> None:
+        async def say(text: bytes) -> None:
+            if self.flow.write_paused:
+                await self.flow.drain()
+            self.transport.write(b"%x\r\n%b\r\n" % (len(text), text))
+
+        plain.response_started = True
+        self.transport.write(written_head(stream.status, [*stream.headers, (b"transfer-encoding", b"chunked")]))
+        with suppress(HungUp):
+            await plain.while_there(stream.tell(say))
+            self.transport.write(b"0\r\n\r\n")
 
     # --- what comes of it ---------------------------------------------------------------------------------
 
@@ -256,6 +288,10 @@ class HttpProtocol(HttpToolsProtocol):
 
 
 def written(response: Response, is_last: bool) -> bytes:
+    return written_head(response.status, response.headers, is_last) + response.data
+
+
+def written_head(status: int, headers: Headers, is_last: bool = False) -> bytes:
     """As uvicorn would write it."""
-    more = b"".join([b"%b: %b\r\n" % header for header in response.headers])
-    return b"".join((STATUS_LINE[response.status], more, _CLOSE if is_last else b"", b"\r\n", response.data))
+    more = b"".join([b"%b: %b\r\n" % header for header in headers])
+    return b"".join((STATUS_LINE[status], more, _CLOSE if is_last else b"", b"\r\n"))

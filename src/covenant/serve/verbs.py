@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from typing import Any, Final, TypeAlias, TypeVar
 
 from covenant.exchange.exchange import Exchange, demand_for
@@ -37,7 +37,7 @@ from covenant.version import VERSION
 _SIGNED_MAX: Final = 2**53 - 1  # a grant is signed as canonical JSON, which has no larger number
 
 T = TypeVar("T")
-Handler: TypeAlias = Callable[[Exchange, Caller, Any], Awaitable[w.Reply]]
+Handler: TypeAlias = Callable[[Exchange, Caller, Any], Coroutine[Any, Any, w.Reply]]
 
 
 # --- tasks -------------------------------------------------------------------------------------------------

@@ -275,6 +275,11 @@ class Embedded(ABC):
         record = self.state.get(task_id)
         return record.order if isinstance(record, TaskRecord) else 0
 
+    def sent_at(self, task_id: str) -> int:
+        """The event with which a task was sent."""
+        record = self.state.get(task_id)
+        return record.sent_order if isinstance(record, TaskRecord) else 0
+
     async def audit(self, limit: int) -> list[AuditRow]:
         rows: list[AuditRow] = []
         scanned, before = 0, None

@@ -25,8 +25,27 @@ from covenant.serve.a2a.operations import Agent
 PREFIX: Final = "/agents/"
 DIRECT_REPLY: Final = "urn:covenant:direct-reply"
 GENERATION: Final = "urn:covenant:generation"
+_NOTHING: Final[tuple[Any, ...]] = (None, "", [], {})
 _MODES: Final = ["text/plain", "application/json"]
-_REQUIRED: Final = ("name", "description", "version", "defaultInputModes", "defaultOutputModes", "skills")
+_SHOWN_MAX: Final = 1000  # cards that are kept as they were last shown
+_SIGNED: Final = frozenset(  # what the protocol knows of a card; a verifier does not see the rest
+    (
+        "name",
+        "description",
+        "supportedInterfaces",
+        "provider",
+        "version",
+        "documentationUrl",
+        "capabilities",
+        "securitySchemes",
+        "securityRequirements",
+        "defaultInputModes",
+        "defaultOutputModes",
+        "skills",
+        "iconUrl",
+    )
+)
+_SAID_ANYWAY: Final = frozenset(("streaming", "pushNotifications", "extendedAgentCard"))  # `false` says something
 
 
 class Shown(Struct, frozen=True):
@@ -51,6 +70,7 @@ class Directory:
         self._url = url
         self._grpc = grpc
         self._default = default
+        self._shown: dict[tuple[str, bool, bool], tuple[dict[str, Any], Shown]] = {}
 
     async def find(self, name: str | None) -> tuple[Agent, Card]:
         """By its label or key; without a name, the agent at the root."""
@@ -71,14 +91,24 @@ class Directory:
         return found
 
     async def show(self, name: str | None, extended: bool = False) -> Shown:
+        """Completed and signed once for each time that it is published: anybody may ask for it."""
         _, card = await self.find(name)
+        key = (card.agent.pubkey, not name, extended)
+        known = self._shown.get(key)
+        if known is not None and known[0] is card.card and known[1].modified_ms == card.published_ms:
+            return known[1]
         shown = self._complete(card, at_root=not name, extended=extended)
         shown["signatures"] = [sign_card(shown, self._exchange.realm)]
         digest = hashlib.sha256(rfc8785.dumps(shown)).hexdigest()[:32]
-        return Shown(shown, f'"{digest}"', card.published_ms)
+        if len(self._shown) >= _SHOWN_MAX:
+            self._shown.clear()
+        made = Shown(shown, f'"{digest}"', card.published_ms)
+        self._shown[key] = (card.card, made)
+        return made
 
     def _complete(self, card: Card, at_root: bool, extended: bool) -> dict[str, Any]:
-        given = {name: value for name, value in card.card.items() if name not in ("signatures", "extended")}
+        left_out = ("signatures", "extended")
+        given = {name: value for name, value in card.card.items() if name not in left_out and value not in _NOTHING}
         label = card.agent.display
         shown = {
             "description": f"{label}, an agent of this realm",
@@ -91,9 +121,9 @@ class Directory:
         if extended:
             shown |= card.card.get("extended") or {}
         shown["capabilities"] = _capabilities(card)
-        shown["supportedInterfaces"] = self._interfaces("" if at_root else f"{PREFIX}{quote(label)}", label)
+        shown["supportedInterfaces"] = self._interfaces("" if at_root else f"{PREFIX}{quote(label, safe='@')}", label)
         shown["securitySchemes"] = {"bearer": {"httpAuthSecurityScheme": {"scheme": "Bearer"}}}
-        shown["securityRequirements"] = [{"schemes": {"bearer": {"list": []}}}]
+        shown["securityRequirements"] = [{"schemes": {"bearer": {"list": [f"a2a.send.{label}"]}}}]
         return shown
 
     def _interfaces(self, path: str, label: str) -> list[dict[str, Any]]:
@@ -141,19 +171,21 @@ def _capabilities(card: Card) -> dict[str, Any]:
 
 
 def payload_of(card: dict[str, Any]) -> bytes:
-    """What a signature covers: the card without its signatures, and without members that say nothing."""
-    plain = {name: value for name, value in card.items() if name != "signatures"}
-    return rfc8785.dumps({name: _pruned(value) for name, value in plain.items() if name in _REQUIRED or _says(value)})
+    """What a signature covers: what the protocol knows of the card, without its signatures and without members that say
+    nothing."""
+    return rfc8785.dumps(_telling("", {name: value for name, value in card.items() if name in _SIGNED}))
 
 
-def _pruned(value: Any) -> Any:
+def _telling(name: str, value: Any) -> Any:
+    """None when there is nothing in it."""
+    if name == "params":
+        return value  # free-form, of an extension: there everything says something
     if isinstance(value, dict):
-        return {name: _pruned(inner) for name, inner in value.items() if _says(inner)}
-    return [_pruned(inner) for inner in value] if isinstance(value, list) else value
-
-
-def _says(value: Any) -> bool:
-    return value not in ("", False, 0) and value is not None and value != [] and value != {}
+        inner = {name: told for name, held in value.items() if (told := _telling(name, held)) is not None}
+        return inner or None
+    if isinstance(value, list):
+        return [told for held in value if (told := _telling("", held)) is not None] or None
+    return value if value or name in _SAID_ANYWAY else None
 
 
 def sign_card(card: dict[str, Any], realm: Realm) -> dict[str, str]:

@@ -1,0 +1,31 @@
+"""How much one answer carries: a number of entries, and so many bytes of what they hold.
+
+A thousand tasks are little, a thousand large ones are more than anybody wants to build in memory or read at once.
+"""
+
+from __future__ import annotations
+
+from msgspec.json import encode
+
+from covenant.model.audit import AuditRow
+from covenant.model.limits import Limits
+from covenant.model.message import Message
+from covenant.model.task import Result, Task
+
+
+class Room:
+    """What is left of the bytes that one answer may carry."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._left = limits.page_bytes_max
+        self._is_empty = True
+        self.is_full = False  # something was left out
+
+    def takes(self, entry: Task | Result | Message | AuditRow) -> bool:
+        """Whether this still goes in. The first always does: an answer that could hold nothing would never end."""
+        self._left -= len(encode(entry))
+        if self._left < 0 and not self._is_empty:
+            self.is_full = True
+            return False
+        self._is_empty = False
+        return True

@@ -1,0 +1,272 @@
+"""The gRPC binding of the A2A protocol, with health and reflection beside it.
+
+`tenant` names the agent. What the other bindings carry in headers is metadata here, and an error is a
+`google.rpc.Status` in the trailers. A call that its client gives up ends what it waited for; when the daemon ends, a
+stream that is not at its end is told so, and its client takes it up again elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from functools import partial
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Final, TypeAlias
+
+import grpc
+from google.protobuf import json_format
+from google.rpc import error_details_pb2, status_pb2
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+from msgspec import Struct
+
+from covenant.a2a import wire
+from covenant.a2a.fault import INTERNAL, Fault, details_of, kind_of
+from covenant.exchange.bounds import Bounds
+from covenant.exchange.exchange import Exchange
+from covenant.model.error import CovenantError, Draining, Unauthenticated
+from covenant.model.peer import Caller
+from covenant.model.protocol import StreamResponse
+from covenant.serve.a2a import parameters
+from covenant.serve.a2a.codec import Reader, Writer, write_card
+from covenant.serve.a2a.directory import Directory
+from covenant.serve.a2a.operations import Agent, Event, Operations
+from covenant.serve.a2a.parameters import Parameters
+from covenant.serve.a2a.proto import POOL, SERVICE
+from covenant.serve.http import GONE, OnRequest
+
+FINISH_S: Final = 5
+_STATUS: Final = "grpc-status-details-bin"
+_TEXT_MAX: Final = 512  # of what an error tells: its trailers must stay below what clients take
+_SERVED: Final = (SERVICE.full_name, health.SERVICE_NAME, reflection.SERVICE_NAME)
+_KEEPALIVE_MS: Final = 60_000
+_KEEPALIVE_ANSWER_MS: Final = 20_000
+_PINGS_APART_MS: Final = 10_000  # a client may ask that often whether we are there
+_DETAILS: Final = (error_details_pb2.ErrorInfo, error_details_pb2.BadRequest)  # loaded, so that they can be written
+
+log = logging.getLogger("covenant.grpc")
+
+
+class Call(Struct, frozen=True):
+    """One call, and everything that was found out about it."""
+
+    caller: Caller
+    agent: Agent
+    request: Any
+    parameters: Parameters
+
+
+Answer: TypeAlias = Callable[[Operations, Call], Awaitable[Any]]
+Stream: TypeAlias = Callable[[Operations, Call], AsyncIterator[Event]]
+
+_ANSWERS: Final[dict[str, tuple[type, Answer]]] = {
+    "SendMessage": (
+        wire.SendMessage,
+        lambda o, c: o.send_message(c.caller, c.agent, c.request, c.parameters.key),
+    ),
+    "GetTask": (wire.GetTask, lambda o, c: o.get_task(c.caller, c.agent, c.request)),
+    "ListTasks": (wire.ListTasks, lambda o, c: o.list_tasks(c.caller, c.agent, c.request)),
+    "CancelTask": (wire.CancelTask, lambda o, c: o.cancel_task(c.caller, c.agent, c.request)),
+    "CreateTaskPushNotificationConfig": (
+        wire.PushSettings,
+        lambda o, c: o.set_push(c.caller, c.agent, c.request),
+    ),
+    "GetTaskPushNotificationConfig": (wire.GetPush, lambda o, c: o.get_push(c.caller, c.agent, c.request)),
+    "ListTaskPushNotificationConfigs": (wire.ListPushes, lambda o, c: o.list_pushes(c.caller, c.agent, c.request)),
+    "DeleteTaskPushNotificationConfig": (wire.DeletePush, lambda o, c: o.delete_push(c.caller, c.agent, c.request)),
+}
+_STREAMS: Final[dict[str, tuple[type, Stream]]] = {
+    "SendStreamingMessage": (
+        wire.SendMessage,
+        lambda o, c: o.send_streaming(c.caller, c.agent, c.request, c.parameters.key),
+    ),
+    "SubscribeToTask": (
+        wire.SubscribeToTask,
+        lambda o, c: o.subscribe(c.caller, c.agent, c.request, c.parameters.after),
+    ),
+}
+_CARD: Final = "GetExtendedAgentCard"
+
+
+class Rpc:
+    def __init__(self, exchange: Exchange, directory: Directory) -> None:
+        self._exchange = exchange
+        self._directory = directory
+        self._operations = Operations(exchange)
+        self._calls: set[asyncio.Task[Any]] = set()
+        self._server: Any = None
+        self._health: Any = None
+        self.on_request: OnRequest | None = None
+
+    @property
+    def count(self) -> int:
+        """Of the calls that are under way."""
+        return len(self._calls)
+
+    # --- life ---------------------------------------------------------------------------------------------
+
+    async def start(self, address: str, tls_cert: Path | None, tls_key: Path | None) -> int:
+        """Says which port it has taken."""
+        bounds = self._exchange.bounds
+        self._server = grpc.aio.server(options=_options(bounds), maximum_concurrent_rpcs=bounds.connections_total_max)
+        methods = grpc.method_handlers_generic_handler(SERVICE.full_name, self._methods())
+        self._server.add_generic_rpc_handlers([methods])
+        self._health = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        reflection.enable_server_reflection(_SERVED, self._server, POOL)
+        for name in _SERVED:
+            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+        port = self._bind(address, tls_cert, tls_key)
+        await self._server.start()
+        return port
+
+    def _bind(self, address: str, tls_cert: Path | None, tls_key: Path | None) -> int:
+        if tls_cert is None or tls_key is None:
+            port: int = self._server.add_insecure_port(address)
+        else:
+            pair = (tls_key.read_bytes(), tls_cert.read_bytes())
+            port = self._server.add_secure_port(address, grpc.ssl_server_credentials([pair]))
+        return port
+
+    async def stop(self) -> None:
+        """The exchange drains: what is under way comes to its end by itself, and then nobody is waited for."""
+        if self._server is None:
+            return
+        await self._health.enter_graceful_shutdown()
+        ending = asyncio.ensure_future(self._server.stop(FINISH_S))
+        if self._calls:
+            await asyncio.wait(self._calls, timeout=FINISH_S)
+        await self._server.stop(None)
+        await ending
+
+    def _methods(self) -> dict[str, Any]:
+        """Messages come and go as bytes: what does not read is then refused like everything else."""
+        found = {}
+        for method in SERVICE.methods:
+            if method.name in _STREAMS:
+                shape, stream = _STREAMS[method.name]
+                reader, writer = Reader(method.input_type, shape), Writer(method.output_type)
+                streaming = partial(self._serve, shape, partial(self._stream, reader, writer, stream))
+                found[method.name] = grpc.unary_stream_rpc_method_handler(streaming)
+                continue
+            if method.name == _CARD:
+                shape = wire.GetExtendedCard
+                handler = partial(self._show_card, Reader(method.input_type, shape))
+            else:
+                shape, answer = _ANSWERS[method.name]
+                reader, writer = Reader(method.input_type, shape), Writer(method.output_type)
+                handler = partial(self._answer, reader, writer, answer)
+            found[method.name] = grpc.unary_unary_rpc_method_handler(partial(self._serve, shape, handler))
+        return found
+
+    # --- one call -----------------------------------------------------------------------------------------
+
+    async def _serve(
+        self, shape: type, handler: Callable[[bytes, Any], Awaitable[Any]], data: bytes, context: Any
+    ) -> Any:
+        task = asyncio.current_task()
+        assert task is not None
+        self._calls.add(task)
+        started, status = perf_counter(), GONE
+        try:
+            try:
+                reply = await handler(data, context)
+                status = 200
+                return reply
+            except Exception as failed:
+                error = _error_of(failed)
+                status = kind_of(error).http
+            await _refuse(context, error)
+        finally:
+            self._calls.discard(task)
+            if self.on_request is not None:
+                self.on_request(shape, status, perf_counter() - started)
+
+    async def _answer(self, reader: Reader, writer: Writer, answer: Answer, data: bytes, context: Any) -> bytes:
+        call = await self._open(reader, data, context)
+        return writer.write(await answer(self._operations, call))
+
+    async def _stream(self, reader: Reader, writer: Writer, stream: Stream, data: bytes, context: Any) -> None:
+        call = await self._open(reader, data, context)
+        is_over = False
+        async with aclosing(stream(self._operations, call)) as events:  # type: ignore[type-var]
+            async for event in events:
+                is_over = _ends(event.response)
+                await context.write(writer.write(event.response))
+        if self._exchange.is_draining and not is_over:
+            raise Draining("the daemon is ending: subscribe again, from the last generation")
+
+    async def _show_card(self, reader: Reader, data: bytes, context: Any) -> bytes:
+        call = await self._open(reader, data, context)
+        shown = await self._directory.show(call.request.tenant, extended=True)
+        return write_card(shown.card)
+
+    async def _open(self, reader: Reader, data: bytes, context: Any) -> Call:
+        metadata = {name: value for name, value in context.invocation_metadata() or () if isinstance(value, str)}
+        caller = await self._authenticate(metadata.get("authorization"))
+        self._exchange.meter(caller)
+        said = parameters.read(metadata)
+        request = reader.read(data)
+        agent, _ = await self._directory.find(request.tenant)
+        active = parameters.check(said, agent)
+        if active:
+            await context.send_initial_metadata((("a2a-extensions", ", ".join(active)),))
+        return Call(caller, agent, request, said)
+
+    async def _authenticate(self, header: str | None) -> Caller:
+        scheme, _, token = (header or "").partition(" ")
+        try:
+            return self._exchange.authenticate(token.strip() if scheme.lower() == "bearer" else None)
+        except Unauthenticated:
+            await self._exchange.note_stranger("grpc")
+            raise
+
+
+def _options(bounds: Bounds) -> list[tuple[str, int]]:
+    return [
+        ("grpc.so_reuseport", 0),  # a port has one daemon
+        ("grpc.max_receive_message_length", bounds.body_bytes_max),
+        ("grpc.max_send_message_length", -1),  # a task is as large as it is; how much to take is the client's to say
+        ("grpc.max_metadata_size", bounds.head_bytes_max),
+        ("grpc.absolute_max_metadata_size", bounds.head_bytes_max),
+        ("grpc.max_concurrent_streams", bounds.waits_max),
+        ("grpc.server_handshake_timeout_ms", bounds.head_ms_max),
+        ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
+        ("grpc.keepalive_timeout_ms", _KEEPALIVE_ANSWER_MS),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.min_ping_interval_without_data_ms", _PINGS_APART_MS),
+    ]
+
+
+def _ends(response: StreamResponse) -> bool:
+    """Nothing comes after it."""
+    if response.status_update is not None:
+        return response.status_update.status.state.is_terminal
+    if response.task is not None:
+        return response.task.status.state.is_terminal
+    return response.message is not None
+
+
+def _error_of(failed: Exception) -> CovenantError:
+    if isinstance(failed, CovenantError):
+        return failed
+    log.error("a call failed", exc_info=failed)
+    return Fault(INTERNAL, "something went wrong inside; it is in the daemon's log")
+
+
+async def _refuse(context: Any, error: CovenantError) -> None:
+    code = grpc.StatusCode[kind_of(error).grpc]
+    told = {"code": code.value[0], "message": error.message, "details": details_of(error)}
+    status = json_format.ParseDict(_clipped(told), status_pb2.Status())
+    await context.abort(code, status.message, ((_STATUS, status.SerializeToString()),))
+
+
+def _clipped(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _clipped(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [_clipped(inner) for inner in value]
+    return value[:_TEXT_MAX] if isinstance(value, str) else value

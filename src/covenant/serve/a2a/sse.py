@@ -1,0 +1,85 @@
+"""A stream of events over HTTP: server-sent events whose ids are generations.
+
+Nothing is queued: each event is read from the log when the reader has taken the one before it. When there is nothing
+to tell, a comment now and then keeps the way open.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from typing import Final
+
+import msgspec
+
+from covenant.model.error import CovenantError
+from covenant.model.protocol import StreamResponse
+from covenant.serve.a2a.operations import Event
+from covenant.serve.http import Headers, Say, Stream
+
+KEEP_AWAKE_S: Final = 15.0
+_COMMENT: Final = b":\n\n"
+_HEADERS: Final[Headers] = [
+    (b"content-type", b"text/event-stream"),
+    (b"cache-control", b"no-store"),
+    (b"x-accel-buffering", b"no"),
+]
+_encoder: Final = msgspec.json.Encoder()
+
+log = logging.getLogger("covenant.a2a")
+
+
+class Sse(Stream):
+    """`first` was there before it was said that there is a stream: what is refused, is refused in plain words."""
+
+    def __init__(
+        self,
+        first: Event | None,
+        rest: AsyncIterator[Event],
+        wrap: Callable[[StreamResponse], object],
+        more: Headers,
+        keep_awake_s: float = KEEP_AWAKE_S,
+    ) -> None:
+        self.headers = [*_HEADERS, *more]
+        self._first = first
+        self._rest = rest
+        self._wrap = wrap
+        self._keep_awake_s = keep_awake_s
+        self._said_s = 0.0
+
+    async def tell(self, say: Say) -> None:
+        now = asyncio.get_running_loop().time
+        self._said_s = now()
+        telling = asyncio.ensure_future(self._tell(say, now))
+        try:
+            while not telling.done():
+                await asyncio.wait((telling,), timeout=self._said_s + self._keep_awake_s - now())
+                if not telling.done() and now() >= self._said_s + self._keep_awake_s:
+                    self._said_s = now()
+                    await say(_COMMENT)
+        finally:
+            telling.cancel()
+            await asyncio.wait((telling,))
+        failed = telling.exception()
+        if isinstance(failed, CovenantError):
+            log.info("a stream ended early: %s", failed)
+        elif failed is not None:
+            log.error("a stream failed", exc_info=failed)
+
+    async def _tell(self, say: Say, now: Callable[[], float]) -> None:
+        if self._first is not None:
+            await say(self._text(self._first))
+            async for event in self._rest:
+                self._said_s = now()
+                await say(self._text(event))
+
+    def _text(self, event: Event) -> bytes:
+        return b"id: %d\ndata: %b\n\n" % (event.generation, _encoder.encode(self._wrap(event.response)))
+
+
+async def opened(
+    events: AsyncIterator[Event], wrap: Callable[[StreamResponse], object], more: Headers, keep_awake_s: float
+) -> Sse:
+    """With its first event, or the refusal that stands in its place."""
+    return Sse(await anext(events, None), events, wrap, more, keep_awake_s)

@@ -1,0 +1,223 @@
+"""The A2A protocol over HTTP: JSON-RPC, HTTP+JSON and the cards, behind the daemon's one address.
+
+Thin, like the mailbox's surface beside it: find out who asks whom for what, have it done, and say what came of it in
+the words of the binding. Cards are public; everything else needs the exchange's token.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Callable
+from email.utils import formatdate, parsedate_to_datetime
+from functools import partial
+from typing import Any, Final
+
+import msgspec
+
+from covenant.a2a.fault import INVALID_PARAMS, MEDIA_TYPE, Fault
+from covenant.model.error import CovenantError, Internal
+from covenant.model.peer import Caller
+from covenant.model.protocol import StreamResponse
+from covenant.serve.a2a import dialect, jsonrpc, parameters, paths, rest, sse
+from covenant.serve.a2a.calls import CALLS, Call, Desk, Talk, request_from
+from covenant.serve.a2a.directory import Directory, Shown
+from covenant.serve.a2a.operations import Event, Operations
+from covenant.serve.a2a.paths import Spot
+from covenant.serve.http import Asked, Headers, Http, HungUp, Response, Stream, headers_of
+
+_CACHE_CONTROL: Final = b"public, max-age=60"
+_VERSION: Final = "A2A-Version"  # in a query
+_encoder: Final = msgspec.json.Encoder()
+_READ: Final = {
+    name.encode(): name
+    for name in (
+        "a2a-version",
+        "a2a-extensions",
+        "idempotency-key",
+        "last-event-id",
+        "content-type",
+        "accept",
+        "if-none-match",
+        "if-modified-since",
+    )
+}
+
+log = logging.getLogger("covenant.a2a")
+
+
+class Surface:
+    def __init__(
+        self, http: Http, operations: Operations, directory: Directory, keep_awake_s: float = sse.KEEP_AWAKE_S
+    ) -> None:
+        self._http = http
+        self._exchange = http.exchange
+        self._directory = directory
+        self._desk = Desk(operations, directory)
+        self._keep_awake_s = keep_awake_s
+
+    def takes(self, path: str) -> bool:
+        return paths.is_ours(path)
+
+    async def answer(self, asked: Asked) -> Response | Stream:
+        headers = _read(asked.headers)
+        try:
+            spot = paths.spot(asked.method, asked.path)
+            if spot.what == paths.CARD:
+                return await self._card(spot, headers)
+        except Exception as failed:
+            return _refused(asked, headers, failed)
+        if spot.what == paths.JSONRPC:
+            return await self._jsonrpc(asked, spot, headers)
+        return await self._rest(asked, spot, headers)
+
+    # --- the bindings -------------------------------------------------------------------------------------
+
+    async def _jsonrpc(self, asked: Asked, spot: Spot, headers: dict[str, str]) -> Response | Stream:
+        body = b""
+        try:
+            caller = await self._caller(asked)
+            _check_type(_type(headers), jsonrpc.TYPES)
+            body = await asked.body(self._exchange.bounds.body_bytes_max)
+            call_id, call, params = jsonrpc.read(body)
+            asked.verb = call.request
+            request = request_from(call, params)
+            talk = await self._talk(caller, spot, request, headers, rest.query_of(asked.query))
+            if call.stream is not None:
+                events = call.stream(self._desk, talk, request)
+                return await self._stream(asked, talk, events, partial(jsonrpc.event, call_id))
+            result = await _done(asked, call, self._desk, talk, request)
+            return Response(200, jsonrpc.answered(call_id, result), _told(talk))
+        except HungUp:
+            raise
+        except Exception as failed:
+            refusal = _refusal(asked, failed)
+            status, data = jsonrpc.refused(jsonrpc.id_of(body), refusal)
+            return Response(status, data, headers_of(refusal, status))
+
+    async def _rest(self, asked: Asked, spot: Spot, headers: dict[str, str]) -> Response | Stream:
+        try:
+            caller = await self._caller(asked)
+            query = rest.query_of(asked.query)
+            body = b""
+            if asked.method == "POST":
+                body = await asked.body(self._exchange.bounds.body_bytes_max)
+                if body:
+                    _check_type(_type(headers), rest.TYPES)
+            call = CALLS[spot.what]
+            asked.verb = call.request
+            request = rest.request_of(call, asked.method, spot, query, body)
+            talk = await self._talk(caller, spot, request, headers, query)
+            if call.stream is not None:
+                return await self._stream(asked, talk, call.stream(self._desk, talk, request), _bare)
+            result = await _done(asked, call, self._desk, talk, request)
+            return Response(200, rest.answered(result), _told(talk), _answer_type(headers))
+        except HungUp:
+            raise
+        except Exception as failed:
+            return _refused(asked, headers, failed)
+
+    async def _caller(self, asked: Asked) -> Caller:
+        caller = await self._http.authenticate(asked.headers)
+        self._exchange.meter(caller)
+        return caller
+
+    async def _talk(
+        self, caller: Caller, spot: Spot, request: Any, headers: dict[str, str], query: dict[str, str]
+    ) -> Talk:
+        tenant: str | None = spot.tenant or request.tenant or None
+        name = spot.agent or tenant
+        agent, _ = await self._directory.find(name)
+        if spot.agent and tenant and self._exchange.key_of(tenant) != agent.id.pubkey:
+            raise Fault(INVALID_PARAMS, f"the tenant {tenant} is not {agent.id.display}", field="tenant")
+        said = parameters.read(headers, query.get(_VERSION) if query else None)
+        extensions = parameters.check(said, agent)
+        return Talk(caller, agent, name, said, extensions, not dialect.knows_generations(said, request))
+
+    async def _stream(
+        self, asked: Asked, talk: Talk, events: AsyncIterator[Event], bind: Callable[[StreamResponse], Any]
+    ) -> Stream:
+        wrap = (lambda told: bind(dialect.plain(told))) if talk.is_plain else bind
+        return await asked.while_there(sse.opened(events, wrap, [*_told(talk)], self._keep_awake_s))
+
+    # --- cards --------------------------------------------------------------------------------------------
+
+    async def _card(self, spot: Spot, headers: dict[str, str]) -> Response:
+        shown = await self._directory.show(spot.agent)
+        more = (
+            (b"etag", shown.etag.encode()),
+            (b"last-modified", formatdate(shown.modified_ms // 1000, usegmt=True).encode()),
+            (b"cache-control", _CACHE_CONTROL),
+        )
+        if _is_known(shown, headers):
+            return Response(304, b"", more)
+        return Response(200, _encoder.encode(shown.card), more)
+
+
+def _bare(told: StreamResponse) -> StreamResponse:
+    return told
+
+
+async def _done(asked: Asked, call: Call, desk: Desk, talk: Talk, request: Any) -> Any:
+    assert call.answer is not None
+    result = await asked.while_there(call.answer(desk, talk, request))
+    return dialect.plain(result) if talk.is_plain else result
+
+
+def _read(headers: Headers) -> dict[str, str]:
+    """Those that mean something here. One that is given twice is a list."""
+    found: dict[str, str] = {}
+    for key, value in headers:
+        name = _READ.get(key)
+        if name is not None:
+            text = value.decode("latin-1")
+            found[name] = f"{found[name]}, {text}" if name in found else text
+    return found
+
+
+def _type(headers: dict[str, str]) -> str:
+    return headers.get("content-type", "").partition(";")[0].strip().lower()
+
+
+def _answer_type(headers: dict[str, str]) -> bytes:
+    return rest.type_of(_type(headers), headers.get("accept", ""))
+
+
+def _check_type(given: str, types: frozenset[str]) -> None:
+    if given not in types:
+        raise Fault(MEDIA_TYPE, f"Content-Type is {' or '.join(sorted(types))}", contentType=given)
+
+
+def _told(talk: Talk) -> tuple[tuple[bytes, bytes], ...]:
+    """Which of the extensions that were asked for are in force."""
+    if not talk.extensions:
+        return ()
+    return ((b"a2a-extensions", ", ".join(talk.extensions).encode("latin-1")),)
+
+
+def _is_known(shown: Shown, headers: dict[str, str]) -> bool:
+    """Whether the client has this card already. A tag says it better than a time."""
+    tags = headers.get("if-none-match")
+    if tags is not None:
+        return tags.strip() == "*" or shown.etag in [tag.strip().removeprefix("W/") for tag in tags.split(",")]
+    since = headers.get("if-modified-since")
+    if since is None:
+        return False
+    try:
+        return parsedate_to_datetime(since).timestamp() >= shown.modified_ms // 1000
+    except (ValueError, OverflowError):
+        return False
+
+
+def _refusal(asked: Asked, failed: Exception) -> CovenantError:
+    if isinstance(failed, CovenantError):
+        return failed
+    log.error("a request failed: %s %s", asked.method, asked.path, exc_info=failed)
+    return Internal("something went wrong inside; it is in the daemon's log")
+
+
+def _refused(asked: Asked, headers: dict[str, str], failed: Exception) -> Response:
+    refusal = _refusal(asked, failed)
+    status, data = rest.refused(refusal)
+    return Response(
+        status, data, headers_of(refusal, status), rest.error_type_of(_type(headers), headers.get("accept", ""))
+    )

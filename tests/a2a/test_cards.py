@@ -1,0 +1,156 @@
+"""Cards as anybody fetches them: where they are, when they are new, and that they are signed."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+import httpx
+import pytest
+from a2a.client.card_resolver import parse_agent_card
+from a2a.utils._jcs import canonicalize
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from google.protobuf.json_format import MessageToDict
+
+from covenant.model import command as c
+from covenant.model.agent import from_base58
+from tests.a2a.served import Site, start_site
+
+PATH = "/.well-known/agent-card.json"
+RICH = {
+    "name": "writer",
+    "description": "schreibt schön ✓",
+    "version": "2.1",
+    "capabilities": {
+        "streaming": True,
+        "pushNotifications": False,
+        "extensions": [{"uri": "urn:x", "required": False, "params": {"depth": 0, "deep": {"on": True}}}],
+    },
+    "skills": [{"id": "s", "name": "s", "description": "d", "tags": ["t"], "examples": []}],
+    "provider": {"url": "https://example.com", "organization": "Example"},
+    "iconUrl": "",
+    "x-house": "not the protocol's",
+    "extended": {"description": "for those who are known"},
+}
+
+
+async def get(site: Site, path: str = PATH, **headers: str) -> httpx.Response:
+    return await site.client.get(f"{site.url}{path}", headers=headers)
+
+
+async def test_the_card_is_public_and_complete(site: Site) -> None:
+    response = await get(site)
+    assert response.status_code == 200 and response.headers["content-type"] == "application/json"
+    card = response.json()
+    required = {"name", "description", "version", "capabilities", "defaultInputModes", "defaultOutputModes", "skills"}
+    assert required < set(card)
+    spoken = [(one["url"], one["protocolBinding"], one["protocolVersion"]) for one in card["supportedInterfaces"]]
+    assert spoken == [(site.url, "JSONRPC", "1.0"), (site.url, "HTTP+JSON", "1.0")]
+    assert card["securitySchemes"] == {"bearer": {"httpAuthSecurityScheme": {"scheme": "Bearer"}}}
+
+
+async def test_each_agent_has_its_own_card(site: Site) -> None:
+    for name in ("writer", "editor"):
+        card = (await get(site, f"/agents/{name}@lab{PATH}")).json()
+        assert card["name"] == name
+        assert {one["url"] for one in card["supportedInterfaces"]} == {f"{site.url}/agents/{name}@lab"}
+    assert (await get(site)).json()["name"] == "writer"
+    assert (await get(site, f"/agents/nobody{PATH}")).status_code == 404
+    assert (await get(site, f"/agents/carol@lab{PATH}")).status_code == 404
+
+
+async def test_the_agent_at_the_root_can_be_named() -> None:
+    async with httpx.AsyncClient() as client:
+        site = await start_site(client, default_agent="editor@lab")
+        assert (await get(site)).json()["name"] == "editor"
+        await site.daemon.stop()
+
+
+async def test_a_card_that_is_known_is_not_sent_again(site: Site) -> None:
+    first = await get(site)
+    assert first.headers["cache-control"] == "public, max-age=60"
+    for headers in (
+        {"If-None-Match": first.headers["etag"]},
+        {"If-None-Match": f'"other", W/{first.headers["etag"]}'},
+        {"If-None-Match": "*"},
+        {"If-Modified-Since": first.headers["last-modified"]},
+        {"If-Modified-Since": "Fri, 01 Jan 2100 00:00:00 GMT"},
+    ):
+        again = await get(site, **headers)
+        assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", first.headers["etag"])
+        assert "content-length" not in again.headers
+    for headers in (
+        {"If-None-Match": '"other"'},
+        {"If-None-Match": '"other"', "If-Modified-Since": first.headers["last-modified"]},
+        {"If-Modified-Since": "Thu, 01 Jan 1970 00:00:00 GMT"},
+        {"If-Modified-Since": "nonsense"},
+    ):
+        assert (await get(site, **headers)).status_code == 200
+
+
+async def test_a_card_that_is_published_again_is_another(site: Site) -> None:
+    first = await get(site)
+    writer, operator = site.writer.agent, site.exchange.operator()
+    await site.exchange.run(operator, c.PublishCard(None, writer, {"name": "writer", "version": "2.0.0"}))
+    again = await get(site, **{"If-None-Match": first.headers["etag"]})
+    assert (again.status_code, again.json()["version"]) == (200, "2.0.0")
+    await site.exchange.run(operator, c.WithdrawCard(None, writer))
+    assert (await get(site, f"/agents/writer@lab{PATH}")).status_code == 404
+
+
+async def test_the_head_of_a_card_can_be_asked_for(site: Site) -> None:
+    response = await site.client.head(f"{site.url}{PATH}")
+    assert (response.status_code, response.content) == (200, b"")
+    assert response.headers["etag"] == (await get(site)).headers["etag"]
+    assert (await site.client.post(f"{site.url}{PATH}")).status_code == 405
+
+
+def unpadded(text: str) -> bytes:
+    return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
+
+
+def said(value: Any) -> Any:
+    """As the official SDK forms what a signature covers: nothing that is empty."""
+    if isinstance(value, dict):
+        return {name: told for name, inner in value.items() if (told := said(inner)) is not None} or None
+    if isinstance(value, list):
+        return [told for inner in value if (told := said(inner)) is not None] or None
+    return None if value == "" else value
+
+
+@pytest.mark.parametrize("card", [{"name": "writer"}, RICH, {"name": "writer", "skills": [], "description": ""}])
+async def test_the_signature_covers_what_the_official_sdk_reads(card: dict[str, Any]) -> None:
+    async with httpx.AsyncClient() as client:
+        site = await start_site(client, card)
+        shown = (await get(site)).json()
+        await site.daemon.stop()
+    parsed = MessageToDict(parse_agent_card(json.loads(json.dumps(shown))))
+    signature = parsed.pop("signatures")[0]
+    header = json.loads(unpadded(signature["protected"]))
+    assert header == {"alg": "EdDSA", "kid": site.exchange.realm.pubkey, "typ": "JOSE"}
+    payload = base64.urlsafe_b64encode(canonicalize(said(parsed)).encode()).rstrip(b"=").decode()
+    key = Ed25519PublicKey.from_public_bytes(from_base58(header["kid"]))
+    key.verify(unpadded(signature["signature"]), f"{signature['protected']}.{payload}".encode())
+
+
+async def test_the_extended_card_is_for_those_who_are_known() -> None:
+    async with httpx.AsyncClient() as client:
+        site = await start_site(client, RICH)
+        assert (await site.rest("GET", "/extendedAgentCard", who=None)).status_code == 401
+        public, extended = (await get(site)).json(), await site.rpc("GetExtendedAgentCard")
+        assert public["description"] == RICH["description"]
+        assert extended["description"] == "for those who are known"
+        assert "extended" not in public and "extended" not in extended
+        assert extended["signatures"] != public["signatures"]
+        await site.daemon.stop()
+
+
+async def test_the_root_is_the_first_agent_that_is_still_there(site: Site) -> None:
+    operator = site.exchange.operator()
+    await site.exchange.run(operator, c.PublishCard(None, site.writer.agent, {"name": "writer", "version": "3"}))
+    assert (await get(site)).json()["version"] == "3"
+    await site.exchange.revoke_peer(operator, "writer@lab", "left")
+    assert (await get(site)).json()["name"] == "editor"
+    await site.exchange.revoke_peer(operator, "editor@lab", "left")
+    assert (await get(site)).status_code == 404
