@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from covenant.model.content import Audio, Content, Image, Json, Resource, ResourceContents, ResourceLink, Text
     from covenant.model.error import CovenantError
     from covenant.model.limits import Limits
-    from covenant.model.record import Outcome, TaskState
+    from covenant.model.message import Artifact, Message, Part
+    from covenant.model.record import Asks, Outcome, TaskState
     from covenant.model.repair import (
         ForceError,
         RepairOutcome,
@@ -38,7 +39,10 @@ if TYPE_CHECKING:
         Canceled,
         Compaction,
         Delivery,
+        Input,
+        Inputs,
         LeaseStatus,
+        Moved,
         Posted,
         QueueEntry,
         QueuePage,
@@ -52,6 +56,8 @@ if TYPE_CHECKING:
 __all__ = [
     "AgentId",
     "Answer",
+    "Artifact",
+    "Asks",
     "Audio",
     "AuditRow",
     "CachePage",
@@ -64,12 +70,17 @@ __all__ = [
     "ForceError",
     "Idempotency",
     "Image",
+    "Input",
+    "Inputs",
     "Json",
     "LeaseStatus",
     "Limits",
     "Mailbox",
+    "Message",
+    "Moved",
     "OpenMailbox",
     "Outcome",
+    "Part",
     "Posted",
     "QueueEntry",
     "QueuePage",
@@ -113,7 +124,13 @@ _CONTENTS: Final = {
     ),
     "covenant.model.error": ("CovenantError",),
     "covenant.model.limits": ("Limits",),
+    "covenant.model.message": (
+        "Artifact",
+        "Message",
+        "Part",
+    ),
     "covenant.model.record": (
+        "Asks",
         "Outcome",
         "TaskState",
     ),
@@ -138,7 +155,10 @@ _CONTENTS: Final = {
         "Canceled",
         "Compaction",
         "Delivery",
+        "Input",
+        "Inputs",
         "LeaseStatus",
+        "Moved",
         "Posted",
         "QueueEntry",
         "QueuePage",

@@ -282,8 +282,8 @@ class Mailbox:
         return moved
 
     async def reply(self, lease: Delivery | str, message: Message | str) -> Moved:
-        """A message is the whole answer, and there was no task: only for what came by the A2A protocol, and only
-        before anything else was said."""
+        """A message is the whole answer, and there was no task: only for what came by the A2A protocol. Where a client
+        has seen the task already, the message is its last word."""
         moved: Moved = await self._engine.run(ReplyDirectly(self._agent, _lease_id(lease), said(message)))
         return moved
 

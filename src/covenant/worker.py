@@ -212,8 +212,8 @@ class WorkContext:
         self._end(_Rejection(seal_message(said(why), self._box.limits)))
 
     def reply(self, what: str | Message) -> NoReturn:
-        """Let a message be the whole answer, without a task to be seen; where that is too late, it is the result of the
-        task. This ends the handler."""
+        """Let a message be the whole answer to an A2A client, without a task to be seen. Where there is one to be seen,
+        it is the last word of that. This ends the handler."""
         self._end(_Reply(seal_message(said(what), self._box.limits)))
 
     def _end(self, ending: _Rejection | _Reply) -> NoReturn:
@@ -498,7 +498,7 @@ class Worker:
                 await self._box.send_result(outcome)
 
     async def _reply(self, ctx: WorkContext, message: Message) -> None:
-        """A task that somebody has seen cannot be made unseen: then the message is its result."""
+        """What came by the mailbox is a task for its sender: there the message is its result."""
         try:
             await self._box.reply(ctx.lease_id, message)
         except NotPermitted:

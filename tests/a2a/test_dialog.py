@@ -38,7 +38,7 @@ def stage() -> Stage:
 
 def inputs(stage: Stage, lease: str, after: int = 0) -> list[str | None]:
     found = answer(q.ListInputs(BOB, lease, after), stage.state, stage.ctx)
-    return [entry.message.parts[0].text for entry in found]
+    return [entry.message.parts[0].text for entry in found.inputs]
 
 
 def say(stage: Stage, task_id: str, text: str = "more", **facts: Any) -> int:

@@ -29,6 +29,7 @@ class Stale(NamedTuple):
     requeue_json: str
     force_text: str
     force_json: str
+    asks: str  # whose holder waits for an answer
 
 
 class Served(NamedTuple):
@@ -69,7 +70,9 @@ async def _prepare(folder: Path) -> Stale:
             await box.of("worker@lab").send_result(Result.ok(delivery, [Text("kept")]))
         for name in Stale._fields:
             await _send(box, None if name == "unsafe" else name)
-        return Stale(*(delivery.task.id for delivery in await box.of("worker@lab").recv_tasks(len(Stale._fields))))
+        leased = await box.of("worker@lab").recv_tasks(len(Stale._fields))
+        await box.of("worker@lab").ask(leased[-1], "which colour?")
+        return Stale(*(delivery.task.id for delivery in leased))
 
 
 async def _send(box: OpenMailbox, key: str | None) -> None:

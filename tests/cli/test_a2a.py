@@ -189,3 +189,46 @@ def test_what_is_kept_can_be_let_go(covenant: Client) -> None:
     assert covenant.json("a2a", "cache", "forget", cached[1]["id"], "--reason", "old")["entry_id"] == cached[1]["id"]
     assert covenant.text("a2a", "compact", "--older-than", "7d") == "let go of 0 tasks\n"
     assert covenant.json("a2a", "compact") == {"kind": "a2a_compacted", "dropped": 0}
+
+
+def test_a_worker_asks_and_the_sender_answers(covenant: Client, bob: Client) -> None:
+    task_id, lease_id = leased(bob, covenant, "paint the door")
+    assert f"told the sender of {task_id}, generation 3" in bob.text("a2a", "update", lease_id, "sanding")
+    bob("a2a", "artifact", lease_id, "sanded", "--name", "log")
+    made = bob.json("a2a", "artifact", lease_id, "oiled", "--name", "log", "--append", "--last")
+    assert made == {"kind": "a2a_moved", "task_id": task_id, "generation": 5}
+    assert bob.text("a2a", "inputs", lease_id) == "nothing was said\n"
+    assert "asked the sender" in bob.text("a2a", "ask", lease_id, "which colour?")
+
+    assert "waits for input from operator" in covenant.text("a2a", "show", task_id)
+    assert "needs input" in covenant.text("a2a", "status", "--state", "in_flight", "-n", "50")
+    story = covenant.text("why", task_id)
+    assert "waiting for input: bob@local holds attempt 1" in story and "it has asked for input." in story
+    assert f"a2a say {task_id} TEXT" in story
+    assert covenant.json("why", task_id)["reason"] == "waiting_for_input"
+
+    assert covenant.refused("a2a", "say", task_id, "late", "--if-generation", "1") == "generation_mismatch"
+    assert "told the holder of" in covenant.text("a2a", "say", task_id, "red\x1b")
+    assert bob.text("a2a", "inputs", lease_id, "--wait", "20") == "3  red\\x1b\n"
+    assert bob.json("a2a", "inputs", lease_id, "--after", "3")["inputs"] == []
+    assert covenant.json("why", task_id)["reason"] == "held"
+
+    bob("a2a", "ask", lease_id, "--auth")
+    assert "it has asked for an authorisation." in covenant.text("why", task_id)
+    covenant("a2a", "cancel", task_id, "--graceful", "--reason", "too dear")
+    assert "stop: a cancel" in bob.text("a2a", "inputs", lease_id, "--after", "3", "--wait")
+    assert bob.refused("a2a", "reply", lease_id, "hello") == "not_permitted"
+    assert f"rejected {task_id}" in bob.text("a2a", "reject", lease_id, "no red left")
+    assert "rejected: no red left" in covenant.text("a2a", "results", "--task", task_id)
+
+
+def test_who_waits_for_an_answer_is_not_stuck(covenant: Client, served: Served) -> None:
+    """However long the answer takes."""
+    task_id = served.stale.asks
+    said = covenant.text("a2a", "status", "--state", "in_flight", "-n", "100")
+    (line,) = (line for line in said.splitlines() if line.startswith(task_id))
+    assert "needs input" in line and "stale" not in line
+    listed = covenant.json("a2a", "status", "--min-lease-age-ms", "300000", "--state", "in_flight", "-n", "100")
+    assert task_id not in [entry["task"]["id"] for entry in listed["tasks"]]
+    skipped = covenant.json("a2a", "retry-stale")["report"]["skipped"]
+    assert {skip["reason"] for skip in skipped if skip["task_id"] == task_id} == {"waiting_for_input"}

@@ -57,6 +57,24 @@ async def test_each_act_of_a_holder_moves_the_generation_by_one(alice: Mailbox, 
     assert await nothing_back_for(alice)
 
 
+async def test_each_act_is_one_row_of_its_task(box: OpenMailbox, alice: Mailbox, bob: Mailbox) -> None:
+    """Contract 28: what was done, by whom, told once."""
+    await alice.send_task(plain(bob, id=uid(1)))
+    delivery = await take(bob)
+    await bob.update(delivery, "half way")
+    await bob.artifact(delivery, piece("one"))
+    await bob.ask(delivery, "which colour?")
+    await alice.add_message(uid(1), "red")
+    rows = [row for row in await box.recent_audit(100) if row.kind != "capability_check"]
+    told = [(row.kind, row.task_id, row.actor) for row in rows[-4:]]
+    assert told == [
+        ("updated", uid(1), "bob@lab"),
+        ("chunked", uid(1), "bob@lab"),
+        ("asked", uid(1), "bob@lab"),
+        ("messaged", uid(1), "alice@lab"),
+    ]
+
+
 async def test_a_question_shows_in_the_task_until_it_is_answered(alice: Mailbox, bob: Mailbox) -> None:
     await alice.send_task(plain(bob, id=uid(1)))
     delivery = await take(bob)
@@ -276,7 +294,9 @@ async def test_who_waits_for_input_is_not_stale(
         assert [(skip.reason, skip.lease_age_ms) for skip in report.skipped] == [("waiting_for_input", 0)]
         assert report.requeued == []
     assert (await box.task_queue(10, state="in_flight", min_lease_age_ms=1)).tasks == []
-    await alice.add_message(uid(1), "red")
+    await alice.add_message(uid(1), "red")  # from here on it is the holder's turn
+    assert (await box.retry_stale(stale(min_lease_age_ms=HOUR_MS))).skipped[0].reason == "lease_too_young"
+    clock.advance(HOUR_MS)
     assert [one.task_id for one in (await box.retry_stale(stale(min_lease_age_ms=HOUR_MS))).requeued] == [uid(1)]
 
 

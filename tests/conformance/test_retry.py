@@ -134,6 +134,7 @@ async def test_the_reasons_are_stable_slugs() -> None:
         "limit_reached",
         "capability_scope_mismatch",
         "cancel_requested",
+        "waiting_for_input",
     }
 
 

@@ -88,6 +88,25 @@ async def test_a_sign_of_life_ends_the_incident_and_silence_begins_another(
     assert told() == [("stale_lease", "open"), ("stale_lease", "resolved"), ("stale_lease", "open")]
 
 
+async def test_who_waits_for_input_is_no_incident_and_hides_none(clock: ManualClock, told: Told) -> None:
+    """Contract 12: a holder waiting for input is not stale; what is behind it still is."""
+    policy = stale(max_attempts=1, min_lease_age_ms=STALE_MS)
+    async with site(clock, alerts=THRESHOLDS, limits=Limits(page_max=2), retry=RetryPlan(policy=policy)) as s:
+        waiting = await lease_many(s.alice, s.bob, [keyed(s.bob, str(number)) for number in range(3)])
+        for delivery in waiting:
+            await s.bob.ask(delivery)
+        await lease_many(s.alice, s.bob, [keyed(s.bob, "silent")])
+        clock.advance(STALE_MS)
+        await s.daemon.alerts.check()
+        assert told() == [("stale_lease", "open"), ("task_exhausted", "open")]
+        await s.alice.add_message(waiting[0].task.id, "red")  # from here on it is the holder's turn
+        await s.daemon.alerts.check()
+        assert told() == []
+        clock.advance(STALE_MS)
+        await s.daemon.alerts.check()
+        assert told() == [("stale_lease", "open"), ("task_exhausted", "open")]
+
+
 async def test_every_stale_lease_is_an_incident_of_its_own(s: Site, clock: ManualClock, told: Told) -> None:
     """More than one page of them; and those that are young are none."""
     await lease_many(s.alice, s.bob, [plain(s.bob, id=uid(number)) for number in range(1, 251)])

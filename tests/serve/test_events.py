@@ -15,7 +15,7 @@ import aiohttp
 import msgspec
 import pytest
 
-from covenant import AgentId, Idempotency, Json, Limits, Mailbox, OpenMailbox, Result, Task, Text
+from covenant import AgentId, Artifact, Idempotency, Json, Limits, Mailbox, OpenMailbox, Part, Result, Task, Text
 from covenant.model import event as e
 from covenant.model.event import Event
 from covenant.serve.daemon import Daemon
@@ -237,8 +237,26 @@ async def test_signs_of_life_and_slots_are_not_told(house: House) -> None:
     assert (told["type"], told["cause"], told["reason"]) == ("requeued", "released", "later")
 
 
+async def test_a_dialog_is_told_without_its_words(house: House) -> None:
+    stream = await house.follow("operator")
+    task_id = (await house.alice.send_task(Task(recipient=BOB, intent_text="look"))).task_id
+    delivery = await house.bob.recv_task()
+    await house.bob.update(delivery, "sesame")
+    await house.bob.artifact(delivery, Artifact(artifact_id="sesame", parts=(Part(text="sesame"),)))
+    await house.bob.ask(delivery, "sesame?", receipt="sesame")
+    await house.alice.add_message(task_id, "sesame")
+    await house.bob.reject(delivery, "sesame")
+    assert await stream.types(4) == ["sent", "leased", "updated", "chunked"]
+    asked = await stream.next() or {}
+    assert (asked["type"], asked["asks"], asked["actor"]) == ("asked", "input", "bob@lab")
+    assert await stream.types(2) == ["messaged", "ended"]
+    assert b"sesame" not in stream.text
+
+
 def test_every_kind_of_event_is_told_or_left_out_on_purpose() -> None:
     silent = {e.Heartbeat, e.SlotOpened, e.SlotLed, e.SlotCached, e.SlotClosed, e.Compacted, e.HeadSigned}
+    silent |= {e.Said, e.ChunkKept, e.Shown}  # what they carry, or nobody's business
+    silent |= {e.PushSet, e.PushDropped, e.PushDelivered, e.CardPublished, e.CardWithdrawn}  # of no state of a task
     of_trust = {e.Enrolled, e.TokenRotated, e.PeerRevoked, e.Granted, e.GrantUsed, e.GrantRevoked, e.GrantExpired}
     assert set(TOLD) | silent | of_trust == set(Event.__args__)
     assert not set(TOLD) & (silent | of_trust)

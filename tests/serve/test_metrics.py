@@ -188,6 +188,19 @@ async def test_silent_leases_are_told(watched: Watched, clock: ManualClock, alic
     assert (await watched.look())("leases_stale") == 1
 
 
+async def test_who_waits_for_input_is_not_silent(
+    watched: Watched, clock: ManualClock, alice: Mailbox, bob: Mailbox
+) -> None:
+    for _ in range(2):
+        await alice.send_task(Task(recipient=bob.agent, intent_text="look"))
+    await bob.ask(await bob.recv_task(), "where?")
+    await bob.recv_task()
+    clock.advance(STALE_MS + 1000)
+    numbers = await watched.look()
+    assert numbers("lease_oldest_seconds") == STALE_MS / 1000 + 1
+    assert numbers("leases_stale") == 1
+
+
 async def test_the_journal_tells_what_it_did(watched: Watched, alice: Mailbox, bob: Mailbox) -> None:
     before = await watched.look()
     await alice.send_task(Task(recipient=bob.agent, intent_text="look"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from covenant.cli.cache import cache
+from covenant.cli.dialog import artifact, ask, inputs, reject, reply, say, update
 from covenant.cli.lease import beat, post, release, take
 from covenant.cli.option import Duration, answers
 from covenant.cli.repair import force_error, requeue, retry_stale
@@ -46,10 +47,17 @@ for command in (
     show,
     tree,
     watch,
+    say,
     cancel,
     take,
     post,
     beat,
+    update,
+    artifact,
+    ask,
+    inputs,
+    reject,
+    reply,
     release,
     results,
     requeue,

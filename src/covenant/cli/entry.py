@@ -29,6 +29,8 @@ def state_cell(entry: QueueEntry) -> Cell:
     again = f" #{entry.attempt}" if entry.attempt > 1 else ""
     if is_stale(entry):
         return Cell(f"stale{again}", "red")
+    if entry.asks is not None:
+        return Cell(f"needs {entry.asks}{again}", "magenta")
     return Cell(f"{entry.state.replace('_', ' ')}{again}", _COLOURS[entry.state])
 
 
@@ -38,7 +40,8 @@ def silent_ms(entry: QueueEntry) -> int:
 
 
 def is_stale(entry: QueueEntry) -> bool:
-    return silent_ms(entry) > STALE_MS
+    """Whoever waits for its sender is not."""
+    return entry.asks is None and silent_ms(entry) > STALE_MS
 
 
 def between(task: Task) -> str:
@@ -67,6 +70,8 @@ def _odd(entry: QueueEntry) -> list[str]:
     odd = []
     if is_stale(entry):
         odd.append(f"no sign of life for {span(silent_ms(entry))}")
+    if entry.asks is not None:
+        odd.append(f"waits for {entry.asks} from {short(entry.task.sender)}")
     if entry.follows is not None:
         odd.append(f"follows {entry.follows}")
     if entry.not_before_ms is not None:

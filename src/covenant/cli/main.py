@@ -16,6 +16,7 @@ from covenant.model.error import BadSetting, CovenantError, StoreUnavailable
 
 COMMANDS: Final = {  # the first line of each one's help, so that none need be imported to list them
     "a2a": "Send tasks, work on them, see and repair what is stuck.",
+    "agents": "Whom A2A clients reach: publish, list, show, withdraw.",
     "audit": "Who did what, and whether the record of it is whole.",
     "capabilities": "Who may do what: grant, revoke, list, check.",
     "journal": "The folder of a daemon: verify, repair, back up, restore.",

@@ -15,6 +15,10 @@ from covenant.rules.context import Commit, Context, View
 
 _SILENT = (
     e.Heartbeat,
+    e.Said,
+    e.ChunkKept,
+    e.CardPublished,
+    e.CardWithdrawn,
     e.SlotOpened,
     e.SlotLed,
     e.SlotCached,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Any, Final, NamedTuple
 
 from msgspec import structs
@@ -30,6 +30,7 @@ from covenant.rules.dialog import MESSAGES_MAX, context_of, inputs_behind
 from covenant.rules.envelope import check_count, check_id
 from covenant.rules.evolve import steps_of
 from covenant.rules.lease import held
+from covenant.rules.page import Room
 from covenant.rules.retention import is_retained
 from covenant.rules.sight import task_of_lease, visible_task
 
@@ -223,9 +224,10 @@ def list_inputs(query: ListInputs, view: View, ctx: Context) -> Inputs:
     record = task_of_lease(lease_id, query.by, view, ctx)
     held(lease_id, record)
     after = check_count(query.after, "after", MESSAGES_MAX)
-    page = list(islice(inputs_behind(after, record, view), ctx.limits.page_max))
-    asked = record.cancel_reason
-    return Inputs(record.task.id, record.generation, page, asked is not None, asked)
+    room, cancel = Room(ctx.limits), record.cancel_reason
+    fitting = takewhile(lambda entry: room.takes(entry.message), inputs_behind(after, record, view))
+    inputs = list(islice(fitting, ctx.limits.page_max))
+    return Inputs(record.task.id, record.generation, inputs, cancel is not None, cancel)
 
 
 class _Spot(NamedTuple):

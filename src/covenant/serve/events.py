@@ -59,6 +59,11 @@ TOLD: Final[dict[type, tuple[str, ...]]] = {
     e.Drained: (),
     e.Undrained: (),
     e.Parted: ("attempt", "generation"),
+    e.Messaged: (),
+    e.Updated: ("asks",),
+    e.Asked: ("asks",),
+    e.Chunked: (),
+    e.Replied: (),
     e.LateKept: (),
 }
 
@@ -308,7 +313,7 @@ def _shown(event: e.Event, members: tuple[str, ...]) -> dict[str, Any]:
     if isinstance(event, e.Sent):
         task = event.task
         shown |= {"sender": str(task.sender), "recipient": str(task.recipient), "parent": task.parent}
-    if isinstance(event, (e.Answered, e.Ended, e.Parted, e.LateKept)):
+    if isinstance(event, (e.Answered, e.Ended, e.Parted, e.LateKept, e.Replied)):
         shown |= {"status": event.result.status, "lease_id": event.result.lease_id}
     if event.key.startswith(PART_PREFIX):
         shown["part"] = int(event.key.rpartition(":")[2])

@@ -150,7 +150,7 @@ def _tasks(state: State, now_ms: int) -> Iterator[Metric]:
     yield GaugeMetricFamily(
         "covenant_lease_oldest_seconds",
         "Since the last sign of life under the lease that has been silent longest.",
-        lease_age_ms(silent[0], now_ms) / 1000 if silent else 0,
+        max((lease_age_ms(record, now_ms) for record in silent), default=0) / 1000,
     )
     yield GaugeMetricFamily(
         "covenant_leases_stale",

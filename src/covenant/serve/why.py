@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import StrEnum
+from typing import Final
 
 from msgspec import Struct
 
-from covenant.model.record import Outcome, TaskState
+from covenant.model.record import Asks, Outcome, TaskState
 from covenant.model.view import QueueEntry
 
 
@@ -17,6 +18,7 @@ class Reason(StrEnum):
     WAITS_FOR_A_WORKER = "waits_for_a_worker"
     REQUEUED = "requeued"
     CANCEL_ASKED = "cancel_asked"
+    WAITING_FOR_INPUT = "waiting_for_input"
     OVERDUE_IN_FLIGHT = "overdue_in_flight"
     HELD = "held"
     WAITS_TO_BE_DRAINED = "waits_to_be_drained"
@@ -26,6 +28,9 @@ class Reason(StrEnum):
     FORCED = "forced"
     DEADLINE_EXCEEDED = "deadline_exceeded"
     REJECTED = "rejected"
+
+
+_NEEDED: Final = {Asks.INPUT: "input", Asks.AUTH: "an authorisation"}
 
 
 class Why(Struct, frozen=True):
@@ -89,6 +94,12 @@ def _why_in_flight(entry: QueueEntry, when: Callable[[int], str]) -> Why:
     holder = f"{entry.leased_to} holds attempt {entry.attempt}{seen}"
     if entry.cancel_requested:
         return Why(Reason.CANCEL_ASKED, f"A cancel was asked for, and {holder}.", f"covenant a2a cancel {task.id}")
+    if entry.asks is not None:
+        return Why(
+            Reason.WAITING_FOR_INPUT,
+            f"{holder}, and waits for {task.sender}: it has asked for {_NEEDED[entry.asks]}.",
+            f"covenant a2a say {task.id} TEXT",
+        )
     if entry.overdue:
         return Why(Reason.OVERDUE_IN_FLIGHT, f"Its deadline has passed, but {holder}: a late result counts.", command)
     return Why(

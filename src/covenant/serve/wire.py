@@ -179,7 +179,8 @@ class Reject(Request, frozen=True, tag="reject_a2a_lease"):
 
 
 class ReplyDirectly(Request, frozen=True, tag="reply_a2a_lease"):
-    """A message is the whole answer, and there was no task. Only the first thing that a holder says can be that."""
+    """A message is the whole answer, and there was no task: for what came by the A2A protocol. Where a client has seen
+    the task already, the message is its last word."""
 
     lease_id: str
     message: Message | None = None

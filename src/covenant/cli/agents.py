@@ -1,0 +1,106 @@
+"""`covenant agents`: which agents the A2A protocol reaches."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from covenant.cli.entry import short
+from covenant.cli.option import answers, cursor_option, limit_option
+from covenant.cli.session import Session
+from covenant.cli.table import Column, print_fields, print_table
+from covenant.cli.words import ago, brief, safe
+from covenant.serve import wire as w
+
+
+@click.group()
+def agents() -> None:
+    """Whom A2A clients reach: publish, list, show, withdraw."""
+
+
+@agents.command()
+@click.argument("name")
+@click.argument("card", required=False, type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path))
+@answers
+def publish(session: Session, name: str, card: Path | None) -> None:
+    """Let A2A clients reach the peer NAME.
+
+    CARD is a JSON file with its agent card, or - for stdin. Where it is served, and the signature, are added by the
+    daemon. Without one, a plain card is made.
+    """
+    request = w.PublishAgent(name=name, card=None if card is None else _card(card))
+    done = session.ask(request, w.AgentReply)
+
+    def tell() -> None:
+        label = short(done.published.agent)
+        click.echo(f"published {label} as {safe(str(done.published.card.get('name', label)))}")
+        click.echo(f"see it:   {session.command(f'agents show {label}')}")
+
+    session.answer(done, tell)
+
+
+def _card(file: Path) -> dict[str, Any]:
+    data = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
+    try:
+        read: dict[str, Any] = msgspec.json.decode(data, type=dict[str, Any])
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as wrong:
+        raise click.BadParameter(f"{file} holds no card: {wrong}", param_hint="CARD") from None
+    return read
+
+
+@agents.command("list")
+@limit_option(50)
+@cursor_option
+@answers
+def list_agents(session: Session, limit: int, cursor: str | None) -> None:
+    """The agents that are published."""
+    page = session.ask(w.ListAgents(limit=limit, cursor=cursor), w.Agents)
+    session.answer(page, lambda: _tell(session, page))
+
+
+def _tell(session: Session, page: w.Agents) -> None:
+    columns = (Column("agent"), Column("name", fits=True), Column("published"), Column("what it does", fits=True))
+    print_table(columns, (_row(one) for one in page.agents))
+    if page.cursor is not None:
+        click.echo(f"\nmore: {session.command(f'agents list --cursor {page.cursor}')}")
+
+
+def _row(one: w.Published) -> tuple[str, ...]:
+    name, told = (brief(str(one.card.get(member, ""))) for member in ("name", "description"))
+    return short(one.agent), name, ago(one.published_ms), told
+
+
+@agents.command()
+@click.argument("name")
+@answers
+def show(session: Session, name: str) -> None:
+    """Show an agent and its card, as it was published."""
+    found = session.ask(w.GetAgent(name=name), w.AgentReply)
+
+    def tell() -> None:
+        one = found.published
+        card = safe(json.dumps(one.card, indent=2, ensure_ascii=False))
+        print_fields(
+            [
+                ("agent", one.agent.display),
+                ("key", one.agent.pubkey),
+                ("published", ago(one.published_ms)),
+                ("card", card),
+            ]
+        )
+
+    session.answer(found, tell)
+
+
+@agents.command()
+@click.argument("name")
+@answers
+def withdraw(session: Session, name: str) -> None:
+    """Take its card away: A2A clients find it no more. Its open tasks go on."""
+    done = session.ask(w.WithdrawAgent(name=name), w.AgentWithdrawn)
+    session.answer(done, lambda: click.echo(f"withdrew {done.display}"))
