@@ -7,6 +7,7 @@ received.
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Coroutine, Sequence
 from types import TracebackType
 from typing import Any
@@ -14,7 +15,10 @@ from typing import Any
 from covenant.client.remote import REMOTE, Tokens, remote_engine
 from covenant.model.agent import AgentId, check_agent
 from covenant.model.audit import AuditRow
+from covenant.model.card import Card, CardPage
 from covenant.model.command import (
+    AddArtifact,
+    AddMessage,
     BeatLease,
     CancelTask,
     Command,
@@ -23,23 +27,32 @@ from covenant.model.command import (
     ForgetCached,
     LeaseTasks,
     PostResult,
+    PublishCard,
+    RejectTask,
     ReleaseLease,
     RepairTask,
+    ReplyDirectly,
     RetryStale,
     SendTask,
+    UpdateTask,
+    WithdrawCard,
 )
 from covenant.model.error import CovenantError, Malformed, NotPermitted
 from covenant.model.limits import Limits
+from covenant.model.message import Artifact, Message, Part, Role
 from covenant.model.query import (
+    GetCard,
     GetResult,
     GetTask,
     GetTree,
     ListCached,
+    ListCards,
+    ListInputs,
     ListQueue,
     RecentResults,
     RecentTasks,
 )
-from covenant.model.record import TaskState
+from covenant.model.record import Asks, TaskState
 from covenant.model.repair import RepairOutcome, RepairRequest, RetryPolicy, RetryReport
 from covenant.model.task import Result, Task
 from covenant.model.view import (
@@ -48,7 +61,9 @@ from covenant.model.view import (
     Canceled,
     Compaction,
     Delivery,
+    Inputs,
     LeaseStatus,
+    Moved,
     Posted,
     QueueEntry,
     QueuePage,
@@ -56,6 +71,7 @@ from covenant.model.view import (
     Sent,
     Tree,
 )
+from covenant.rules.card import plain_card
 from covenant.rules.context import Ids
 from covenant.rules.envelope import check_count, check_text
 from covenant.store.clock import Clock, RandomIds, SystemClock
@@ -207,6 +223,70 @@ class Mailbox:
         tree: Tree = await self._engine.ask(GetTree(self._agent, root))
         return tree
 
+    # --- the dialog ---------------------------------------------------------------------------------------
+
+    async def add_message(self, task_id: str, message: Message | str, if_generation: int | None = None) -> Moved:
+        """More to an open task of this agent's, as input for who holds it, or will. With `if_generation`, only if
+        nothing has happened to it since."""
+        command = AddMessage(self._agent, task_id, said(message, "ROLE_USER"), if_generation)
+        moved: Moved = await self._engine.run(command)
+        return moved
+
+    async def update(self, lease: Delivery | str, message: Message | str, *, receipt: str | None = None) -> Moved:
+        """Say how far the work is. Under the same receipt, the same update again is the same update."""
+        command = UpdateTask(self._agent, _lease_id(lease), said(message), receipt=receipt)
+        moved: Moved = await self._engine.run(command)
+        return moved
+
+    async def artifact(
+        self,
+        lease: Delivery | str,
+        artifact: Artifact,
+        *,
+        append: bool = False,
+        last: bool = False,
+        receipt: str | None = None,
+    ) -> Moved:
+        """Hand over what was made: a whole artifact, or with `append` a piece of one."""
+        command = AddArtifact(self._agent, _lease_id(lease), artifact, append, last, receipt)
+        moved: Moved = await self._engine.run(command)
+        return moved
+
+    async def ask(
+        self,
+        lease: Delivery | str,
+        message: Message | str | None = None,
+        *,
+        asks: Asks | str = Asks.INPUT,
+        after: int | None = None,
+        receipt: str | None = None,
+    ) -> Moved:
+        """Wait for the sender: `inputs` brings what it says. With `after`, nothing is asked if the sender has said
+        something behind that number already."""
+        question = None if message is None else said(message)
+        command = UpdateTask(self._agent, _lease_id(lease), question, _asks(asks), after, receipt)
+        moved: Moved = await self._engine.run(command)
+        return moved
+
+    async def inputs(
+        self, lease: Delivery | str, after: int = 0, wait_ms: int | None = 0, *, cancel_known: bool = False
+    ) -> Inputs:
+        """What the sender has said since its first message, behind a number. A wait ends when there is something, or
+        when a cancel is asked for that the caller does not know of; `wait_ms` None waits for ever."""
+        query = ListInputs(self._agent, _lease_id(lease), after)
+        return await self._engine.listen(query, _wait(wait_ms), cancel_known)
+
+    async def reject(self, lease: Delivery | str, message: Message | str) -> Moved:
+        """Refuse the task, and say why."""
+        moved: Moved = await self._engine.run(RejectTask(self._agent, _lease_id(lease), said(message)))
+        return moved
+
+    async def reply(self, lease: Delivery | str, message: Message | str) -> Moved:
+        """A message is the whole answer, and there was no task: only for what came by the A2A protocol, and only
+        before anything else was said."""
+        moved: Moved = await self._engine.run(ReplyDirectly(self._agent, _lease_id(lease), said(message)))
+        return moved
+
     # --- results ------------------------------------------------------------------------------------------
 
     def send_result(self, result: Result) -> Coroutine[Any, Any, Posted]:
@@ -234,6 +314,29 @@ class Mailbox:
     async def recent_results(self, limit: int = _PAGE) -> list[Answer]:
         results: list[Answer] = await self._engine.ask(RecentResults(self._agent, limit))
         return results
+
+    # --- agents -------------------------------------------------------------------------------------------
+
+    async def publish_agent(self, card: dict[str, Any] | None = None, agent: AgentId | None = None) -> Card:
+        """Let the A2A protocol reach this agent, or for the operator that one; without a card, by a plain one."""
+        whose = agent or self.agent
+        command = PublishCard(self._agent, whose, plain_card(whose) if card is None else card)
+        published: Card = await self._engine.run(command)
+        return published
+
+    async def withdraw_agent(self, agent: AgentId | None = None) -> None:
+        await self._engine.run(WithdrawCard(self._agent, agent or self.agent))
+
+    async def get_agent(self, agent: AgentId) -> Card | None:
+        """Its card as it was published; None when there is none."""
+        check_agent(agent)
+        card: Card | None = await self._engine.ask(GetCard(self._agent, agent.pubkey))
+        return card
+
+    async def list_agents(self, limit: int = _PAGE, *, cursor: str | None = None) -> CardPage:
+        """Those that the A2A protocol reaches, in the order in which they were published."""
+        page: CardPage = await self._engine.ask(ListCards(self._agent, limit, cursor))
+        return page
 
     # --- the operator's -----------------------------------------------------------------------------------
 
@@ -314,6 +417,20 @@ class OpenMailbox(Mailbox):
 
 def _lease_id(lease: Delivery | str) -> str:
     return lease.lease_id if isinstance(lease, Delivery) else lease
+
+
+def said(what: Message | str, role: Role = "ROLE_AGENT") -> Message:
+    """A text is a message of one part."""
+    if isinstance(what, str):
+        return Message(message_id=str(uuid.uuid4()), role=role, parts=(Part(text=what),))
+    return what
+
+
+def _asks(asks: Asks | str) -> Asks:
+    try:
+        return Asks(asks)
+    except ValueError:
+        raise Malformed("asks is `input` or `auth`", field="asks") from None
 
 
 def _state(state: TaskState | str | None) -> TaskState | None:

@@ -15,15 +15,16 @@ import inspect
 import logging
 import random
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from types import TracebackType
-from typing import Any, Final, Protocol, TypeAlias, TypeVar
+from typing import Any, Final, NoReturn, Protocol, TypeAlias, TypeVar
 
-from msgspec import structs
+from msgspec import Struct, structs
 
-from covenant.mailbox import Mailbox
+from covenant.mailbox import Mailbox, said
 from covenant.model.agent import AgentId
 from covenant.model.command import BeatLease
 from covenant.model.content import Content, Text
@@ -33,6 +34,7 @@ from covenant.model.error import (
     Internal,
     LeaseSuperseded,
     Malformed,
+    NotPermitted,
     RateLimited,
     StoreClosed,
     StoreUnavailable,
@@ -43,9 +45,12 @@ from covenant.model.error import (
     Unreachable,
 )
 from covenant.model.limits import TEXT_BYTES_MAX
+from covenant.model.message import Artifact, Message, Part
+from covenant.model.record import Asks
 from covenant.model.task import DuplicateSafety, Result, Task
-from covenant.model.view import Delivery, LeaseStatus
-from covenant.rules.envelope import check_text, check_time, seal_result
+from covenant.model.view import Delivery, Input, LeaseStatus, Moved
+from covenant.rules.envelope import check_text, check_time, seal_message, seal_result
+from covenant.rules.protocol import parts_of
 from covenant.store.clock import RandomIds
 from covenant.store.engine import Engine
 
@@ -59,7 +64,8 @@ _BEATS_AT_ONCE: Final = 16
 
 T = TypeVar("T")
 Block: TypeAlias = Content | str
-Returned: TypeAlias = Result | Block | Sequence[Block] | None
+Piece: TypeAlias = Part | Block
+Returned: TypeAlias = Result | Message | Block | Sequence[Block] | None
 Handler: TypeAlias = Callable[["WorkContext"], Returned | Awaitable[Returned]]
 
 _PASSING: Final = (Unreachable, StoreUnavailable, Draining, RateLimited, TooManyWaiters, Internal)
@@ -78,6 +84,22 @@ class Release(Exception):
         self.not_before_ms = None if not_before_ms is None else check_time(not_before_ms, "not_before_ms")
 
 
+class Ended(BaseException):
+    """Ends a handler that has said its last word. Not an Exception, so that `except Exception` lets it through; and
+    what was said counts even if somebody catches this, too."""
+
+
+class _Rejection(Struct, frozen=True):
+    message: Message
+
+
+class _Reply(Struct, frozen=True):
+    message: Message
+
+
+Outcome: TypeAlias = Result | Release | _Rejection | _Reply
+
+
 class WorkContext:
     """A task in the hands of a handler. `cancel_requested` is as the last heartbeat heard it."""
 
@@ -93,6 +115,11 @@ class WorkContext:
         self._is_done = False  # the handler has ended: what becomes of the lease is no news to it
         self._partials = 0
         self._numbering = asyncio.Lock()
+        self._saying = asyncio.Lock()
+        self._hearing = asyncio.Lock()
+        self._unread: deque[Input] = deque()
+        self._read = 0  # the number of the last input that the handler got
+        self._ending: _Rejection | _Reply | None = None
 
     @property
     def task(self) -> Task:
@@ -105,6 +132,11 @@ class WorkContext:
     @property
     def content(self) -> Sequence[Content]:
         return self.task.content
+
+    @property
+    def message(self) -> Message | None:
+        """What an A2A client sent, as it sent it; the text of it is in `text`."""
+        return self.task.message
 
     @property
     def lease_id(self) -> str:
@@ -129,6 +161,98 @@ class WorkContext:
             result = Result.partial(self.delivery, _blocks(content), self._partials + 1)
             await self._patience.until_answered(lambda: self._box.send_result(result))
             self._partials += 1
+
+    # --- the dialog ---------------------------------------------------------------------------------------
+
+    async def update(self, what: str | Message) -> None:
+        """Say how far the work is."""
+        message = said(what)
+        await self._say(lambda receipt: self._box.update(self.lease_id, message, receipt=receipt))
+
+    async def artifact(
+        self,
+        what: Artifact | Piece | Sequence[Piece],
+        *,
+        name: str | None = None,
+        artifact_id: str | None = None,
+        append: bool = False,
+        last: bool = False,
+    ) -> str:
+        """Hand over what was made, and get its id: that of the artifact, else its name, else a new one. With `append`
+        it is a piece more of the artifact with this id or name; without, it takes the place of one."""
+        made = what if isinstance(what, Artifact) else _artifact(what, name, artifact_id, append)
+        await self._say(
+            lambda receipt: self._box.artifact(self.lease_id, made, append=append, last=last, receipt=receipt)
+        )
+        return made.artifact_id
+
+    async def ask(self, question: str | Message | None = None, *, asks: Asks | str = Asks.INPUT) -> Message:
+        """The next thing that the sender says. It is asked only if it has said nothing that was not read yet: so a new
+        attempt goes through the answers that an earlier one got. A cancel ends the wait by a `Release`, which gives
+        the task back and so ends it."""
+        message = None if question is None else said(question)
+        await self._say(
+            lambda receipt: self._box.ask(self.lease_id, message, asks=asks, after=self._read, receipt=receipt)
+        )
+        answer = await self._next_input()
+        if answer is None:
+            raise Release(reason=self.cancel_reason or "canceled")
+        return answer
+
+    async def inputs(self) -> AsyncIterator[Message]:
+        """What the sender says, as it says it, until a cancel is asked for or the lease is lost in another way."""
+        try:
+            while (message := await self._next_input()) is not None:
+                yield message
+        except _LEASE_LOST:
+            return
+
+    def reject(self, why: str | Message) -> NoReturn:
+        """Refuse the task. This ends the handler."""
+        self._end(_Rejection(seal_message(said(why), self._box.limits)))
+
+    def reply(self, what: str | Message) -> NoReturn:
+        """Let a message be the whole answer, without a task to be seen; where that is too late, it is the result of the
+        task. This ends the handler."""
+        self._end(_Reply(seal_message(said(what), self._box.limits)))
+
+    def _end(self, ending: _Rejection | _Reply) -> NoReturn:
+        self._ending = ending
+        raise Ended
+
+    async def _say(self, act: Callable[[str], Awaitable[Moved]]) -> None:
+        """One thing after the other, each under a receipt, so that it is said once however often it has to be
+        repeated."""
+        receipt = RandomIds().lease()
+        async with self._saying:
+            try:
+                await self._patience.until_answered(lambda: act(receipt))
+            except _LEASE_LOST as lost:
+                self._hear_cancel(lost.code)
+                raise
+
+    async def _next_input(self) -> Message | None:
+        """None when a cancel is asked for, and everything that was said before is read."""
+        async with self._hearing:
+            if not self._unread:
+                await self._listen()
+            if not self._unread:
+                return None
+            entry = self._unread.popleft()
+            self._read = entry.number
+            return entry.message
+
+    async def _listen(self) -> None:
+        try:
+            heard = await self._patience.until_answered(lambda: self._box.inputs(self.lease_id, self._read, None))
+        except _LEASE_LOST as lost:
+            self._hear_cancel(lost.code)
+            raise
+        self._unread.extend(heard.inputs)
+        if heard.cancel_requested and not self.cancel_requested:
+            self._hear_cancel(heard.cancel_reason or "canceled")
+
+    # --- signs of life ------------------------------------------------------------------------------------
 
     async def heartbeat(self) -> LeaseStatus:
         """Ask now. The worker does so by itself, too."""
@@ -317,8 +441,18 @@ class Worker:
             ctx._is_done = True
             await self._settle(ctx, outcome)
 
-    async def _outcome_of(self, ctx: WorkContext) -> Result | Release:
-        """What the handler has made of it. Whatever goes wrong in there is an answer, too."""
+    async def _outcome_of(self, ctx: WorkContext) -> Outcome:
+        """What the handler has made of it: its last word, or else what it returned."""
+        try:
+            outcome: Outcome = await self._returned_by(ctx)
+        except (Ended, BaseExceptionGroup):
+            if ctx._ending is None:
+                raise
+            return ctx._ending
+        return ctx._ending or outcome
+
+    async def _returned_by(self, ctx: WorkContext) -> Result | Release:
+        """Whatever goes wrong in there is an answer, too."""
         try:
             return seal_result(_result_of(await self._handle(ctx), ctx.delivery), self._box.limits)
         except Release as release:
@@ -344,19 +478,31 @@ class Worker:
         limit = self._box.limits.text_bytes_max
         return Result.error(ctx.delivery, message.encode(errors="replace")[:limit].decode(errors="ignore"))
 
-    async def _settle(self, ctx: WorkContext, outcome: Result | Release) -> None:
+    async def _settle(self, ctx: WorkContext, outcome: Outcome) -> None:
         try:
-            if isinstance(outcome, Release):
-                when, reason = outcome.not_before_ms, outcome.reason
-                await self._patience.until_answered(
-                    lambda: self._box.release(ctx.lease_id, reason=reason, not_before_ms=when)
-                )
-            else:
-                await self._patience.until_answered(lambda: self._box.send_result(outcome))
+            await self._patience.until_answered(lambda: self._tell(ctx, outcome))
         except CovenantError as refusal:
             log.warning("the outcome of task %s was refused: %s (%s)", ctx.task.id, refusal, refusal.code)
         except asyncio.CancelledError:
             log.error("task %s is done, but nobody could be told: its lease stays in flight", ctx.task.id)
+
+    async def _tell(self, ctx: WorkContext, outcome: Outcome) -> None:
+        match outcome:
+            case Release():
+                await self._box.release(ctx.lease_id, reason=outcome.reason, not_before_ms=outcome.not_before_ms)
+            case _Rejection():
+                await self._box.reject(ctx.lease_id, outcome.message)
+            case _Reply():
+                await self._reply(ctx, outcome.message)
+            case _:
+                await self._box.send_result(outcome)
+
+    async def _reply(self, ctx: WorkContext, message: Message) -> None:
+        """A task that somebody has seen cannot be made unseen: then the message is its result."""
+        try:
+            await self._box.reply(ctx.lease_id, message)
+        except NotPermitted:
+            await self._box.send_result(structs.replace(Result.ok(ctx.delivery), message=message))
 
     async def _interrupted(self, ctx: WorkContext) -> None:
         """A function in a thread cannot be interrupted, and what goes on must not be begun by somebody else; nor must
@@ -390,14 +536,26 @@ def _result_of(returned: Any, delivery: Delivery) -> Result:
         if returned.task_id != delivery.task.id or returned.status == "partial":
             raise ValueError("a handler returns the final result of its own task")
         return structs.replace(returned, lease_id=delivery.lease_id)
+    if isinstance(returned, Message):
+        return structs.replace(Result.ok(delivery), message=returned)
     if isinstance(returned, (str, list, tuple, Content)):
         return Result.ok(delivery, _blocks(returned))
-    raise TypeError(f"a handler returns text, content blocks, a Result or None, not {type(returned).__name__}")
+    kind = type(returned).__name__
+    raise TypeError(f"a handler returns text, content blocks, a Message, a Result or None, not {kind}")
 
 
 def _blocks(content: Block | Sequence[Block]) -> tuple[Content, ...]:
     blocks = content if isinstance(content, (list, tuple)) else (content,)
     return tuple(Text(block) if isinstance(block, str) else block for block in blocks)
+
+
+def _artifact(what: Piece | Sequence[Piece], name: str | None, artifact_id: str | None, append: bool) -> Artifact:
+    known = artifact_id or name
+    if append and known is None:
+        raise ValueError("append to which artifact? name it, or give its id")
+    pieces = what if isinstance(what, (list, tuple)) else (what,)
+    parts = (piece if isinstance(piece, Part) else parts_of(_blocks(piece))[0] for piece in pieces)
+    return Artifact(artifact_id=known or RandomIds().lease(), parts=tuple(parts), name=name)
 
 
 async def _in_thread(work: Callable[[], T]) -> T:
@@ -410,7 +568,7 @@ async def _in_thread(work: Callable[[], T]) -> T:
         try:
             outcome = context.run(work)
         except BaseException as failed:
-            is_usual = isinstance(failed, Exception) and not isinstance(failed, StopIteration)
+            is_usual = isinstance(failed, (Exception, Ended)) and not isinstance(failed, StopIteration)
             future.set_exception(failed if is_usual else RuntimeError(f"the handler raised {failed!r}"))
         else:
             future.set_result(outcome)

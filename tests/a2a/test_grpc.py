@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
@@ -24,7 +25,7 @@ from covenant import Text
 from covenant.exchange.bounds import Bounds
 from covenant.exchange.realm import Realm
 from covenant.model import command as c
-from covenant.model.error import BadSetting
+from covenant.model.error import BadSetting, StoreLocked
 from covenant.model.peer import Caller
 from covenant.model.record import Asks
 from covenant.model.task import Result
@@ -454,6 +455,16 @@ async def test_a_call_that_is_given_up_ends_its_wait(place: Place) -> None:
     await _until(lambda: place.exchange.waits.total == 0)
 
 
+async def test_a_stream_ends_with_the_trust_in_its_caller(place: Place) -> None:
+    task = await place.ours.send()
+    stream = place.ours.call("SubscribeToTask", id=task.id)
+    await stream.read()
+    await _waiting(place)
+    operator = place.exchange.authenticate(OPERATOR_TOKEN)
+    await place.exchange.revoke_peer(operator, "alice@lab", "she left")
+    assert (await refused(stream))[0] is grpc.StatusCode.UNAUTHENTICATED
+
+
 async def test_a_daemon_that_ends_says_so_to_its_streams(stack: AsyncExitStack) -> None:
     daemon = await start(stack)
     place = await settle(stack, daemon)
@@ -488,6 +499,15 @@ async def test_health_and_reflection_need_no_token(place: Place) -> None:
     assert names == {SERVICE.full_name, "grpc.health.v1.Health", "grpc.reflection.v1alpha.ServerReflection"}
     assert any(b"if_generation_match" in data for data in file.file_descriptor_response.file_descriptor_proto)
     assert other.file_descriptor_response.file_descriptor_proto
+
+
+async def test_a_start_that_fails_leaves_no_port_behind(stack: AsyncExitStack, tmp_path: Path) -> None:
+    daemon = await start(stack, store=f"file:{tmp_path}/data")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    with pytest.raises(StoreLocked):
+        await start(stack, store=f"file:{tmp_path}/data", grpc=address)
+    assert daemon.grpc_address != (await start(stack, grpc=address)).grpc_address == address
 
 
 async def test_an_address_that_is_taken_is_told_at_the_start(place: Place, stack: AsyncExitStack) -> None:

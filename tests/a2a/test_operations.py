@@ -88,8 +88,8 @@ async def test_a_follow_up_is_input_for_the_holder_and_starts_no_second_run(town
     await town.send(says("and another thing", task_id=task.id))
     from covenant.model.query import ListInputs
 
-    inputs = await town.exchange.ask(town.writer, ListInputs(town.writer.agent, delivery.lease_id))
-    assert [entry.message.parts[0].text for entry in inputs] == ["and another thing"]
+    heard = await town.exchange.ask(town.writer, ListInputs(town.writer.agent, delivery.lease_id))
+    assert [entry.message.parts[0].text for entry in heard.inputs] == ["and another thing"]
     again = town.exchange.lease(town.writer, None, "worker-2")
     assert await town.exchange.take(town.writer, again, 0) == []
 

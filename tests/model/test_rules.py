@@ -27,7 +27,7 @@ from covenant import (
 )
 from covenant.model import event as e
 from covenant.model.agent import check_agent
-from covenant.model.record import CacheKey, Part, Record, Slot, TaskRecord, part_key
+from covenant.model.record import Asks, CacheKey, Part, Record, Slot, TaskRecord, TaskState, part_key
 from covenant.rules.context import Context
 from covenant.rules.envelope import check_count, check_id, check_text, check_time, digest_of, seal_result, seal_task
 from covenant.rules.evolve import evolve
@@ -70,6 +70,7 @@ first_events = st.builds(
     slot=st.just(SLOT),
     follows=st.booleans(),
     replayed=st.just(False),
+    protocol=st.booleans(),
 )
 
 
@@ -78,28 +79,52 @@ def next_events(record: TaskRecord) -> st.SearchStrategy[e.Event]:
     key = st.just(TASK_ID)
     if record.outcome is not None:
         drained = record.answer_for is None
+        if record.protocol:
+            return st.just(e.CascadeDone(TASK_ID))  # nobody drains what the protocol shows
         return st.sampled_from((e.Undrained(TASK_ID) if drained else e.Drained(TASK_ID), e.CascadeDone(TASK_ID)))
     ended = st.builds(e.Ended, key, st.sampled_from(Outcome), results, st.booleans())
+    messaged = st.just(e.Messaged(TASK_ID, queued=record.lease is None))
     if record.lease is not None:
         lease_id = record.lease.lease_id
         return st.one_of(
             st.builds(e.Requeued, key, st.just(lease_id), st.just("released"), st.just("why"), moments),
             st.builds(e.Answered, key, results),
             st.sampled_from((e.Heartbeat(TASK_ID), e.Progressed(TASK_ID), e.CancelAsked(TASK_ID, "why"))),
+            st.just(e.Unleased(TASK_ID)),
+            messaged,
+            st.just(e.Shown(TASK_ID)),
+            st.builds(e.Updated, key, st.just(record.asks)),
+            st.builds(e.Asked, key, st.sampled_from(Asks), st.booleans()),
+            st.builds(e.Chunked, key, st.none() | st.just("draft")),
+            st.builds(e.Replied, key, results),
             ended,
         )
     if record.waits_on is not None:
-        return st.one_of(st.just(e.Promoted(TASK_ID)), st.builds(e.Answered, key, results), ended)
+        return st.one_of(st.just(e.Promoted(TASK_ID)), st.builds(e.Answered, key, results), messaged, ended)
     if record.ready_for is None:
-        return st.one_of(st.just(e.Due(TASK_ID)), ended)
-    return st.one_of(st.builds(e.Leased, key, st.uuids().map(str), st.just("one")), ended)
+        return st.one_of(st.just(e.Due(TASK_ID)), messaged, ended)
+    return st.one_of(st.builds(e.Leased, key, st.uuids().map(str), st.just("one")), messaged, ended)
+
+
+RISING = (
+    e.Leased,
+    e.Unleased,
+    e.Progressed,
+    e.Requeued,
+    e.Ended,
+    e.Messaged,
+    e.Updated,
+    e.Asked,
+    e.Chunked,
+    e.Replied,
+)
 
 
 def rise(event: e.Event) -> int:
     """What DESIGN.md's table says that an event adds to the generation."""
     if isinstance(event, e.Answered):
         return 2 if event.result.content else 1
-    return 1 if isinstance(event, (e.Leased, e.Progressed, e.Requeued, e.Ended)) else 0
+    return 1 if isinstance(event, RISING) else 0
 
 
 def folded(data: st.DataObject, check: Callable[[Record | None, e.Event, Record | None], None]) -> None:
@@ -163,7 +188,37 @@ def test_a_lease_raises_the_attempt_by_one_and_nothing_else_does(data: st.DataOb
     def check(old: Record | None, event: e.Event, new: Record | None) -> None:
         assert isinstance(new, TaskRecord)
         before = old.attempt if isinstance(old, TaskRecord) else 0
-        assert new.attempt == before + isinstance(event, e.Leased)
+        assert new.attempt == before + isinstance(event, e.Leased) - isinstance(event, e.Unleased)
+
+    folded(data, check)
+
+
+@given(st.data())
+def test_a_question_stands_until_it_is_answered_or_its_holder_is_gone(data: st.DataObject) -> None:
+    def check(old: Record | None, event: e.Event, new: Record | None) -> None:
+        assert isinstance(new, TaskRecord)
+        assert new.asks is None or new.lease is not None
+        assert new.note <= new.said
+        before = old if isinstance(old, TaskRecord) else None
+        if isinstance(event, e.Asked):
+            assert new.asks is event.asks
+        elif isinstance(event, (e.Shown, e.Updated, e.Chunked, e.Progressed, e.Heartbeat, e.CancelAsked)):
+            assert before is not None
+            assert new.asks is before.asks
+        else:
+            assert new.asks is None or (before is not None and before.outcome is not None)
+
+    folded(data, check)
+
+
+@given(st.data())
+def test_a_protocol_task_resolves_by_its_end_and_waits_for_no_drain(data: st.DataObject) -> None:
+    def check(old: Record | None, event: e.Event, new: Record | None) -> None:
+        assert isinstance(new, TaskRecord)
+        if new.protocol:
+            assert new.answer_for is None
+            assert (new.state is TaskState.RESOLVED) == (new.outcome is not None)
+            assert bool(new.resolved_ms) == (new.outcome is not None)
 
     folded(data, check)
 

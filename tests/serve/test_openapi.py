@@ -15,7 +15,8 @@ import jsonschema_rs
 import msgspec
 import pytest
 
-from covenant import AgentId, Limits
+from covenant import AgentId, Limits, Task
+from covenant.model.command import SendTask
 from covenant.model.record import TaskState
 from covenant.serve.daemon import Daemon
 from covenant.serve.openapi import TAGS, description
@@ -63,10 +64,14 @@ class Api:
 
     def __init__(self, daemon: Daemon, tokens: dict[str, str], session: aiohttp.ClientSession) -> None:
         self.seen: set[tuple[str, str, int]] = set()
+        self.daemon = daemon
         self._url = str(daemon.url)
         self._tokens = {**tokens, "operator": OPERATOR_TOKEN, "nobody": "cov_unknown"}
         self._session = session
         self._described = Described(DOCUMENT)
+
+    def token(self, who: str) -> str:
+        return self._tokens[who]
 
     async def call(self, who: str, method: str, path: str, body: Any = None, **members: str | int) -> tuple[int, Any]:
         """Members that are in the path go there, the others into the query."""
@@ -198,6 +203,7 @@ async def test_every_answer_is_as_described(api: Api) -> None:
     await one_task_to_its_end(api)
     await many_tasks_and_the_cache(api)
     await repair_and_retry(api)
+    await a_dialog(api)
     await who_may_do_what(api)
     await the_service(api)
     answered = {(method, path) for method, path, status in api.seen if status == 200}
@@ -277,6 +283,60 @@ async def repair_and_retry(api: Api) -> None:
     force = {"task_id": first, "command": {"action": "force_error", "message": "no"}, "reason": "gone"}
     await api.ok("operator", "POST", "/a2a/repair", force)
     await api.ok("alice@lab", "GET", "/a2a/tasks/{task_id}/why", task_id=first)
+
+
+async def a_dialog(api: Api) -> None:
+    task_id = (await api.ok("alice@lab", "POST", "/a2a/tasks", task_for("bob@lab")))["task_id"]
+    lease_id = (await api.ok("bob@lab", "GET", "/a2a/tasks/next"))["lease_id"]
+
+    async def act(code: str, verb: str, body: Any) -> None:
+        route = ("bob@lab", "POST", f"/a2a/leases/{{lease_id}}/{verb}", body)
+        await (api.refused(code, *route, lease_id=lease_id) if code else api.ok(*route, lease_id=lease_id))
+
+    parts = [{"text": "é"}, {"data": {"n": [1, None]}}, {"url": "https://x.test/", "mediaType": "text/plain"}]
+    message = {"messageId": "m", "role": "ROLE_AGENT", "parts": parts, "metadata": {"a": 1}}
+    await act("", "update", {"message": message})
+    await act("malformed", "update", {})
+    await act("malformed", "update", {"message": message, "text": "both"})
+    await act("", "artifact", {"artifact": {"artifactId": "a", "parts": parts}, "append": True, "lastChunk": True})
+    await act("malformed", "artifact", {"artifact": {"artifactId": "a", "parts": []}})
+    await act("", "ask", {"asks": "auth", "text": "who are you?", "receipt": "r"})
+    await act("malformed", "ask", {"asks": "money"})
+    await api.ok("operator", "GET", "/a2a/tasks/{task_id}/why", task_id=task_id)
+    await api.ok("alice@lab", "POST", "/a2a/tasks/{task_id}/message", {"message": message}, task_id=task_id)
+    late = {"text": "late", "if_generation": 1}
+    await api.refused("generation_mismatch", "alice@lab", "POST", "/a2a/tasks/{task_id}/message", late, task_id=task_id)
+    heard = await api.ok("bob@lab", "GET", "/a2a/leases/{lease_id}/inputs", lease_id=lease_id, after=0, wait_ms=5)
+    assert [one["message"]["parts"] for one in heard["inputs"]] == [parts]
+    await act("not_permitted", "reply", {"text": "hello"})
+    await act("", "reject", {"text": "not I"})
+
+    card = {"name": "bob", "skills": []}
+    await api.ok("operator", "POST", "/a2a/agents", {"name": "bob@lab", "card": card})
+    made = await api.ok("operator", "POST", "/a2a/agents", {"name": "carol@lab"})
+    assert made["published"]["card"] == {"name": "carol", "description": "carol@lab, an agent of this realm"}
+    page = await api.ok("alice@lab", "GET", "/a2a/agents", limit=1)
+    assert [one["agent"]["display"] for one in page["agents"]] == ["bob@lab"]
+    page = await api.ok("alice@lab", "GET", "/a2a/agents", limit=5, cursor=page["cursor"])
+    assert [one["agent"]["display"] for one in page["agents"]] == ["carol@lab"] and "cursor" not in page
+    await api.refused("bad_cursor", "alice@lab", "GET", "/a2a/agents", cursor="task:1")
+    await api.refused("unknown_peer", "operator", "POST", "/a2a/agents", {"name": "nobody@lab"})
+    assert (await api.ok("alice@lab", "GET", "/a2a/agents/{name}", name="bob@lab"))["published"]["card"] == card
+    await api.ok("operator", "DELETE", "/a2a/agents/{name}", name="bob@lab")
+    await api.refused("unknown_peer", "alice@lab", "GET", "/a2a/agents/{name}", name="bob@lab")
+    await a_message_alone(api)
+
+
+async def a_message_alone(api: Api) -> None:
+    """Only what came by the A2A protocol is answered so."""
+    exchange = api.daemon.exchange
+    alice = exchange.authenticate(api.token("alice@lab"))
+    task = Task(recipient=AgentId.named("bob@lab"), intent_text="hello?")
+    await exchange.run(alice, SendTask(alice.agent, task, protocol=True))
+    lease = await api.ok("bob@lab", "GET", "/a2a/tasks/next")
+    at = {"lease_id": lease["lease_id"]}
+    await api.ok("bob@lab", "POST", "/a2a/leases/{lease_id}/reply", {"text": "hello"}, **at)
+    await api.refused("unknown_lease", "bob@lab", "POST", "/a2a/leases/{lease_id}/reply", {"text": "hello"}, **at)
 
 
 async def who_may_do_what(api: Api) -> None:

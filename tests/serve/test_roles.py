@@ -25,6 +25,7 @@ from covenant.exchange.realm import Realm
 from covenant.model.audit import AuditRow
 from covenant.model.error import CovenantError
 from covenant.model.limits import Limits
+from covenant.model.message import Artifact, Part
 from covenant.model.peer import Capability, Scope
 from covenant.serve import wire as w
 from covenant.serve.places import PLACE_OF, PLACES
@@ -90,6 +91,9 @@ Make = Callable[[World], w.Request]
 NO = "missing_capability"
 UNKNOWN = "unknown_task"
 
+_HOLDER: Final = dict(zip(ROLES, (OK, "unknown_lease", OK, "unknown_lease", "unknown_lease"), strict=True))
+PIECE: Final = Artifact(artifact_id="a", parts=(Part(text="one"),))
+
 TABLE: Final[dict[str, tuple[Make, dict[str, str]]]] = {
     # verb: how it is called, and what each role is told, in the order of ROLES
     "send": (
@@ -152,6 +156,22 @@ TABLE: Final[dict[str, tuple[Make, dict[str, str]]]] = {
         lambda x: w.Release(lease_id=x.held.lease_id),
         dict(zip(ROLES, (OK, "unknown_lease", OK, "unknown_lease", "unknown_lease"), strict=True)),
     ),
+    "add a message": (
+        lambda x: w.AddMessage(task_id=x.queued, text="and more"),
+        dict(zip(ROLES, (OK, OK, NO_PART, UNKNOWN, UNKNOWN), strict=True)),
+    ),
+    "update": (lambda x: w.Update(lease_id=x.held.lease_id, text="half way"), dict(_HOLDER)),
+    "artifact": (
+        lambda x: w.AddArtifact(lease_id=x.held.lease_id, artifact=PIECE, append=True),
+        dict(_HOLDER),
+    ),
+    "ask": (lambda x: w.Ask(lease_id=x.held.lease_id), dict(_HOLDER)),
+    "inputs": (lambda x: w.ListInputs(lease_id=x.held.lease_id), dict(_HOLDER)),
+    "reject": (lambda x: w.Reject(lease_id=x.held.lease_id, text="not I"), dict(_HOLDER)),
+    "reply": (
+        lambda x: w.ReplyDirectly(lease_id=x.held.lease_id, text="hello"),
+        {**_HOLDER, "operator": "not_permitted", "worker": "not_permitted"},  # it came by the mailbox
+    ),
     "cancel": (
         lambda x: w.Cancel(task_id=x.queued),
         dict(zip(ROLES, (OK, OK, NO_PART, UNKNOWN, UNKNOWN), strict=True)),
@@ -209,6 +229,17 @@ TABLE: Final[dict[str, tuple[Make, dict[str, str]]]] = {
         lambda x: w.Check(action="a2a.compact", subject="bob@lab"),
         dict(zip(ROLES, (OK, NO, OK, NO, NO), strict=True)),
     ),
+    "publish oneself": (lambda x: w.PublishAgent(), dict(zip(ROLES, (OK, NO, NO, NO, NO), strict=True))),
+    "publish another": (
+        lambda x: w.PublishAgent(name="bob@lab", card={"name": "bob"}),
+        dict(zip(ROLES, (OK, NO, NO, NO, NO), strict=True)),
+    ),
+    "agents": (lambda x: w.ListAgents(), dict.fromkeys(ROLES, OK)),
+    "an agent": (lambda x: w.GetAgent(name="bob@lab"), dict.fromkeys(ROLES, "unknown_peer")),
+    "withdraw": (
+        lambda x: w.WithdrawAgent(name="bob@lab"),
+        dict(zip(ROLES, (OK, NO, OK, NO, NO), strict=True)),  # where there is none, the worker changes nothing
+    ),
     "audit": (lambda x: w.RecentAudit(), dict.fromkeys(ROLES, OK)),
     "whoami": (lambda x: w.Whoami(), dict.fromkeys(ROLES, OK)),
     "version": (lambda x: w.Version(), dict.fromkeys(ROLES, OK)),
@@ -254,6 +285,13 @@ HIDDEN: Final[dict[str, Callable[[str, str, str], w.Request]]] = {
     "force": lambda task, lease, slot: w.Repair(request=RepairRequest(task, ForceError("x"), "x")),
     "heartbeat": lambda task, lease, slot: w.Heartbeat(lease_id=lease),
     "release": lambda task, lease, slot: w.Release(lease_id=lease),
+    "add a message": lambda task, lease, slot: w.AddMessage(task_id=task, text="x"),
+    "update": lambda task, lease, slot: w.Update(lease_id=lease, text="x"),
+    "artifact": lambda task, lease, slot: w.AddArtifact(lease_id=lease, artifact=PIECE),
+    "ask": lambda task, lease, slot: w.Ask(lease_id=lease, text="x"),
+    "reject": lambda task, lease, slot: w.Reject(lease_id=lease, text="x"),
+    "reply": lambda task, lease, slot: w.ReplyDirectly(lease_id=lease, text="x"),
+    "inputs": lambda task, lease, slot: w.ListInputs(lease_id=lease, wait_ms=10),
     "forget": lambda task, lease, slot: w.ForgetCached(entry_id=slot, reason="x"),
 }
 

@@ -36,6 +36,7 @@ from covenant.client.unix import UnixTransport
 from covenant.model.audit import AuditRow
 from covenant.model.error import TaskConflict, UnknownPeer
 from covenant.model.limits import DEDUP_MS
+from covenant.model.message import Artifact, Part
 from covenant.model.peer import Scope
 from covenant.serve import wire as w
 from covenant.serve.daemon import Daemon
@@ -153,6 +154,11 @@ NAMING: Final[dict[str, Asking]] = {
     "grants by key": lambda peer: w.ListGrants(subject=peer.pubkey),
     "check another": lambda peer: w.Check(action="a2a.compact", subject=peer.display),
     "check a send": lambda peer: w.Check(action="a2a.send.x", counterparty=peer.display),
+    "publish": lambda peer: w.PublishAgent(name=peer.display),
+    "publish by key": lambda peer: w.PublishAgent(name=peer.pubkey, card={"name": "x"}),
+    "an agent": lambda peer: w.GetAgent(name=peer.display),
+    "an agent by key": lambda peer: w.GetAgent(name=peer.pubkey),
+    "withdraw": lambda peer: w.WithdrawAgent(name=peer.display),
     "check a send by key": lambda peer: w.Check(action="a2a.send.x", counterparty=peer.pubkey),
 }
 
@@ -277,12 +283,20 @@ def probes(lease: str, slot: str) -> list[w.Request]:
         w.GetResult(task_id=HIDDEN),
         w.PostResult(result=result),
         w.PostResult(result=Result(HIDDEN, "partial", (), None)),
+        w.AddMessage(task_id=HIDDEN, text="x"),
+        w.AddMessage(task_id=HIDDEN, text="x", if_generation=7),
         w.Cancel(task_id=HIDDEN),
         w.Cancel(task_id=HIDDEN, graceful=True, cascade=True),
         w.Repair(request=RepairRequest(HIDDEN, Requeue("idempotent", lease), "x")),
         w.Repair(request=RepairRequest(HIDDEN, ForceError("x"), "x")),
         w.Heartbeat(lease_id=lease),
         w.Release(lease_id=lease),
+        w.Update(lease_id=lease, text="x"),
+        w.AddArtifact(lease_id=lease, artifact=Artifact(artifact_id="a", parts=(Part(text="x"),))),
+        w.Ask(lease_id=lease, after=0),
+        w.ListInputs(lease_id=lease, wait_ms=5),
+        w.Reject(lease_id=lease, text="x"),
+        w.ReplyDirectly(lease_id=lease, text="x"),
         w.ForgetCached(entry_id=slot, reason="x"),
         w.ForgetCached(entry_id=HIDDEN, reason="x"),
         w.RetryStale(),
@@ -300,6 +314,11 @@ def probes(lease: str, slot: str) -> list[w.Request]:
         w.RecvResult(peer="alice@lab"),
         w.RecvResults(limit=5),
         w.GiveBack(receipt=HIDDEN),
+        w.PublishAgent(),
+        w.PublishAgent(name="alice@lab"),
+        w.ListAgents(),
+        w.GetAgent(name="alice@lab"),
+        w.WithdrawAgent(name="alice@lab"),
         w.EnrollPeer(display="new@lab"),
         w.ListPeers(),
         w.RevokePeer(peer="alice@lab"),

@@ -19,7 +19,8 @@ from covenant.model import command as c
 from covenant.model import query as q
 from covenant.model.agent import AgentId
 from covenant.model.audit import AuditRow
-from covenant.model.error import BadCursor, CovenantError, Malformed, NotPermitted, Unreachable
+from covenant.model.card import Card, CardPage
+from covenant.model.error import BadCursor, CovenantError, Malformed, NotPermitted, UnknownPeer, Unreachable
 from covenant.model.limits import Limits
 from covenant.model.task import Task
 from covenant.model.view import (
@@ -28,7 +29,9 @@ from covenant.model.view import (
     Canceled,
     Compaction,
     Delivery,
+    Inputs,
     LeaseStatus,
+    Moved,
     Posted,
     QueueEntry,
     QueuePage,
@@ -37,7 +40,16 @@ from covenant.model.view import (
     Tree,
 )
 from covenant.rules.context import Context
-from covenant.rules.envelope import check_count, check_id, seal_result, seal_task
+from covenant.rules.dialog import MESSAGES_MAX
+from covenant.rules.envelope import (
+    check_count,
+    check_flag,
+    check_id,
+    seal_artifact,
+    seal_message,
+    seal_result,
+    seal_task,
+)
 from covenant.serve import wire as w
 from covenant.store.clock import RandomIds
 
@@ -220,6 +232,20 @@ class RemoteEngine:
             entry = reply.entry
         return entry
 
+    async def listen(self, query: q.ListInputs, wait_ms: int | None = None, cancel_known: bool = False) -> Inputs:
+        end = None if wait_ms is None else time.monotonic() + wait_ms / 1000
+        while True:
+            left_ms = _POLL_MS if end is None else max(0, round((end - time.monotonic()) * 1000))
+            request = w.ListInputs(
+                lease_id=check_id(query.lease_id, "lease_id"),
+                after=check_count(query.after, "after", MESSAGES_MAX),
+                wait_ms=min(left_ms, _POLL_MS),
+                cancel_known=cancel_known,
+            )
+            got: w.InputsReply = await self.call(request, w.InputsReply, query.by)
+            if got.inputs or got.cancel_requested != cancel_known or left_ms == 0:
+                return Inputs(got.task_id, got.generation, got.inputs, got.cancel_requested, got.cancel_reason)
+
     def page(self, limit: int) -> int:
         return check_count(limit, "limit", self.limits.page_max)
 
@@ -293,6 +319,70 @@ async def _release(x: RemoteEngine, command: c.ReleaseLease) -> Released:
     return Released(done.task_id, done.attempt, done.generation)
 
 
+async def _add_message(x: RemoteEngine, command: c.AddMessage) -> Moved:
+    request = w.AddMessage(
+        task_id=check_id(command.task_id, "task_id"),
+        message=seal_message(command.message, x.limits),
+        if_generation=command.if_generation,
+    )
+    return _moved(await x.call(request, w.MovedReply, command.by))
+
+
+def _moved(done: w.MovedReply) -> Moved:
+    return Moved(done.task_id, done.generation)
+
+
+async def _update(x: RemoteEngine, command: c.UpdateTask) -> Moved:
+    lease_id = check_id(command.lease_id, "lease_id")
+    message = None if command.message is None else seal_message(command.message, x.limits)
+    request: w.Request
+    if command.asks is None:
+        request = w.Update(lease_id=lease_id, message=message, receipt=command.receipt)
+    else:
+        request = w.Ask(
+            lease_id=lease_id, asks=command.asks, message=message, after=command.after, receipt=command.receipt
+        )
+    return _moved(await x.call(request, w.MovedReply, command.by))
+
+
+async def _add_artifact(x: RemoteEngine, command: c.AddArtifact) -> Moved:
+    check_flag(command.append, "append")
+    check_flag(command.last, "last")
+    request = w.AddArtifact(
+        lease_id=check_id(command.lease_id, "lease_id"),
+        artifact=seal_artifact(command.artifact, x.limits),
+        append=command.append,
+        last=command.last,
+        receipt=command.receipt,
+    )
+    return _moved(await x.call(request, w.MovedReply, command.by))
+
+
+async def _reject(x: RemoteEngine, command: c.RejectTask) -> Moved:
+    lease_id, message = check_id(command.lease_id, "lease_id"), seal_message(command.message, x.limits)
+    return _moved(await x.call(w.Reject(lease_id=lease_id, message=message), w.MovedReply, command.by))
+
+
+async def _reply(x: RemoteEngine, command: c.ReplyDirectly) -> Moved:
+    lease_id, message = check_id(command.lease_id, "lease_id"), seal_message(command.message, x.limits)
+    return _moved(await x.call(w.ReplyDirectly(lease_id=lease_id, message=message), w.MovedReply, command.by))
+
+
+async def _publish(x: RemoteEngine, command: c.PublishCard) -> Card:
+    done: w.AgentReply = await x.call(
+        w.PublishAgent(name=command.agent.pubkey, card=command.card), w.AgentReply, command.by
+    )
+    return _card(done.published)
+
+
+def _card(published: w.Published) -> Card:
+    return Card(published.agent, published.card, published.published_ms)
+
+
+async def _withdraw(x: RemoteEngine, command: c.WithdrawCard) -> None:
+    await x.call(w.WithdrawAgent(name=command.agent.pubkey), w.AgentWithdrawn, command.by)
+
+
 async def _cancel(x: RemoteEngine, command: c.CancelTask) -> Canceled:
     request = w.Cancel(
         task_id=check_id(command.task_id, "task_id"),
@@ -327,6 +417,13 @@ _RUN: Final[dict[type, Callable[[RemoteEngine, Any], Awaitable[Any]]]] = {
     c.DrainResults: _drain,
     c.BeatLease: _beat,
     c.ReleaseLease: _release,
+    c.AddMessage: _add_message,
+    c.UpdateTask: _update,
+    c.AddArtifact: _add_artifact,
+    c.RejectTask: _reject,
+    c.ReplyDirectly: _reply,
+    c.PublishCard: _publish,
+    c.WithdrawCard: _withdraw,
     c.CancelTask: _cancel,
     c.RepairTask: _repair,
     c.RetryStale: _retry,
@@ -380,6 +477,20 @@ async def _cached(x: RemoteEngine, query: q.ListCached) -> CachePage:
     return CachePage(reply.entries, reply.cursor)
 
 
+async def _get_card(x: RemoteEngine, query: q.GetCard) -> Card | None:
+    try:
+        found: w.AgentReply = await x.call(w.GetAgent(name=query.pubkey), w.AgentReply, query.by)
+    except UnknownPeer:
+        return None
+    return _card(found.published)
+
+
+async def _cards(x: RemoteEngine, query: q.ListCards) -> CardPage:
+    request = w.ListAgents(limit=x.page(query.limit), cursor=_cursor(query.cursor))
+    page: w.Agents = await x.call(request, w.Agents, query.by)
+    return CardPage([_card(one) for one in page.agents], page.cursor)
+
+
 _ASK: Final[dict[type, Callable[[RemoteEngine, Any], Awaitable[Any]]]] = {
     q.GetTask: _get_task,
     q.GetResult: _get_result,
@@ -388,4 +499,6 @@ _ASK: Final[dict[type, Callable[[RemoteEngine, Any], Awaitable[Any]]]] = {
     q.RecentResults: _recent_results,
     q.ListQueue: _queue,
     q.ListCached: _cached,
+    q.GetCard: _get_card,
+    q.ListCards: _cards,
 }

@@ -29,9 +29,9 @@ from covenant.model.error import (
     UnknownPeer,
 )
 from covenant.model.peer import Caller, Capability, Demand, GrantedView, PeerView, Role, Scope
-from covenant.model.query import CheckGrant, GetTask, Query
+from covenant.model.query import CheckGrant, GetTask, ListInputs, Query
 from covenant.model.task import Result, Task
-from covenant.model.view import Compaction, QueueEntry
+from covenant.model.view import Compaction, Inputs, QueueEntry
 from covenant.rules.audit import rows_of, task_of
 from covenant.rules.context import Ids
 from covenant.rules.envelope import check_text
@@ -268,6 +268,21 @@ class Exchange:
         with self.waits.one(pubkey):
             found: QueueEntry | None = await self._interruptible(
                 pubkey, self.store.watch(query, after, wait_ms, caller, cancel_known), None
+            )
+            return found or await self.store.ask(query, caller)
+
+    async def listen(
+        self, caller: Caller, lease_id: str, after: int, wait_ms: int, cancel_known: bool = False
+    ) -> Inputs:
+        pubkey = caller.agent.pubkey
+        query = ListInputs(self.by(caller), lease_id, after)
+        wait_ms = 0 if self.is_draining else min(wait_ms, self.bounds.wait_ms_max)
+        if wait_ms == 0:
+            heard: Inputs = await self.store.ask(query, caller)
+            return heard
+        with self.waits.one(pubkey):
+            found: Inputs | None = await self._interruptible(
+                pubkey, self.store.listen(query, wait_ms, cancel_known, caller), None
             )
             return found or await self.store.ask(query, caller)
 

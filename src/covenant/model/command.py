@@ -23,10 +23,18 @@ class _Command(Struct, frozen=True, gc=False):
 
 
 class SendTask(_Command, frozen=True):
-    """`protocol`: its sender is an A2A client, which reads the task instead of draining a result."""
+    """`protocol`: its sender is an A2A client, which reads the task instead of draining a result. `shown`: it is shown
+    the task at once, so that a message alone can no longer be the answer."""
 
     task: Task
     protocol: bool = False
+    shown: bool = False
+
+
+class ShowTask(_Command, frozen=True):
+    """The client is about to be shown the task: from now on it is one, however it is answered."""
+
+    task_id: str
 
 
 class AddMessage(_Command, frozen=True):
@@ -38,11 +46,14 @@ class AddMessage(_Command, frozen=True):
 
 
 class UpdateTask(_Command, frozen=True):
-    """The holder tells how far it is; or, with `asks`, what it waits for."""
+    """The holder tells how far it is; or, with `asks`, what it waits for. With `after`, it asks only if its sender has
+    said nothing behind that number. Under the same `receipt` it has said it once."""
 
     lease_id: str
     message: Message | None = None
     asks: Asks | None = None
+    after: int | None = None
+    receipt: str | None = None
 
 
 class AddArtifact(_Command, frozen=True):
@@ -50,6 +61,7 @@ class AddArtifact(_Command, frozen=True):
     artifact: Artifact
     append: bool = False
     last: bool = False
+    receipt: str | None = None
 
 
 class RejectTask(_Command, frozen=True):
@@ -235,6 +247,7 @@ class Expire(_Command, frozen=True):
 
 Command: TypeAlias = (
     SendTask
+    | ShowTask
     | AddMessage
     | UpdateTask
     | AddArtifact

@@ -30,6 +30,7 @@ class Sent(_Event, frozen=True, tag="sent"):
     follows: bool = False
     replayed: bool = False
     protocol: bool = False
+    shown: bool = False  # its sender is shown the task, whatever comes of it
 
 
 class Leased(_Event, frozen=True, tag="leased"):
@@ -118,6 +119,10 @@ class Said(_Event, frozen=True, tag="said"):
     message: Message
 
 
+class Shown(_Event, frozen=True, tag="shown"):
+    """A client was shown the task."""
+
+
 class Messaged(_Event, frozen=True, tag="messaged"):
     """The sender had more to say: input for the holder, present or to come."""
 
@@ -128,6 +133,7 @@ class Updated(_Event, frozen=True, tag="updated"):
     """The holder told how far it is."""
 
     asks: Asks | None = None
+    receipt: str | None = None
 
 
 class Asked(_Event, frozen=True, tag="asked"):
@@ -135,10 +141,14 @@ class Asked(_Event, frozen=True, tag="asked"):
 
     asks: Asks
     speaks: bool = False  # with a message
+    receipt: str | None = None
 
 
 class Chunked(_Event, frozen=True, tag="chunked"):
     """A piece of an artifact was accepted; it is in the chunk of the same commit."""
+
+    begins: str | None = None  # the artifact of which this is the first piece
+    receipt: str | None = None
 
 
 class ChunkKept(_Event, frozen=True, tag="chunk_kept"):
@@ -265,6 +275,7 @@ Event: TypeAlias = (
     | Undrained
     | Parted
     | Said
+    | Shown
     | Messaged
     | Updated
     | Asked

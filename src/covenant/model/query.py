@@ -130,7 +130,7 @@ class GetCard(_Query, frozen=True):
 
 class ListCards(_Query, frozen=True):
     limit: int
-    after: int = 0
+    cursor: str | None = None
 
 
 Query: TypeAlias = (

@@ -10,7 +10,7 @@ Keys are text: a task's is its id, the others carry a prefix.
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Final, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from msgspec import Struct
 
@@ -107,11 +107,15 @@ class TaskRecord(Struct, gc=False, omit_defaults=True):
 
     # what the A2A protocol shows
     protocol: bool = False  # sent by it: the result is read there, and drained by nobody
+    shown: bool = False  # a client knows of it, or more was done than to take it: a task it stays
     direct: bool = False  # answered by a message: there is no task to be seen
     asks: Asks | None = None  # what the holder waits for
     said: int = 0  # messages since the first, of either side
+    heard: int = 0  # those of the sender
     note: int = 0  # which of them stands beside the status
     chunks: int = 0  # of artifacts
+    artifacts: tuple[str, ...] = ()  # those that were begun
+    receipt: str | None = None  # under which the holder last said something: said again, it is the same
     status_ms: int = 0
     status_order: int = 0
 
@@ -217,15 +221,16 @@ class Tombstone(Struct, gc=False):
 Record: TypeAlias = TaskRecord | Part | Said | Chunk | Push | Card | Late | Slot | Horizon | Peer | Grant | SignedHead
 
 
-def part_key(task_id: str, number: int) -> Key:
+def part_key(task_id: str, number: int | Literal[""]) -> Key:
+    """Without a number, what all of a task's begin with; likewise the next two."""
     return f"{PART_PREFIX}{task_id}:{number}"
 
 
-def said_key(task_id: str, number: int) -> Key:
+def said_key(task_id: str, number: int | Literal[""]) -> Key:
     return f"{SAID_PREFIX}{task_id}:{number}"
 
 
-def chunk_key(task_id: str, number: int) -> Key:
+def chunk_key(task_id: str, number: int | Literal[""]) -> Key:
     return f"{CHUNK_PREFIX}{task_id}:{number}"
 
 

@@ -52,6 +52,7 @@ class RetryPolicy(Struct, frozen=True, kw_only=True, gc=False):
 class SkipReason(StrEnum):
     """Why the gate left a lease alone, in the order in which it looks."""
 
+    WAITING_FOR_INPUT = "waiting_for_input"
     LEASE_TOO_YOUNG = "lease_too_young"
     MISSING_IDEMPOTENCY = "missing_idempotency"
     UNSAFE_DUPLICATE_SAFETY = "unsafe_duplicate_safety"

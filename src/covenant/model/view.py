@@ -41,13 +41,15 @@ class Moved(Struct, frozen=True, gc=False):
 
 
 class Dialog(Struct, frozen=True, gc=False):
-    """A task as the A2A protocol shows it, with what stands beside it. `reply`: a message was all the answer."""
+    """A task as the A2A protocol shows it, with what stands beside it. `reply`: a message was all the answer;
+    `is_hidden`: it may still come to that."""
 
     task: TaskShown
     generation: int
     state: State
     recipient: AgentId
     reply: Message | None = None
+    is_hidden: bool = False
 
 
 class Place(Struct, frozen=True, gc=False):
@@ -70,6 +72,16 @@ class Input(Struct, frozen=True, gc=False):
 
     number: int
     message: Message
+
+
+class Inputs(Struct, frozen=True, gc=False):
+    """What the sender has said, behind a number; and whether it wants the work to end."""
+
+    task_id: str
+    generation: int
+    inputs: list[Input]
+    cancel_requested: bool = False
+    cancel_reason: str | None = None
 
 
 class Posted(Struct, frozen=True, gc=False):

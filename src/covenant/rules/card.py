@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 from covenant.model import event as e
+from covenant.model.agent import AgentId
 from covenant.model.audit import AuditRow
 from covenant.model.card import Card, CardPage, card_key
 from covenant.model.command import PublishCard, WithdrawCard
@@ -14,7 +15,7 @@ from covenant.model.error import Malformed, NotPermitted, TooLarge, UnknownPeer
 from covenant.model.peer import Peer, peer_key
 from covenant.model.query import GetCard, ListCards
 from covenant.rules.context import Commit, Context, View
-from covenant.rules.envelope import check_count, check_json, check_text
+from covenant.rules.envelope import check_count, check_cursor, check_json, check_text
 
 CARD_BYTES_MAX: Final = 256 * 1024
 
@@ -55,16 +56,28 @@ def _published(by: object, pubkey: str, view: View) -> Peer:
     return peer
 
 
+def plain_card(agent: AgentId) -> dict[str, Any]:
+    """What can be said of an agent that says nothing of itself."""
+    return {"name": agent.display.partition("@")[0], "description": f"{agent.display}, an agent of this realm"}
+
+
 def get_card(query: GetCard, view: View, ctx: Context) -> Card | None:
     """A card is public; the one of a revoked agent is gone."""
     card = view.get(card_key(query.pubkey))
-    peer = view.get(peer_key(query.pubkey))
-    alive = isinstance(peer, Peer) and peer.revoked_ms is None
-    return card if isinstance(card, Card) and alive else None
+    return card if isinstance(card, Card) and _is_in(card, view) else None
 
 
 def list_cards(query: ListCards, view: View, ctx: Context) -> CardPage:
     limit = check_count(query.limit, "limit", ctx.limits.page_max)
-    found = view.cards(query.after, limit)
-    more = str(found[-1].order) if found and len(found) == limit else None
-    return CardPage([card for card in found if get_card(GetCard(None, card.agent.pubkey), view, ctx) is not None], more)
+    after = check_cursor(query.cursor, "agent")
+    found: list[Card] = []
+    while len(found) < limit and (cards := view.cards(after, limit)):
+        after = cards[-1].order
+        found += [card for card in cards if _is_in(card, view)]
+    more = f"agent:{found[limit - 1].order}" if 0 < limit <= len(found) else None
+    return CardPage(found[:limit], more)
+
+
+def _is_in(card: Card, view: View) -> bool:
+    peer = view.get(peer_key(card.agent.pubkey))
+    return isinstance(peer, Peer) and peer.revoked_ms is None

@@ -92,8 +92,14 @@ class View(Protocol):
         """Cached results, all or those between an agent and others, by the event that cached them."""
 
     def late(self, task_id: str) -> Sequence[Late]: ...
+    def pieces(self, prefix: Key, first: int, last: int) -> Sequence[tuple[int, Record]]:
+        """The records under a prefix that are numbered from first to last, with their numbers."""
+
     def dialogs(self, sender: str, recipient: str, before: int, limit: int) -> Sequence[TaskRecord]:
         """Tasks of the A2A protocol between these two, the newest status first."""
+
+    def moved_dialogs(self, sender: str, recipient: str, after: int, limit: int) -> Sequence[TaskRecord]:
+        """Those with a status behind this event, the oldest status first."""
 
     def pushes(self, task_id: str) -> Sequence[Push]: ...
     def cards(self, after: int, limit: int) -> Sequence[Card]:

@@ -28,6 +28,7 @@ from covenant.rules.context import Commit, Context, View
 
 DECIDE: dict[type, Callable[[Any, View, Context], Commit]] = {
     c.SendTask: send.send,
+    c.ShowTask: dialog.show,
     c.AddMessage: dialog.add_message,
     c.UpdateTask: dialog.update,
     c.AddArtifact: dialog.add_artifact,

@@ -6,8 +6,12 @@ here is one mutation: the generation moves by one. (Contract 14, 16; DESIGN 1.)
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+from msgspec import structs
+
 from covenant.model import event as e
-from covenant.model.command import AddArtifact, AddMessage, RejectTask, ReplyDirectly, UpdateTask
+from covenant.model.command import AddArtifact, AddMessage, RejectTask, ReplyDirectly, ShowTask, UpdateTask
 from covenant.model.error import (
     ContextMismatch,
     GenerationMismatch,
@@ -17,16 +21,17 @@ from covenant.model.error import (
     TooLarge,
     UnknownTask,
 )
-from covenant.model.message import Message
-from covenant.model.record import Asks, Outcome, TaskRecord, chunk_key, said_key
+from covenant.model.message import Message, Role
+from covenant.model.record import Asks, Outcome, Said, TaskRecord, chunk_key, said_key
 from covenant.model.task import Result
-from covenant.model.view import Moved
-from covenant.rules.cache import succession
+from covenant.model.view import Input, Moved
+from covenant.rules.cache import keep_answer, succession
 from covenant.rules.context import Commit, Context, View
-from covenant.rules.envelope import check_count, check_flag, check_id, seal_artifact, seal_message
+from covenant.rules.envelope import check_count, check_flag, check_id, check_text, seal_artifact, seal_message
 from covenant.rules.lease import held
 from covenant.rules.sight import task_of_lease, visible_task
 
+MESSAGES_MAX = 2**31
 _GENERATION_MAX = 2**53
 
 
@@ -34,7 +39,7 @@ def add_message(command: AddMessage, view: View, ctx: Context) -> Commit:
     """Input for the holder, or for whoever will be: in the commit that checked the generation."""
     task_id = check_id(command.task_id, "task_id")
     record = visible_task(task_id, command.by, view, ctx)
-    message = seal_message(command.message, ctx.limits)
+    message = _spoken(command.message, "ROLE_USER", ctx)
     if record.direct:
         raise UnknownTask(f"no task {task_id}", task_id=task_id)
     if command.by is not None and command.by.pubkey != record.sender:
@@ -52,9 +57,20 @@ def add_message(command: AddMessage, view: View, ctx: Context) -> Commit:
             )
     if record.outcome is not None:
         raise TaskTerminal(f"task {task_id} has ended: {record.outcome}", task_id=task_id, outcome=record.outcome)
-    said = _say(record, message, ctx)
+    if record.waits_on is not None:
+        raise NotPermitted("it waits for the result of another task, which would not hear of this", task_id=task_id)
+    if record.heard >= ctx.limits.messages_max:
+        raise _too_many(ctx)
+    said = e.Said(said_key(task_id, record.said + 1), message)
     messaged = e.Messaged(task_id, queued=record.lease is None)
     return Commit((messaged, said), Moved(task_id, record.generation + 1))
+
+
+def show(command: ShowTask, view: View, ctx: Context) -> Commit:
+    """Once is enough."""
+    record = visible_task(check_id(command.task_id, "task_id"), command.by, view, ctx)
+    done = record.shown or record.outcome is not None
+    return Commit(() if done else (e.Shown(record.task.id),))
 
 
 def update(command: UpdateTask, view: View, ctx: Context) -> Commit:
@@ -65,47 +81,99 @@ def update(command: UpdateTask, view: View, ctx: Context) -> Commit:
         raise Malformed("asks is `input` or `auth`", field="asks")
     if asks is None and message is None:
         raise Malformed("an update says something", field="message")
-    said = () if message is None else (_say(record, seal_message(message, ctx.limits), ctx),)
-    task_id = record.task.id
+    message = None if message is None else _spoken(message, "ROLE_AGENT", ctx)
+    task_id, receipt = record.task.id, command.receipt
+    if _is_repeated(receipt, record, ctx) or _is_answered(command, record, view):
+        return Commit((), Moved(task_id, record.generation))
+    said = () if message is None else (_say(record, message, ctx),)
     moved = Moved(task_id, record.generation + 1)
     if asks is None:
-        return Commit((e.Updated(task_id, record.asks), *said), moved)
-    return Commit((e.Asked(task_id, asks, speaks=bool(said)), *said), moved)
+        return Commit((e.Updated(task_id, record.asks, receipt), *said), moved)
+    return Commit((e.Asked(task_id, asks, bool(said), receipt), *said), moved)
+
+
+def _is_repeated(receipt: str | None, record: TaskRecord, ctx: Context) -> bool:
+    """Whose answer was lost says it again, and has said it once. A holder says one thing after the other, so the last
+    receipt is enough."""
+    if receipt is None:
+        return False
+    check_text(receipt, "receipt", ctx.limits.key_bytes_max)
+    return receipt == record.receipt
+
+
+def _is_answered(command: UpdateTask, record: TaskRecord, view: View) -> bool:
+    """The sender was quicker: what it said while it was about to be asked is the answer."""
+    if command.after is None:
+        return False
+    if command.asks is None:
+        raise Malformed("`after` is of a question", field="after")
+    after = check_count(command.after, "after", MESSAGES_MAX)
+    return next(inputs_behind(after, record, view), None) is not None
+
+
+def inputs_behind(after: int, record: TaskRecord, view: View) -> Iterator[Input]:
+    for number, said in view.pieces(said_key(record.task.id, ""), after + 1, record.said):
+        if isinstance(said, Said) and said.message.role == "ROLE_USER":
+            yield Input(number, said.message)
 
 
 def add_artifact(command: AddArtifact, view: View, ctx: Context) -> Commit:
+    """A piece is added to what is there; the first of an artifact begins it, whatever the holder calls it."""
     record = _held(command.lease_id, command.by, view, ctx)
     check_flag(command.append, "append")
     check_flag(command.last, "last")
     artifact = seal_artifact(command.artifact, ctx.limits)
+    if _is_repeated(command.receipt, record, ctx):
+        return Commit((), Moved(record.task.id, record.generation))
     if record.chunks >= ctx.limits.chunks_max:
         raise TooLarge("the task has too many chunks", field="artifact", limit=ctx.limits.chunks_max)
+    is_known = artifact.artifact_id in record.artifacts
+    if not is_known and len(record.artifacts) >= ctx.limits.artifacts_max:
+        raise TooLarge("the task has too many artifacts", field="artifact", limit=ctx.limits.artifacts_max)
     task_id = record.task.id
-    kept = e.ChunkKept(chunk_key(task_id, record.chunks + 1), artifact, command.append, command.last)
-    return Commit((e.Chunked(task_id), kept), Moved(task_id, record.generation + 1))
+    append = command.append and is_known
+    kept = e.ChunkKept(chunk_key(task_id, record.chunks + 1), artifact, append, command.last)
+    chunked = e.Chunked(task_id, None if is_known else artifact.artifact_id, command.receipt)
+    return Commit((chunked, kept), Moved(task_id, record.generation + 1))
 
 
 def reject(command: RejectTask, view: View, ctx: Context) -> Commit:
     """The holder will not do it. Somebody else who waits for the same work gets it to do."""
-    record = _held(command.lease_id, command.by, view, ctx)
-    message = seal_message(command.message, ctx.limits)
+    message = _spoken(command.message, "ROLE_AGENT", ctx)
+    lease_id = check_id(command.lease_id, "lease_id")
+    record = task_of_lease(lease_id, command.by, view, ctx)
+    if _has_said(record, lease_id, Outcome.REJECTED, message):
+        return Commit((), Moved(record.task.id, record.generation))
+    held(lease_id, record)
     task_id = record.task.id
-    result = Result(task_id, "error", (), f"rejected: {text_of(message)}", command.lease_id, None, message)
+    result = Result(task_id, "error", (), f"rejected: {text_of(message)}", lease_id, None, message)
     ended = e.Ended(task_id, Outcome.REJECTED, result)
     return Commit((ended, *succession(record, view)), Moved(task_id, record.generation + 1))
 
 
 def reply(command: ReplyDirectly, view: View, ctx: Context) -> Commit:
-    """A message is all the answer there is; only what came by the protocol can be answered so."""
-    record = _held(command.lease_id, command.by, view, ctx)
-    message = seal_message(command.message, ctx.limits)
+    """A message is all the answer there is, to what came by the protocol. Where somebody has seen a task already, or
+    others wait for its result, it cannot be taken back: there the message is its last word."""
+    message = _spoken(command.message, "ROLE_AGENT", ctx)
+    record = task_of_lease(check_id(command.lease_id, "lease_id"), command.by, view, ctx)
+    if _has_said(record, command.lease_id, Outcome.ANSWERED, message):
+        return Commit((), Moved(record.task.id, record.generation))
+    held(command.lease_id, record)
     task_id = record.task.id
     if not record.protocol:
         raise NotPermitted("only what came by the A2A protocol is answered by a message", task_id=task_id)
-    if record.generation > 2:
-        raise NotPermitted("a task that somebody has seen is not answered by a message", task_id=task_id)
     result = Result(task_id, "ok", (), None, command.lease_id, None, message)
-    return Commit((e.Replied(task_id, result),), Moved(task_id, record.generation + 1))
+    moved = Moved(task_id, record.generation + 1)
+    if not record.shown and record.slot is None:
+        return Commit((e.Replied(task_id, result),), moved)
+    cached, then = keep_answer(record, result, view, ctx)
+    return Commit((e.Answered(task_id, result), *cached), moved, then=tuple(then))
+
+
+def _has_said(record: TaskRecord, lease_id: str, outcome: Outcome, message: Message) -> bool:
+    """The same end again, by the same holder: it did not hear the answer."""
+    result = record.result
+    return record.outcome is outcome and result is not None and (result.lease_id, result.message) == (lease_id, message)
 
 
 def _held(lease_id: str, by: object, view: View, ctx: Context) -> TaskRecord:
@@ -115,10 +183,21 @@ def _held(lease_id: str, by: object, view: View, ctx: Context) -> TaskRecord:
     return record
 
 
+def _spoken(message: Message, role: Role, ctx: Context) -> Message:
+    """Who speaks is told by who came in, whatever the message says."""
+    sealed = seal_message(message, ctx.limits)
+    return sealed if sealed.role == role else structs.replace(sealed, role=role)
+
+
 def _say(record: TaskRecord, message: Message, ctx: Context) -> e.Said:
-    if record.said >= ctx.limits.messages_max:
-        raise TooLarge("the task has too many messages", field="message", limit=ctx.limits.messages_max)
+    """What the holder says. It has its own share of what a task may gather."""
+    if record.said - record.heard >= ctx.limits.messages_max:
+        raise _too_many(ctx)
     return e.Said(said_key(record.task.id, record.said + 1), message)
+
+
+def _too_many(ctx: Context) -> TooLarge:
+    return TooLarge("the task has too many messages", field="message", limit=ctx.limits.messages_max)
 
 
 def context_of(record: TaskRecord) -> str:

@@ -16,9 +16,9 @@ from msgspec import UNSET
 
 from covenant.model.agent import AgentId, check_agent
 from covenant.model.content import Content, Text
-from covenant.model.error import BadId, BlankText, Malformed, SenderMismatch, TooLarge
+from covenant.model.error import BadCursor, BadId, BlankText, Malformed, SenderMismatch, TooLarge
 from covenant.model.limits import Limits
-from covenant.model.message import Artifact, Message
+from covenant.model.message import Artifact, Message, Part
 from covenant.model.record import SLOT_PREFIX, CacheKey, Key
 from covenant.model.task import Idempotency, Result, Task
 from covenant.rules.context import Context
@@ -114,6 +114,8 @@ S = TypeVar("S", Message, Artifact)
 
 def _seal_speech(speech: S, field: str, limits: Limits) -> S:
     """Parts that each say one thing; values of the protocol's JSON and no others."""
+    if not isinstance(speech.parts, (list, tuple)) or any(type(part) is not Part for part in speech.parts):
+        raise Malformed(f"{field}.parts is a list of parts", field=f"{field}.parts")
     if not speech.parts:
         raise Malformed(f"{field}.parts must not be empty", field=f"{field}.parts")
     if len(speech.parts) > limits.content_blocks_max:
@@ -240,6 +242,16 @@ def check_count(value: Any, field: str, limit: int) -> int:
     if value > limit:
         raise TooLarge(f"{field} is at most {limit}", field=field, size=value, limit=limit)
     return value
+
+
+def check_cursor(cursor: str | None, kind: str) -> int:
+    """Where a page begins: a place in the listing that the cursor is of."""
+    if cursor is None:
+        return 0
+    prefix, _, number = cursor.partition(":") if isinstance(cursor, str) else ("", "", "")
+    if prefix != kind or not number.isascii() or not number.isdigit() or len(number) > 18:
+        raise BadCursor("this cursor does not belong to this listing", cursor=cursor)
+    return int(number)
 
 
 def kind_of(task: Task) -> str:

@@ -76,6 +76,7 @@ def _sent(_: Any, event: e.Sent, order: int, at: int) -> TaskRecord:
     record.order = record.status_order = order
     record.status_ms = at
     record.protocol = event.protocol
+    record.shown = event.shown
     record.slot = event.slot
     if event.replayed:
         record.replayed = True
@@ -112,6 +113,7 @@ def _leased(old: TaskRecord, event: e.Leased, order: int, at: int) -> TaskRecord
     record.lease = Lease(event.lease_id, old.task.recipient, event.incarnation, at, at, order)
     record.incarnation = event.incarnation
     record.partials = 0
+    record.receipt = None
     record.order = order
     _restate(record, order, at)
     record.ready_for = None
@@ -159,11 +161,18 @@ def _requeued(old: TaskRecord, event: e.Requeued, order: int, at: int) -> TaskRe
 
 
 def _progressed(old: TaskRecord, event: e.Progressed, order: int, at: int) -> TaskRecord:
-    record = _heartbeat(old, None, order, at)  # progress is a sign of life
+    record = _acted(old, order, at)
     record.generation = old.generation + 1
     record.partials = old.partials + 1
     record.partials_total = old.partials_total + 1
-    record.order = order
+    return record
+
+
+def _acted(old: TaskRecord, order: int, at: int) -> TaskRecord:
+    """The holder did something that shows: a sign of life, too."""
+    record = _heartbeat(old, None, order, at)
+    record.generation = old.generation + 1
+    record.shown = True
     return record
 
 
@@ -278,38 +287,50 @@ def _said(_: Any, event: e.Said, order: int, at: int) -> Said:
     return Said(event.message, at, order)
 
 
-def _messaged(old: TaskRecord, event: e.Messaged, order: int, at: int) -> TaskRecord:
+def _shown(old: TaskRecord, event: e.Shown, order: int, at: int) -> TaskRecord:
     record = _copied(old)
+    record.shown = True
+    record.order = order
+    return record
+
+
+def _messaged(old: TaskRecord, event: e.Messaged, order: int, at: int) -> TaskRecord:
+    """Who waited for it has its time to work from now on."""
+    record = _copied(old) if old.asks is None else _heartbeat(old, None, order, at)
     record.generation = old.generation + 1
     record.said = old.said + 1
+    record.heard = old.heard + 1
+    record.shown = True
     record.order = order
     _restate(record, order, at)
     return record
 
 
 def _updated(old: TaskRecord, event: e.Updated, order: int, at: int) -> TaskRecord:
-    record = _heartbeat(old, None, order, at)
+    record = _acted(old, order, at)
     _restate(record, order, at)
-    record.generation = old.generation + 1
     record.said = record.note = old.said + 1
     record.asks = event.asks
+    record.receipt = event.receipt
     return record
 
 
 def _asked(old: TaskRecord, event: e.Asked, order: int, at: int) -> TaskRecord:
-    record = _heartbeat(old, None, order, at)
+    record = _acted(old, order, at)
     _restate(record, order, at)
-    record.generation = old.generation + 1
     if event.speaks:
         record.said = record.note = old.said + 1
     record.asks = event.asks
+    record.receipt = event.receipt
     return record
 
 
 def _chunked(old: TaskRecord, event: e.Chunked, order: int, at: int) -> TaskRecord:
-    record = _heartbeat(old, None, order, at)
-    record.generation = old.generation + 1
+    record = _acted(old, order, at)
     record.chunks = old.chunks + 1
+    if event.begins is not None:
+        record.artifacts = (*old.artifacts, event.begins)
+    record.receipt = event.receipt
     return record
 
 
@@ -440,6 +461,7 @@ EVOLVE: dict[type, Callable[[Any, Any, int, int], Record | None]] = {
     e.Undrained: _undrained,
     e.Parted: _parted,
     e.Said: _said,
+    e.Shown: _shown,
     e.Messaged: _messaged,
     e.Updated: _updated,
     e.Asked: _asked,

@@ -6,9 +6,10 @@ event from the commit in which it happened.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
-from typing import Any, Final
+from itertools import islice
+from typing import Any, Final, NamedTuple
 
 from msgspec import structs
 
@@ -23,9 +24,9 @@ from covenant.model.query import GetDialog, GetPlace, ListDialogs, ListInputs
 from covenant.model.record import Asks, Chunk, Outcome, Said, TaskRecord, chunk_key, part_key, said_key
 from covenant.model.record import Part as Partial
 from covenant.model.task import Result, Task
-from covenant.model.view import Dialog, DialogPage, Input, Place
+from covenant.model.view import Dialog, DialogPage, Inputs, Place
 from covenant.rules.context import Context, View
-from covenant.rules.dialog import context_of
+from covenant.rules.dialog import MESSAGES_MAX, context_of, inputs_behind
 from covenant.rules.envelope import check_count, check_id
 from covenant.rules.evolve import steps_of
 from covenant.rules.lease import held
@@ -93,7 +94,9 @@ def _last_words(result: Result) -> Message | None:
 
 def _placed(message: Message | None, task_id: str, context_id: str) -> Message | None:
     """A message of the agent belongs to its task, whatever the agent has put there."""
-    return None if message is None else structs.replace(message, task_id=task_id, context_id=context_id)
+    if message is None:
+        return None
+    return structs.replace(message, role="ROLE_AGENT", task_id=task_id, context_id=context_id)
 
 
 def _history_of(record: TaskRecord, view: View, length: int | None) -> tuple[Message, ...]:
@@ -102,8 +105,8 @@ def _history_of(record: TaskRecord, view: View, length: int | None) -> tuple[Mes
     if length == 0:
         return ()
     first = max(1, record.said - length + 1)
-    said = [view.get(said_key(record.task.id, number)) for number in range(first, record.said + 1)]
-    messages = [kept.message for kept in said if isinstance(kept, Said)]
+    said = view.pieces(said_key(record.task.id, ""), first, record.said)
+    messages = [kept.message for _, kept in said if isinstance(kept, Said)]
     if len(messages) < length:
         messages.insert(0, first_message(record.task))
     return tuple(structs.replace(m, task_id=record.task.id, context_id=context_of(record)) for m in messages)
@@ -128,28 +131,28 @@ def _artifacts_of(record: TaskRecord, view: View) -> tuple[Artifact, ...]:
             known[1].extend(artifact.parts)
         else:
             made[artifact.artifact_id] = (artifact, list(artifact.parts))
-    found = [structs.replace(artifact, parts=tuple(parts)) for artifact, parts in made.values()]
-    if record.result is not None and record.result.content and not record.direct:
-        found.append(_result_artifact(record.result))
-    return tuple(found)
+    if record.result is not None and record.result.content:
+        final = _result_artifact(record.result)
+        made[final.artifact_id] = (final, list(final.parts))  # a piece of that name has been replaced by it
+    return tuple(structs.replace(artifact, parts=tuple(parts)) for artifact, parts in made.values())
 
 
 def _chunks(record: TaskRecord, view: View) -> Iterator[tuple[int, Artifact, bool]]:
-    for number in range(1, record.chunks + 1):
-        chunk = view.get(chunk_key(record.task.id, number))
+    for _, chunk in view.pieces(chunk_key(record.task.id, ""), 1, record.chunks):
         if isinstance(chunk, Chunk):
             yield chunk.order, chunk.artifact, chunk.append
 
 
 def _partials(record: TaskRecord, view: View) -> Iterator[tuple[int, Artifact, bool]]:
-    for number in range(1, record.partials_total + 1):
-        part = view.get(part_key(record.task.id, number))
-        if isinstance(part, Partial) and part.result.content:
+    for _, part in view.pieces(part_key(record.task.id, ""), 1, record.partials_total):
+        if isinstance(part, Partial):
             yield part.order, _partial_artifact(part.result, part.attempt), part.number > 1
 
 
 def _partial_artifact(result: Result, attempt: int) -> Artifact:
-    return Artifact(artifact_id=f"partial-{attempt}", parts=parts_of(result.content))
+    """Progress without content is progress all the same, and an artifact has parts."""
+    parts = parts_of(result.content) or (Part(text=result.error_message or ""),)
+    return Artifact(artifact_id=f"partial-{attempt}", parts=parts)
 
 
 def _result_artifact(result: Result) -> Artifact:
@@ -193,7 +196,8 @@ def get_dialog(query: GetDialog, view: View, ctx: Context) -> Dialog:
         reply = _placed(record.result.message, record.task.id, context_of(record))
     history = query.history if query.history is None else check_count(query.history, "historyLength", _HISTORY_MAX)
     task = shown(record, view, history, query.artifacts)
-    return Dialog(task, record.generation, state_of(record), record.task.recipient, reply)
+    hidden = record.protocol and not record.shown and record.outcome is None
+    return Dialog(task, record.generation, state_of(record), record.task.recipient, reply, hidden)
 
 
 def get_place(query: GetPlace, view: View, ctx: Context) -> Place:
@@ -209,80 +213,99 @@ def _seen(task_id: str, by: AgentId | None, view: View, ctx: Context, direct: bo
     return record
 
 
-def list_inputs(query: ListInputs, view: View, ctx: Context) -> list[Input]:
+def list_inputs(query: ListInputs, view: View, ctx: Context) -> Inputs:
     """A new holder reads them all; one that has read some goes on behind those."""
-    record = task_of_lease(check_id(query.lease_id, "lease_id"), query.by, view, ctx)
-    held(query.lease_id, record)
-    after = check_count(query.after, "after", _HISTORY_MAX)
-    numbers = range(after + 1, record.said + 1)
-    said = ((number, view.get(said_key(record.task.id, number))) for number in numbers)
-    return [Input(n, s.message) for n, s in said if isinstance(s, Said) and s.message.role == "ROLE_USER"]
+    lease_id = check_id(query.lease_id, "lease_id")
+    record = task_of_lease(lease_id, query.by, view, ctx)
+    held(lease_id, record)
+    after = check_count(query.after, "after", MESSAGES_MAX)
+    page = list(islice(inputs_behind(after, record, view), ctx.limits.page_max))
+    asked = record.cancel_reason
+    return Inputs(record.task.id, record.generation, page, asked is not None, asked)
+
+
+class _Spot(NamedTuple):
+    """Where a listing goes on. First it goes down from the newest status. What moves meanwhile moves to the top, where
+    pages have been already: so then it goes up, from what was the newest, through what has moved since."""
+
+    moved: bool
+    head: int  # the newest status when it began
+    at: int
+    total: int
 
 
 def list_dialogs(query: ListDialogs, view: View, ctx: Context) -> DialogPage:
-    """The newest status first. What moves between two pages moves to the top, where a page has been already: so behind
-    the last of the others comes what has moved since the first page. None is missed; one may come twice."""
+    """The newest status first. Of what was there when the listing began none is missed; one may come twice."""
     limit = check_count(query.limit, "pageSize", ctx.limits.page_max)
     assert query.by is not None
-    head, before, floor = _cursor(query.cursor)
-    found: list[TaskRecord] = []
-    scanned = matching = 0
-    first = head
-    more = False
-    while scanned < ctx.limits.scan_max and not more:
-        chunk = view.dialogs(query.by.pubkey, query.agent, before, _CHUNK)
-        for record in chunk:
-            if record.status_order <= floor:
-                chunk = []
-                break
-            scanned += 1
-            first = max(first, record.status_order)
-            if _passes(record, query, ctx):
-                matching += 1
-                if len(found) == limit:
-                    more = True
-                    break
-                found.append(record)
-            before = record.status_order
-        if len(chunk) < _CHUNK:
-            break
-    cursor = _next_cursor(more, first, head, before, floor, query, view)
-    total = _total(query, matching, more, view, ctx)
-    tasks = [shown(record, view, query.history, query.artifacts) for record in found]
-    return DialogPage(tasks, total, cursor)
+    sender, recipient = query.by.pubkey, query.agent
+    spot = _spot_of(query.cursor)
+    if spot is None:
+        newest = view.dialogs(sender, recipient, _ORDER_MAX, 1)
+        spot = _Spot(False, newest[0].status_order if newest else 0, _ORDER_MAX, 0)
 
+    def chunk(at: int) -> Sequence[TaskRecord]:
+        listing = view.moved_dialogs if spot.moved else view.dialogs
+        return listing(sender, recipient, at, _CHUNK)
 
-def _cursor(cursor: str | None) -> tuple[int, int, int]:
-    """The newest status that the first page has seen, where to go on, and where to stop."""
-    if cursor is None:
-        return 0, _ORDER_MAX, 0
-    numbers = cursor.split(".") if isinstance(cursor, str) else []
-    if len(numbers) != 3 or not all(n.isascii() and n.isdigit() and len(n) < 19 for n in numbers):
-        raise BadCursor("this cursor does not belong to this listing", cursor=cursor)
-    head, before, floor = map(int, numbers)
-    return head, before, floor
+    def passes(record: TaskRecord) -> bool:
+        return _passes(record, query, ctx) and not (spot.moved and record.sent_order > spot.head)
 
-
-def _next_cursor(
-    more: bool, first: int, head: int, before: int, floor: int, query: ListDialogs, view: View
-) -> str | None:
+    found, at, more = _scan(chunk, spot.at, limit, passes, ctx)
+    total = spot.total
+    if query.cursor is None:
+        total = _total(query, view, ctx) if more else len(found)
     if more:
-        return f"{first if floor == 0 else head}.{before}.{floor}"
-    if floor == 0 and query.cursor is not None:
-        assert query.by is not None
-        moved = view.dialogs(query.by.pubkey, query.agent, _ORDER_MAX, 1)
-        if moved and moved[0].status_order > head:
-            return f"{moved[0].status_order}.{_ORDER_MAX}.{head}"
-    return None
+        following: _Spot | None = spot._replace(at=at, total=total)
+    elif not spot.moved and query.cursor is not None and view.moved_dialogs(sender, recipient, spot.head, 1):
+        following = _Spot(True, spot.head, spot.head, total)
+    else:
+        following = None
+    found.sort(key=lambda record: record.status_order, reverse=True)
+    tasks = [shown(record, view, query.history, query.artifacts) for record in found]
+    return DialogPage(tasks, total, None if following is None else ".".join(str(int(number)) for number in following))
 
 
-def _total(query: ListDialogs, matching: int, more: bool, view: View, ctx: Context) -> int:
-    """How many there are before paging: counted as far as a page may look, estimated beyond."""
+def _scan(
+    chunk: Callable[[int], Sequence[TaskRecord]],
+    at: int,
+    limit: int,
+    passes: Callable[[TaskRecord], bool],
+    ctx: Context,
+) -> tuple[list[TaskRecord], int, bool]:
+    """The next that pass, where to go on, and whether there is more; it looks only so far, and then there may be."""
+    found: list[TaskRecord] = []
+    scanned = 0
+    while scanned < ctx.limits.scan_max:
+        records = chunk(at)
+        for record in records:
+            if passes(record):
+                if len(found) == limit:
+                    return found, at, True
+                found.append(record)
+            at = record.status_order
+        scanned += len(records)
+        if len(records) < _CHUNK:
+            return found, at, False
+    return found, at, True
+
+
+def _spot_of(cursor: str | None) -> _Spot | None:
+    if cursor is None:
+        return None
+    numbers = cursor.split(".") if isinstance(cursor, str) else []
+    if len(numbers) != 4 or not all(n.isascii() and n.isdigit() and len(n) < 19 for n in numbers):
+        raise BadCursor("this cursor does not belong to this listing", cursor=cursor)
+    moved, head, at, total = map(int, numbers)
+    if moved > 1:
+        raise BadCursor("this cursor does not belong to this listing", cursor=cursor)
+    return _Spot(bool(moved), head, at, total)
+
+
+def _total(query: ListDialogs, view: View, ctx: Context) -> int:
+    """How many there are before paging: with filters, counted as far as a page may look."""
     assert query.by is not None
-    plain = query.context_id is None and query.state is None and query.since_ms is None
-    if query.cursor is None and not more:
-        return matching
-    if plain:
+    if query.context_id is None and query.state is None and query.since_ms is None:
         return view.dialog_count(query.by.pubkey, query.agent)
     records = view.dialogs(query.by.pubkey, query.agent, _ORDER_MAX, ctx.limits.scan_max)
     return sum(_passes(record, query, ctx) for record in records)
@@ -354,7 +377,7 @@ def _responses(
         case e.Asked():
             yield status(_ASKS[event.asks], _said_in(logged, task_id) if event.speaks else None, before + 1), False
         case e.Chunked():
-            kept = next(x for x in logged.events if type(x) is e.ChunkKept and x.key.startswith(f"chunk:{task_id}:"))
+            kept = next(x for x in logged.events if type(x) is e.ChunkKept and x.key.startswith(chunk_key(task_id, "")))
             yield artifact(kept.artifact, kept.append, kept.last), False
         case e.Progressed():
             parted = next(x for x in logged.events if type(x) is e.Parted and x.result.task_id == task_id)
@@ -373,7 +396,7 @@ def _responses(
 
 
 def _said_in(logged: Logged, task_id: str) -> Message | None:
-    prefix = said_key(task_id, 0)[:-1]
+    prefix = said_key(task_id, "")
     return next((x.message for x in logged.events if type(x) is e.Said and x.key.startswith(prefix)), None)
 
 

@@ -13,7 +13,7 @@ from itertools import islice, takewhile
 from typing import Any
 
 from covenant.model.agent import AgentId
-from covenant.model.error import BadCursor, MissingCapability, UnknownPeer, UnknownTask
+from covenant.model.error import MissingCapability, UnknownPeer, UnknownTask
 from covenant.model.peer import Demand, GrantPage, Peer, PeerPage, peer_key
 from covenant.model.query import (
     CheckGrant,
@@ -43,7 +43,7 @@ from covenant.model.view import Answer, CachePage, QueueDepth, QueueEntry, Queue
 from covenant.rules.cache import cached
 from covenant.rules.card import get_card, list_cards
 from covenant.rules.context import Context, View
-from covenant.rules.envelope import check_count, check_id
+from covenant.rules.envelope import check_count, check_cursor, check_id
 from covenant.rules.grant import find
 from covenant.rules.grant import shown as shown_grant
 from covenant.rules.page import Room
@@ -116,7 +116,7 @@ def task_queue(query: ListQueue, view: View, ctx: Context) -> QueuePage:
     if state == TaskState.RESULT_PENDING:
         return _pending_page(limit, cursor, by, view, ctx)
     leases_only = state == TaskState.IN_FLIGHT
-    after = _position(cursor, "lease" if leases_only else "task")
+    after = check_cursor(cursor, "lease" if leases_only else "task")
     found: list[TaskRecord] = []
     room = Room(ctx.limits)
     scanned = 0
@@ -145,7 +145,7 @@ def task_queue(query: ListQueue, view: View, ctx: Context) -> QueuePage:
 
 def _pending_page(limit: int, cursor: str | None, by: AgentId | None, view: View, ctx: Context) -> QueuePage:
     """Only the results that wait to be drained."""
-    keys = view.pending(_scope(by), _position(cursor, "result"), limit)
+    keys = view.pending(_scope(by), check_cursor(cursor, "result"), limit)
     records = [view.get(key) for key in keys]
     answers = _answers(records, ctx)
     last = records[len(answers) - 1] if answers and (len(records) == limit or len(answers) < len(records)) else None
@@ -200,7 +200,7 @@ def _children(parent: str, by: AgentId | None, view: View) -> Iterator[TaskRecor
 
 def cached_results(query: ListCached, view: View, ctx: Context) -> CachePage:
     limit = check_count(query.limit, "limit", ctx.limits.page_max)
-    slots = view.slots(_position(query.cursor, "slot"), limit + 1, _scope(query.by)) if limit else ()
+    slots = view.slots(check_cursor(query.cursor, "slot"), limit + 1, _scope(query.by)) if limit else ()
     room = Room(ctx.limits)
     found = list(takewhile(lambda entry: room.takes(entry.result), (cached(key, slot) for key, slot in slots[:limit])))
     more = f"slot:{slots[len(found) - 1][1].order}" if len(found) < len(slots) else None
@@ -209,7 +209,7 @@ def cached_results(query: ListCached, view: View, ctx: Context) -> CachePage:
 
 def list_peers(query: ListPeers, view: View, ctx: Context) -> PeerPage:
     limit = check_count(query.limit, "limit", ctx.limits.page_max)
-    found = view.peers(_position(query.cursor, "peer"), limit)
+    found = view.peers(check_cursor(query.cursor, "peer"), limit)
     more = f"peer:{found[-1].order}" if found and len(found) == limit else None
     return PeerPage([shown_peer(peer) for peer in found], more)
 
@@ -224,7 +224,7 @@ def list_grants(query: ListGrants, view: View, ctx: Context) -> GrantPage:
         subject = query.by.pubkey
     if subject is not None and not isinstance(view.get(peer_key(subject)), Peer):
         raise UnknownPeer(f"no peer {subject}", peer=subject)
-    found = view.all_grants(subject, _position(query.cursor, "grant"), limit)
+    found = view.all_grants(subject, check_cursor(query.cursor, "grant"), limit)
     more = f"grant:{found[-1].order}" if found and len(found) == limit else None
     return GrantPage([shown_grant(grant) for grant in found], more)
 
@@ -247,15 +247,6 @@ def deep_queues(query: DeepQueues, view: View, ctx: Context) -> list[QueueDepth]
 
 def _scope(by: AgentId | None) -> str | None:
     return None if by is None else by.pubkey
-
-
-def _position(cursor: str | None, kind: str) -> int:
-    if cursor is None:
-        return 0
-    prefix, _, number = cursor.partition(":") if isinstance(cursor, str) else ("", "", "")
-    if prefix != kind or not number.isascii() or not number.isdigit() or len(number) > 18:
-        raise BadCursor("this cursor does not belong to this listing", cursor=cursor)
-    return int(number)
 
 
 ANSWER: dict[type, Callable[[Any, View, Context], Any]] = {

@@ -140,6 +140,8 @@ def retry_stale(command: RetryStale, view: View, ctx: Context) -> Commit:
 
 def skip_reason(record: TaskRecord, policy: RetryPolicy, chosen: int, ctx: Context) -> SkipReason | None:
     """Why the gate leaves this lease alone; None means that it may be requeued."""
+    if record.asks is not None:
+        return SkipReason.WAITING_FOR_INPUT
     if lease_age_ms(record, ctx.now) < policy.min_lease_age_ms:
         return SkipReason.LEASE_TOO_YOUNG
     if record.task.idempotency is None:

@@ -24,8 +24,14 @@ def send(command: SendTask, view: View, ctx: Context) -> Commit:
     if view.depth(task.recipient.pubkey) >= ctx.limits.queue_depth_max:
         raise QueueFull(f"{task.recipient} has too many tasks waiting", limit=ctx.limits.queue_depth_max)
     if not task.is_idempotent:
-        return Commit((e.Sent(task.id, task, protocol=command.protocol),), Sent(task.id, 1))
-    return _send_keyed(task, view, ctx)
+        return Commit((_sent(task, command),), Sent(task.id, 1))
+    return _send_keyed(task, command, view, ctx)
+
+
+def _sent(
+    task: Task, command: SendTask, slot: str | None = None, follows: bool = False, replayed: bool = False
+) -> e.Sent:
+    return e.Sent(task.id, task, slot, follows, replayed, command.protocol, command.shown)
 
 
 def _again(task: Task, known: TaskRecord | Tombstone, view: View, ctx: Context) -> Commit:
@@ -41,14 +47,14 @@ def _again(task: Task, known: TaskRecord | Tombstone, view: View, ctx: Context) 
     )
 
 
-def _send_keyed(task: Task, view: View, ctx: Context) -> Commit:
+def _send_keyed(task: Task, command: SendTask, view: View, ctx: Context) -> Commit:
     cache_key = cache_key_of(task)
     key = slot_key(cache_key)
     digest = digest_of(task)
     slot = view.get(key)
     if slot is None or (isinstance(slot, Slot) and is_stale(key, slot, view, ctx)):
         opened = e.SlotOpened(key, cache_key, digest, task.id)
-        return Commit((e.Sent(task.id, task, key), opened), Sent(task.id, 1))
+        return Commit((_sent(task, command, key), opened), Sent(task.id, 1))
     assert isinstance(slot, Slot)
     if slot.digest != digest:
         raise IdempotencyConflict(
@@ -58,7 +64,7 @@ def _send_keyed(task: Task, view: View, ctx: Context) -> Commit:
             held_by=slot.leader or slot.source,
         )
     if slot.result is None:
-        return Commit((e.Sent(task.id, task, key, follows=True),), Sent(task.id, 1, follows=slot.leader))
+        return Commit((_sent(task, command, key, follows=True),), Sent(task.id, 1, follows=slot.leader))
     replay = answer_from(slot, task.id)
     generation = 3 if replay.result.content else 2
-    return Commit((e.Sent(task.id, task, key, replayed=True), replay), Sent(task.id, generation, replayed=True))
+    return Commit((_sent(task, command, key, replayed=True), replay), Sent(task.id, generation, replayed=True))

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeVar
 
+from msgspec import UNSET
 from msgspec.json import decode, encode
 
 from covenant.model.agent import AgentId
 from covenant.model.content import Json
 from covenant.model.error import UnknownLease, UnknownTask
+from covenant.model.message import Message
 from covenant.model.record import Part, Record, Slot, TaskRecord, TaskState, Tombstone
 from covenant.model.task import Result, Task
 from covenant.model.view import Answer, QueueEntry
@@ -77,7 +79,15 @@ def lent(envelope: E) -> E:
     for block in envelope.content:
         if type(block) is Json or block.annotations:  # type: ignore[union-attr]
             return decode(encode(envelope), type=type(envelope))
+    if envelope.message is not None and _could_change(envelope.message):
+        return decode(encode(envelope), type=type(envelope))
     return envelope
+
+
+def _could_change(message: Message) -> bool:
+    return message.metadata is not None or any(
+        part.data is not UNSET or part.metadata is not None for part in message.parts
+    )
 
 
 def answer_of(record: Record | Tombstone | None) -> Answer:

@@ -175,14 +175,13 @@ class Daemon:
         self.connections.make_room()
         listening = self._bind()
         try:
-            self._bind_grpc()
             await self.exchange.open(self._token)
             if self._ipc is not None:
                 await self._ipc.start()
+            if self._rpc is not None:
+                await self._start_grpc(self._rpc)
             if listening is not None:
                 await self._start_http(listening)
-            if self._rpc is not None:
-                await self._rpc.start()
         except BaseException:
             if listening is not None:
                 listening.close()
@@ -205,14 +204,13 @@ class Daemon:
         self.address = listening.getsockname()[:2]
         return listening
 
-    def _bind_grpc(self) -> None:
+    async def _start_grpc(self, rpc: Rpc) -> None:
         s = self.settings
-        if self._rpc is None or s.grpc is None:
-            return
+        assert s.grpc is not None
         with _listen(s.grpc, "--grpc", 1) as tried:  # gRPC would not say why it cannot
             host = tried.getsockname()[0]
         try:
-            port = self._rpc.bind(_joined(host, _split(s.grpc, "--grpc")[1]), s.tls_cert, s.tls_key)
+            port = await rpc.start(_joined(host, _split(s.grpc, "--grpc")[1]), s.tls_cert, s.tls_key)
         except RuntimeError as failed:
             raise BadSetting(f"cannot listen on {s.grpc}: {failed}", name="--grpc") from failed
         self.grpc_address = _joined(host, port)

@@ -26,13 +26,14 @@ TAGS: Final = {
     "tasks": "Send work, lease it, look at it.",
     "results": "Answer a leased task; receive what was answered.",
     "leases": "What the holder of a task does besides answering.",
+    "agents": "Which agents the A2A protocol reaches.",
     "operation": "The queue, repair, the retry gate, the cache, history.",
     "peers": "Who is enrolled.",
     "capabilities": "Who may do what.",
     "audit": "What was done, by whom.",
     "service": "The daemon itself.",
 }
-_OF_A2A: Final = ("tasks", "results", "leases")
+_OF_A2A: Final = ("tasks", "results", "leases", "agents")
 
 _UUID: Final = "[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}"
 _ID: Final[Schema] = {"pattern": f"^{_UUID}$"}
@@ -55,6 +56,8 @@ _SHAPES: Final[dict[str, dict[str, Schema]]] = {
         "not_before_ms": _TIME,
     },
     "Idempotency": {"key": _SOMETHING},
+    "Message": {"messageId": _SOMETHING, "parts": {"minItems": 1}},
+    "Artifact": {"artifactId": _SOMETHING, "parts": {"minItems": 1}},
     "Result": {"task_id": _ID, "lease_id": _ID, "sequence": {"minimum": 1}},
     "Scope": {"version": {"const": 1}, "max_uses": {"minimum": 1, "maximum": 2**31}},
     "RepairRequest": {"task_id": _ID, "reason": _SOMETHING},
@@ -81,6 +84,10 @@ def _bounds(limits: Limits) -> dict[str, Schema]:
         "older_than_ms": _TIME,
         "expires_ms": _TIME,
         "before": {"minimum": 0},
+        "after": {"minimum": 0, "maximum": 2**31},
+        "if_generation": _AGE,
+        "text": {"minLength": 1},
+        "receipt": {"minLength": 1, "maxLength": limits.key_bytes_max},
         "task_id": _ID,
         "lease_id": _ID,
         "grant_id": _ID,

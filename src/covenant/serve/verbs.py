@@ -8,11 +8,26 @@ from typing import Any, Final, TypeAlias, TypeVar
 from covenant.exchange.exchange import Exchange, demand_for
 from covenant.model import command as c
 from covenant.model import query as q
+from covenant.model.agent import AgentId
 from covenant.model.audit import AuditRow
-from covenant.model.error import CovenantError, Malformed
+from covenant.model.card import Card, CardPage
+from covenant.model.error import CovenantError, Malformed, UnknownPeer
+from covenant.model.message import Message, Part, Role
 from covenant.model.peer import Caller
 from covenant.model.repair import RetryReport
-from covenant.model.view import Answer, CachePage, Canceled, Delivery, LeaseStatus, Posted, QueuePage, Released, Sent
+from covenant.model.view import (
+    Answer,
+    CachePage,
+    Canceled,
+    Delivery,
+    LeaseStatus,
+    Moved,
+    Posted,
+    QueuePage,
+    Released,
+    Sent,
+)
+from covenant.rules.card import plain_card
 from covenant.rules.envelope import check_count
 from covenant.rules.grant import check_action
 from covenant.serve import wire as w
@@ -133,6 +148,60 @@ async def heartbeat(x: Exchange, caller: Caller, r: w.Heartbeat) -> w.LeaseBeat:
 async def release(x: Exchange, caller: Caller, r: w.Release) -> w.ReleasedReply:
     released: Released = await x.run(caller, c.ReleaseLease(x.by(caller), r.lease_id, r.reason, r.not_before_ms))
     return w.ReleasedReply(task_id=released.task_id, attempt=released.attempt, generation=released.generation)
+
+
+# --- the dialog --------------------------------------------------------------------------------------------
+
+
+async def add_message(x: Exchange, caller: Caller, r: w.AddMessage) -> w.MovedReply:
+    message = _message(x, r.message, r.text, "ROLE_USER")
+    return _moved(await x.run(caller, c.AddMessage(x.by(caller), r.task_id, message, r.if_generation)))
+
+
+async def update(x: Exchange, caller: Caller, r: w.Update) -> w.MovedReply:
+    message = _message(x, r.message, r.text)
+    return _moved(await x.run(caller, c.UpdateTask(x.by(caller), r.lease_id, message, receipt=r.receipt)))
+
+
+async def ask(x: Exchange, caller: Caller, r: w.Ask) -> w.MovedReply:
+    message = None if r.message is None and r.text is None else _message(x, r.message, r.text)
+    return _moved(await x.run(caller, c.UpdateTask(x.by(caller), r.lease_id, message, r.asks, r.after, r.receipt)))
+
+
+async def add_artifact(x: Exchange, caller: Caller, r: w.AddArtifact) -> w.MovedReply:
+    command = c.AddArtifact(x.by(caller), r.lease_id, r.artifact, r.append, r.last, r.receipt)
+    return _moved(await x.run(caller, command))
+
+
+async def reject(x: Exchange, caller: Caller, r: w.Reject) -> w.MovedReply:
+    return _moved(await x.run(caller, c.RejectTask(x.by(caller), r.lease_id, _message(x, r.message, r.text))))
+
+
+async def reply_directly(x: Exchange, caller: Caller, r: w.ReplyDirectly) -> w.MovedReply:
+    return _moved(await x.run(caller, c.ReplyDirectly(x.by(caller), r.lease_id, _message(x, r.message, r.text))))
+
+
+def _message(x: Exchange, message: Message | None, text: str | None, role: Role = "ROLE_AGENT") -> Message:
+    if (message is None) == (text is None):
+        raise Malformed("one of message and text is needed", field="message")
+    if message is not None:
+        return message
+    return Message(message_id=x.store.context.ids.lease(), role=role, parts=(Part(text=text),))
+
+
+def _moved(moved: Moved) -> w.MovedReply:
+    return w.MovedReply(task_id=moved.task_id, generation=moved.generation)
+
+
+async def list_inputs(x: Exchange, caller: Caller, r: w.ListInputs) -> w.InputsReply:
+    heard = await x.listen(caller, r.lease_id, r.after, _wait(r.wait_ms), r.cancel_known)
+    return w.InputsReply(
+        task_id=heard.task_id,
+        generation=heard.generation,
+        inputs=heard.inputs,
+        cancel_requested=heard.cancel_requested,
+        cancel_reason=heard.cancel_reason,
+    )
 
 
 # --- results -----------------------------------------------------------------------------------------------
@@ -288,6 +357,41 @@ async def check(x: Exchange, caller: Caller, r: w.Check) -> w.Checked:
     )
 
 
+async def publish_agent(x: Exchange, caller: Caller, r: w.PublishAgent) -> w.AgentReply:
+    agent = _agent(x, caller, r.name)
+    card = plain_card(agent) if r.card is None else r.card
+    return w.AgentReply(published=_published(await x.run(caller, c.PublishCard(x.by(caller), agent, card))))
+
+
+def _agent(x: Exchange, caller: Caller, name: str | None) -> AgentId:
+    """Whom a caller names, or itself. Only the operator hears that there is nobody of that name."""
+    if name is None:
+        return caller.agent
+    return x.agent(name) if caller.is_operator else x.named(name)
+
+
+def _published(card: Card) -> w.Published:
+    return w.Published(card.agent, card.card, card.published_ms)
+
+
+async def list_agents(x: Exchange, caller: Caller, r: w.ListAgents) -> w.Agents:
+    page: CardPage = await x.ask(caller, q.ListCards(x.by(caller), r.limit, cursor=r.cursor))
+    return w.Agents(agents=[_published(card) for card in page.cards], cursor=page.cursor)
+
+
+async def get_agent(x: Exchange, caller: Caller, r: w.GetAgent) -> w.AgentReply:
+    card: Card | None = await x.ask(caller, q.GetCard(x.by(caller), x.key_of(r.name)))
+    if card is None:
+        raise UnknownPeer(f"no agent {r.name} is published", peer=r.name)
+    return w.AgentReply(published=_published(card))
+
+
+async def withdraw_agent(x: Exchange, caller: Caller, r: w.WithdrawAgent) -> w.AgentWithdrawn:
+    agent = _agent(x, caller, r.name)
+    await x.run(caller, c.WithdrawCard(x.by(caller), agent))
+    return w.AgentWithdrawn(display=agent.display, pubkey=agent.pubkey)
+
+
 async def recent_audit(x: Exchange, caller: Caller, r: w.RecentAudit) -> w.AuditReply:
     """The operator, and who may read the audit, sees all rows; anybody else its own."""
     limit = check_count(r.limit, "limit", x.store.limits.page_max)
@@ -333,6 +437,7 @@ HANDLERS: Final[dict[type, Handler]] = {
     w.GetTask: get_task,
     w.GetTree: get_tree,
     w.Story: story,
+    w.AddMessage: add_message,
     w.Cancel: cancel,
     w.PostResult: post_result,
     w.RecvResult: recv_result,
@@ -343,11 +448,21 @@ HANDLERS: Final[dict[type, Handler]] = {
     w.Queue: queue,
     w.Heartbeat: heartbeat,
     w.Release: release,
+    w.Update: update,
+    w.AddArtifact: add_artifact,
+    w.Ask: ask,
+    w.Reject: reject,
+    w.ReplyDirectly: reply_directly,
+    w.ListInputs: list_inputs,
     w.Repair: repair,
     w.RetryStale: retry_stale,
     w.ListCache: list_cache,
     w.ForgetCached: forget_cached,
     w.Compact: compact,
+    w.PublishAgent: publish_agent,
+    w.ListAgents: list_agents,
+    w.GetAgent: get_agent,
+    w.WithdrawAgent: withdraw_agent,
     w.EnrollPeer: enroll_peer,
     w.ListPeers: list_peers,
     w.RevokePeer: revoke_peer,

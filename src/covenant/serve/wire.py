@@ -14,11 +14,12 @@ from msgspec import Struct, field
 from covenant.model.agent import AgentId
 from covenant.model.audit import AuditRow
 from covenant.model.limits import Limits
+from covenant.model.message import Artifact, Message
 from covenant.model.peer import GrantedView, PeerView, Scope
-from covenant.model.record import TaskState
+from covenant.model.record import Asks, TaskState
 from covenant.model.repair import RepairOutcome, RepairRequest, RetryPolicy, RetryReport
 from covenant.model.task import Result, Task
-from covenant.model.view import Answer, CachedResult, QueueEntry, TreeNode
+from covenant.model.view import Answer, CachedResult, Input, QueueEntry, TreeNode
 
 PAGE = 10
 
@@ -127,6 +128,74 @@ class Release(Request, frozen=True, tag="release_a2a_lease"):
     not_before_ms: int | None = None
 
 
+class AddMessage(Request, frozen=True, tag="add_a2a_message"):
+    """More from the sender of an open task, as input for who holds it, or will. `text` stands for a message of one
+    part. With `if_generation` only if the task is still as the caller knows it."""
+
+    task_id: str
+    message: Message | None = None
+    text: str | None = None
+    if_generation: int | None = None
+
+
+class Update(Request, frozen=True, tag="update_a2a_lease"):
+    """How far the holder is. `text` stands for a message of one part. `receipt` is a name that the caller makes up:
+    the same update again under it is the same update."""
+
+    lease_id: str
+    message: Message | None = None
+    text: str | None = None
+    receipt: str | None = None
+
+
+class AddArtifact(Request, frozen=True, tag="artifact_a2a_lease"):
+    """What the holder has made: a whole artifact, or with `append` a piece of one. `receipt` is as of an update."""
+
+    lease_id: str
+    artifact: Artifact
+    append: bool = False
+    last: bool = field(default=False, name="lastChunk")
+    receipt: str | None = None
+
+
+class Ask(Request, frozen=True, tag="ask_a2a_lease"):
+    """The holder waits for its sender. With `after`, it asks only if the sender has said nothing behind that number.
+    `text` and `receipt` are as of an update."""
+
+    lease_id: str
+    asks: Asks = Asks.INPUT
+    message: Message | None = None
+    text: str | None = None
+    after: int | None = None
+    receipt: str | None = None
+
+
+class Reject(Request, frozen=True, tag="reject_a2a_lease"):
+    """The holder will not do it, and says why."""
+
+    lease_id: str
+    message: Message | None = None
+    text: str | None = None
+
+
+class ReplyDirectly(Request, frozen=True, tag="reply_a2a_lease"):
+    """A message is the whole answer, and there was no task. Only the first thing that a holder says can be that."""
+
+    lease_id: str
+    message: Message | None = None
+    text: str | None = None
+
+
+class ListInputs(Request, frozen=True, tag="inputs_a2a_lease"):
+    """What the sender has said since its first message, behind the number that the caller has read. A wait ends when
+    there is something, or when a cancel is asked for that the caller does not know of."""
+
+    lease_id: str
+    after: int = 0
+    wait_ms: int = 0
+    cancel_known: bool = False
+
+
 class Cancel(Request, frozen=True, tag="cancel_a2a_task"):
     task_id: str
     reason: str = "canceled"
@@ -217,6 +286,27 @@ class RecentAudit(Request, frozen=True, tag="recent_audit"):
     task_id: str | None = None
     actor: str | None = None
     row: str | None = None
+
+
+class PublishAgent(Request, frozen=True, tag="publish_agent"):
+    """Let the A2A protocol reach an agent: the caller, or for the operator the one that is named. Without a card, a
+    plain one is made."""
+
+    name: str | None = None
+    card: dict[str, Any] | None = None
+
+
+class ListAgents(Request, frozen=True, tag="list_agents"):
+    limit: int = PAGE
+    cursor: str | None = None
+
+
+class GetAgent(Request, frozen=True, tag="get_agent"):
+    name: str
+
+
+class WithdrawAgent(Request, frozen=True, tag="withdraw_agent"):
+    name: str
 
 
 class Story(Request, frozen=True, tag="a2a_story"):
@@ -359,6 +449,21 @@ class ReleasedReply(Reply, frozen=True, tag="a2a_released"):
     generation: int
 
 
+class MovedReply(Reply, frozen=True, tag="a2a_moved"):
+    """The task, and the generation that it has now."""
+
+    task_id: str
+    generation: int
+
+
+class InputsReply(Reply, frozen=True, tag="a2a_inputs"):
+    task_id: str
+    generation: int
+    inputs: list[Input]
+    cancel_requested: bool = False
+    cancel_reason: str | None = None
+
+
 class CanceledReply(Reply, frozen=True, tag="a2a_canceled"):
     task_id: str
     state: TaskState
@@ -435,6 +540,28 @@ class Checked(Reply, frozen=True, tag="capability_check"):
     reason: str | None = None
 
 
+class Published(Struct, frozen=True, gc=False):
+    """An agent that the A2A protocol reaches, and the card as it was published."""
+
+    agent: AgentId
+    card: dict[str, Any]
+    published_ms: int
+
+
+class AgentReply(Reply, frozen=True, tag="agent"):
+    published: Published
+
+
+class Agents(Reply, frozen=True, tag="agent_list"):
+    agents: list[Published]
+    cursor: str | None = None
+
+
+class AgentWithdrawn(Reply, frozen=True, tag="agent_withdrawn"):
+    display: str
+    pubkey: str
+
+
 class AuditReply(Reply, frozen=True, tag="audit_recent"):
     rows: list[AuditRow]
     cursor: int | None = None
@@ -478,6 +605,13 @@ AnyRequest: TypeAlias = (
     | GetResult
     | Heartbeat
     | Release
+    | AddMessage
+    | Update
+    | AddArtifact
+    | Ask
+    | Reject
+    | ReplyDirectly
+    | ListInputs
     | Cancel
     | Repair
     | RetryStale
@@ -492,6 +626,10 @@ AnyRequest: TypeAlias = (
     | Revoke
     | ListGrants
     | Check
+    | PublishAgent
+    | ListAgents
+    | GetAgent
+    | WithdrawAgent
     | RecentAudit
     | Story
     | Version

@@ -29,9 +29,9 @@ from covenant.model.command import (
 from covenant.model.error import CovenantError, StoreClosed
 from covenant.model.limits import Limits
 from covenant.model.peer import Caller, Peer, peer_key
-from covenant.model.query import GetDialog, GetPlace, GetTask, Query
+from covenant.model.query import GetDialog, GetPlace, GetTask, ListInputs, Query
 from covenant.model.record import TaskRecord
-from covenant.model.view import Compaction, QueueEntry
+from covenant.model.view import Compaction, Inputs, QueueEntry
 from covenant.rules.audit import rows_of
 from covenant.rules.context import Commit, Context, Ids, actor
 from covenant.rules.decide import decide
@@ -239,6 +239,23 @@ class Embedded(ABC):
         except TimeoutError:
             entry = await self.ask(query, caller)
         return entry
+
+    async def listen(
+        self,
+        query: ListInputs,
+        wait_ms: int | None = None,
+        cancel_known: bool = False,
+        caller: Caller | None = None,
+    ) -> Inputs:
+        heard: Inputs = await self.ask(query, caller)
+        try:
+            async with asyncio.timeout(None if wait_ms is None else wait_ms / 1000):
+                while not heard.inputs and heard.cancel_requested == cancel_known:
+                    await self._wait_change(heard.task_id, heard.generation, cancel_known)
+                    heard = await self.ask(query, caller)
+        except TimeoutError:
+            heard = await self.ask(query, caller)
+        return heard
 
     async def _wait_change(self, task_id: str, generation: int, cancel_requested: bool) -> None:
         record = self.state.get(task_id)

@@ -14,9 +14,9 @@ from covenant.model.card import Card
 from covenant.model.command import Call, Command, CompactHistory, DrainResults, LeaseTasks
 from covenant.model.limits import Limits
 from covenant.model.peer import Caller
-from covenant.model.query import GetTask, Query
+from covenant.model.query import GetTask, ListInputs, Query
 from covenant.model.record import Key
-from covenant.model.view import Compaction, QueueEntry
+from covenant.model.view import Compaction, Inputs, QueueEntry
 from covenant.rules.context import Context
 
 
@@ -42,6 +42,10 @@ class Engine(Protocol):
     async def watch(self, query: GetTask, after: int, wait_ms: int | None = None) -> QueueEntry:
         """The task once its generation is higher than `after`, or a cancel is asked for meanwhile; as it is when the
         wait ends or the task has ended."""
+
+    async def listen(self, query: ListInputs, wait_ms: int | None = None, cancel_known: bool = False) -> Inputs:
+        """What the sender has said, once it has said something; nothing when the wait ends, or a cancel is asked for
+        that the caller does not know of. Who has lost its lease is told so."""
 
     async def compact(self, command: CompactHistory) -> Compaction: ...
     async def audit(self, limit: int) -> list[AuditRow]:
@@ -77,6 +81,13 @@ class Store(Protocol):
     ) -> QueueEntry:
         """`cancel_known`: whether the caller knows of a cancel already; None takes it as it is now."""
 
+    async def listen(
+        self,
+        query: ListInputs,
+        wait_ms: int | None = None,
+        cancel_known: bool = False,
+        caller: Caller | None = None,
+    ) -> Inputs: ...
     async def compact(self, command: CompactHistory | Call) -> Compaction: ...
     def caller_of(self, token: str) -> Caller | None: ...
     def caller_at(self, pubkey: str) -> Caller | None:

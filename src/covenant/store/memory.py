@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections import deque
 from itertools import islice
+from typing import Final
+
+import msgspec
 
 from covenant.model.audit import Logged
 from covenant.model.limits import Limits
@@ -14,32 +16,32 @@ from covenant.store.embedded import Embedded
 from covenant.store.state import State
 from covenant.store.tail import Tail
 
+LOG_BYTES_MAX: Final = 64 << 20
+_encoder: Final = msgspec.json.Encoder()
+
 
 class Memory(Embedded):
-    """Everything is gone when it is closed. Its log reaches back `log_tail_max` commits."""
+    """Everything is gone when it is closed. Its log reaches back `log_tail_max` commits, or LOG_BYTES_MAX."""
 
     def __init__(self, limits: Limits, clock: Clock, ids: Ids) -> None:
         super().__init__(limits, clock, ids)
-        self._log: deque[Logged] = deque(maxlen=limits.log_tail_max)
-        self._tail = Tail(limits.log_tail_max)
+        self._tail = Tail(limits.log_tail_max, LOG_BYTES_MAX)
         self._record = self._note
 
     async def close(self) -> None:
         await super().close()
         self.state = State()
-        self._log.clear()
-        self._tail = Tail(self.limits.log_tail_max)
+        self._tail = Tail(self.limits.log_tail_max, LOG_BYTES_MAX)
 
     async def log(self, after: int, limit: int) -> list[Logged]:
-        return list(islice((entry for entry in self._log if entry.last > after), limit))
+        return list(islice((entry for entry in self._tail if entry.last > after), limit))
 
     async def log_back(self, before: int | None, limit: int) -> list[Logged]:
-        entries = (entry for entry in reversed(self._log) if before is None or entry.seq < before)
+        entries = (entry for entry in reversed(self._tail) if before is None or entry.seq < before)
         return list(islice(entries, limit))
 
     async def log_trail(self, seq: int, key: Key, limit: int) -> list[Logged]:
         return self._tail.trail(seq, key, limit)
 
     def _note(self, logged: Logged) -> None:
-        self._log.append(logged)
-        self._tail.add(logged, 0)
+        self._tail.add(logged, len(_encoder.encode(logged)))

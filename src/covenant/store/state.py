@@ -8,7 +8,7 @@ the base holds under its key.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from itertools import islice
 from typing import Protocol
 
@@ -42,6 +42,8 @@ from covenant.rules.grant import pin_of
 from covenant.rules.retention import at_rest, is_forgotten, is_retained, tombstone_of
 from covenant.store.ledger import DueTimes, LazyLedger, Ledger, Shelf
 
+_SHARE_WORTH_LISTING = 8  # an eighth of what is numbered: then one listing costs less than a look for each
+
 
 class Base(Protocol):
     """Where records at rest go. Listings are lazy: the caller stops when it has enough."""
@@ -51,7 +53,9 @@ class Base(Protocol):
     def children(self, parent: str, after: int, agent: str | None) -> Iterator[TaskRecord]: ...
     def slots(self, after: int, agent: str | None) -> Iterator[tuple[Key, Slot]]: ...
     def late(self, task_id: str) -> Iterator[tuple[Key, Late]]: ...
+    def pieces(self, prefix: Key, numbers: Set[int]) -> Iterator[tuple[int, Record]]: ...
     def dialogs(self, sender: str, recipient: str, before: int) -> Iterator[TaskRecord]: ...
+    def moved_dialogs(self, sender: str, recipient: str, after: int) -> Iterator[TaskRecord]: ...
     def dialog_count(self, sender: str, recipient: str) -> int: ...
     def task_of_lease(self, lease_id: str) -> Key | None: ...
 
@@ -210,7 +214,7 @@ class State:
                 self._children_of.add(_branch(new.task.parent, party), order, key)
         if new.ready_for is not None:
             self._add_ready(key, new.ready_for, new.ready_order)
-        if new.protocol:
+        if new.protocol and not new.direct:
             self._dialogs.add(_dialog(new), new.status_order, key)
         if new.due_ms is not None:
             self.due_times.set(key, new.due_ms)
@@ -267,8 +271,6 @@ class State:
             self.cascades.discard(key)
         if at_rest(new):
             self.rested.append(key)
-            if new.result is not None and new.result.lease_id is not None:
-                self._lease_tasks.pop(new.result.lease_id, None)
 
     def _move_task(self, key: Key, old: TaskRecord, new: TaskRecord) -> None:
         if old.ready_for is not None:
@@ -286,7 +288,8 @@ class State:
             self._move_lease(key, old, new)
         if new.protocol and old.status_order != new.status_order:
             dialogs = self._dialogs.ledgers[_dialog(new)]
-            dialogs.add(new.status_order, key)
+            if not new.direct:
+                dialogs.add(new.status_order, key)
             dialogs.lose()
         if old.due_ms != new.due_ms:
             self.due_times.set(key, new.due_ms)
@@ -414,7 +417,7 @@ class State:
         record = self.records.pop(key, None)
         if type(record) is TaskRecord:
             self._sent_all.lose()
-            if record.protocol:
+            if record.protocol and not record.direct:
                 self._dialogs.ledgers[_dialog(record)].lose()
             self._sent.ledgers[record.sender].lose()
             if record.recipient != record.sender:
@@ -623,6 +626,28 @@ class State:
             return found
         return [*(late for key, late in self.base.late(task_id) if key not in self.records), *found]
 
+    def pieces(self, prefix: Key, first: int, last: int) -> Sequence[tuple[int, Record]]:
+        records = self.records
+        found: dict[int, Record] = {}
+        missing: list[int] = []
+        for number in range(first, last + 1):
+            record = records.get(f"{prefix}{number}")
+            if record is None:
+                missing.append(number)
+            elif not isinstance(record, Tombstone):
+                found[number] = record
+        if missing and self.base is not None:
+            whole = len(missing) * _SHARE_WORTH_LISTING >= last
+            resting = self.base.pieces(prefix, frozenset(missing)) if whole else self._each(prefix, missing)
+            found.update(resting)
+        return sorted(found.items())
+
+    def _each(self, prefix: Key, numbers: Iterable[int]) -> Iterator[tuple[int, Record]]:
+        for number in numbers:
+            record = self.get(f"{prefix}{number}")
+            if record is not None and not isinstance(record, Tombstone):
+                yield number, record
+
     def dialogs(self, sender: str, recipient: str, before: int, limit: int) -> Sequence[TaskRecord]:
         found = self._tasks(self._dialogs.get(_names(sender, recipient)).newest(before), limit)
         if self.base is None:
@@ -630,6 +655,14 @@ class State:
         resting = self.base.dialogs(sender, recipient, before)
         unseen = islice((record for record in resting if record.task.id not in self.records), limit)
         return sorted([*found, *unseen], key=_status_order, reverse=True)[:limit]
+
+    def moved_dialogs(self, sender: str, recipient: str, after: int, limit: int) -> Sequence[TaskRecord]:
+        found = self._tasks(self._dialogs.get(_names(sender, recipient)).after(after), limit)
+        if self.base is None:
+            return found
+        resting = self.base.moved_dialogs(sender, recipient, after)
+        unseen = islice((record for record in resting if record.task.id not in self.records), limit)
+        return sorted([*found, *unseen], key=_status_order)[:limit]
 
     def pushes(self, task_id: str) -> Sequence[Push]:
         return [self.records[key] for key in self._pushes.get(task_id, ())]  # type: ignore[misc]

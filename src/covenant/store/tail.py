@@ -1,8 +1,10 @@
-"""The newest commits, at hand: who follows a task live finds what happened to it here, and not on the disk."""
+"""The newest commits, at hand: who follows a task live finds what happened to it here, and not on the disk. Bounded in
+commits and in bytes."""
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from typing import Final
 
 from covenant.model.audit import Logged
@@ -20,7 +22,14 @@ class Tail:
         self._bytes_max = bytes_max
         self._bytes = 0
 
+    def __iter__(self) -> Iterator[Logged]:
+        return (logged for logged, _ in self._commits)
+
+    def __reversed__(self) -> Iterator[Logged]:
+        return (logged for logged, _ in reversed(self._commits))
+
     def add(self, logged: Logged, size: int) -> None:
+        """One that alone is larger than the bound stays until the next one comes: it is what is followed now."""
         self._commits.append((logged, size))
         self._bytes += size
         for seq in range(logged.seq, logged.last + 1):

@@ -27,7 +27,6 @@ DIRECT_REPLY: Final = "urn:covenant:direct-reply"
 GENERATION: Final = "urn:covenant:generation"
 _NOTHING: Final[tuple[Any, ...]] = (None, "", [], {})
 _MODES: Final = ["text/plain", "application/json"]
-_PAGE: Final = 10
 _SHOWN_MAX: Final = 1000  # cards that are kept as they were last shown
 _SIGNED: Final = frozenset(  # what the protocol knows of a card; a verifier does not see the rest
     (
@@ -101,13 +100,8 @@ class Directory:
         """The one that was named, or else the first that was published."""
         if self._default is not None:
             return await self._card(self._default)
-        after: int | None = 0
-        while after is not None:
-            page: CardPage = await self._exchange.store.ask(q.ListCards(None, _PAGE, after))
-            if page.cards:
-                return page.cards[0]
-            after = None if page.cursor is None else int(page.cursor)
-        return None
+        page: CardPage = await self._exchange.store.ask(q.ListCards(None, 1))
+        return page.cards[0] if page.cards else None
 
     async def _card(self, name: str) -> Card | None:
         found: Card | None = await self._exchange.store.ask(q.GetCard(None, self._exchange.key_of(name)))

@@ -10,7 +10,7 @@ import hashlib
 import uuid
 from collections.abc import AsyncIterator
 from datetime import datetime
-from typing import Any, Final
+from typing import Final
 
 from msgspec import Struct, structs
 
@@ -31,10 +31,10 @@ from covenant.model.agent import AgentId
 from covenant.model.error import CovenantError, TaskTerminal, UnknownPush
 from covenant.model.message import Message
 from covenant.model.peer import Caller
-from covenant.model.protocol import State, StreamResponse, TaskShown, Update
+from covenant.model.protocol import State, StreamResponse, TaskShown
 from covenant.model.push import PushConfig
 from covenant.model.task import Task
-from covenant.model.view import Dialog, DialogPage, QueueEntry, Sent
+from covenant.model.view import Dialog, DialogPage, Sent
 from covenant.rules.dialog import text_of
 from covenant.rules.envelope import check_text
 
@@ -75,12 +75,12 @@ class Operations:
     ) -> wire.SendReply:
         """Waits for the end of the task, or for a question, unless it is told not to; at most for a bounded time."""
         _check_history(request.configuration.history_length)
-        task_id, generation = await self._send(caller, agent, request, key)
-        if not request.configuration.return_immediately:
-            await self._settle(caller, task_id, generation, _is_settled)
-        elif agent.replies:
-            await self._settle(caller, task_id, generation, _has_begun)
-        dialog = await self._dialog(caller, agent, task_id, request.configuration.history_length, direct=True)
+        settings = request.configuration
+        at_once = settings.return_immediately and not agent.replies
+        task_id, generation = await self._send(caller, agent, request, key, at_once)
+        if not at_once:
+            await self._settle(caller, task_id, generation, begun=settings.return_immediately)
+        dialog = await self._shown(caller, agent, task_id, settings.history_length)
         if dialog.reply is not None:
             return wire.SendReply(message=dialog.reply)
         return wire.SendReply(task=dialog.task)
@@ -91,31 +91,39 @@ class Operations:
         """Task first, then what happens to it; or the one message that is the whole answer."""
         self._check_streams(agent)
         _check_history(request.configuration.history_length)
-        task_id, generation = await self._send(caller, agent, request, key)
-        history = request.configuration.history_length
-        begun = dialog = await self._dialog(caller, agent, task_id, history, direct=True)
+        task_id, generation = await self._send(caller, agent, request, key, at_once=not agent.replies)
         if agent.replies:
-            await self._settle(caller, task_id, generation, _has_begun)
-            begun = await self._dialog(caller, agent, task_id, history, direct=True)
-        if begun.reply is not None:
-            yield Event(begun.generation, StreamResponse(message=begun.reply))
+            await self._settle(caller, task_id, generation, begun=True)
+        dialog = await self._shown(caller, agent, task_id, request.configuration.history_length)
+        if dialog.reply is not None:
+            yield Event(dialog.generation, StreamResponse(message=dialog.reply))
             return
-        async for event in self._from_snapshot(caller, dialog):
+        async for event in self._from_snapshot(caller, agent, dialog):
             yield event
 
-    async def _send(self, caller: Caller, agent: Agent, request: wire.SendMessage, key: str | None) -> tuple[str, int]:
-        """The task, and the generation that the message led to."""
+    async def _shown(self, caller: Caller, agent: Agent, task_id: str, history: int | None) -> Dialog:
+        """The message that is the whole answer, or the task. A task that was shown is not taken back."""
+        dialog = await self._dialog(caller, agent, task_id, history, direct=True)
+        if dialog.is_hidden:
+            await self._exchange.run(caller, c.ShowTask(self._exchange.by(caller), task_id))
+            dialog = await self._dialog(caller, agent, task_id, history, direct=True)
+        return dialog
+
+    async def _send(
+        self, caller: Caller, agent: Agent, request: wire.SendMessage, key: str | None, at_once: bool
+    ) -> tuple[str, int]:
+        """The task, and the generation that the message led to. `at_once`: the task is shown, whatever comes."""
         message, settings = request.message, request.configuration
         if settings.task_push_notification_config is not None and not agent.pushes:
             raise Fault(NO_PUSH, f"{agent.id.display} does not push")
         if message.task_id:
-            await self._dialog(caller, agent, message.task_id, 0)
+            await self._check_there(caller, agent, message.task_id)
             guard = _number(settings.if_generation_match, "ifGenerationMatch")
             command = c.AddMessage(self._exchange.by(caller), message.task_id, message, guard)
             moved = await self._exchange.run(caller, command)
             task_id, generation = moved.task_id, moved.generation
         else:
-            sent = await self._send_first(caller, agent, message, key)
+            sent = await self._send_first(caller, agent, message, key, at_once)
             task_id, generation = sent.task_id, max(1, sent.generation)
         if settings.task_push_notification_config is not None:
             config = _push_of(settings.task_push_notification_config)
@@ -123,7 +131,7 @@ class Operations:
             await self._exchange.run(caller, push)
         return task_id, generation
 
-    async def _send_first(self, caller: Caller, agent: Agent, message: Message, key: str | None) -> Sent:
+    async def _send_first(self, caller: Caller, agent: Agent, message: Message, key: str | None, at_once: bool) -> Sent:
         """A task of its own. Under the same key, the same caller's message to the same agent is the same task."""
         if key is None and message.metadata is not None:
             key = message.metadata.get(KEY)
@@ -135,20 +143,22 @@ class Operations:
             message=message,
             context_id=message.context_id or str(uuid.uuid4()),
         )
-        sent: Sent = await self._exchange.run(caller, c.SendTask(caller.agent, task, protocol=True))
+        sent: Sent = await self._exchange.run(caller, c.SendTask(caller.agent, task, protocol=True, shown=at_once))
         return sent
 
-    async def _settle(self, caller: Caller, task_id: str, generation: int, is_settled: Any) -> None:
-        """Wait until it is, or the time that a request may take is over."""
+    async def _settle(self, caller: Caller, task_id: str, generation: int, begun: bool) -> None:
+        """Until the task has ended or waits for an answer; with `begun`, until somebody has done more than take it. Or
+        the time that a request may take is over."""
         exchange = self._exchange
         deadline = exchange.now_ms() + exchange.bounds.wait_ms_max
-        entry: QueueEntry | None = None
-        while entry is None or not is_settled(entry):
-            left = deadline - exchange.now_ms()
-            if left <= 0 or exchange.is_draining:
-                return
-            after = generation - 1 if entry is None else entry.generation
+        after = generation - 1
+        while (left := deadline - exchange.now_ms()) > 0 and not exchange.is_draining:
             entry = await exchange.watch(caller, task_id, after, left)
+            if entry.outcome is not None or entry.asks is not None:
+                return
+            if begun and not (await self._asked(caller, task_id, 0, False, True)).is_hidden:
+                return
+            after = entry.generation
 
     # --- looking ------------------------------------------------------------------------------------------
 
@@ -158,9 +168,18 @@ class Operations:
         known = _number(request.current_generation, "currentGeneration")
         dialog = await self._dialog(caller, agent, request.id, request.history_length)
         if known is not None and dialog.generation <= known and not dialog.state.is_terminal:
-            await self._exchange.watch(caller, dialog.task.id, known, self._exchange.bounds.wait_ms_max)
+            await self._hold(caller, dialog.task.id, known)
             dialog = await self._dialog(caller, agent, request.id, request.history_length)
         return dialog.task
+
+    async def _hold(self, caller: Caller, task_id: str, known: int) -> None:
+        """Until the generation is higher. A watch also ends for other reasons, which are no news here."""
+        exchange = self._exchange
+        deadline = exchange.now_ms() + exchange.bounds.wait_ms_max
+        while (left := deadline - exchange.now_ms()) > 0 and not exchange.is_draining:
+            entry = await exchange.watch(caller, task_id, known, left)
+            if entry.generation > known or entry.outcome is not None:
+                return
 
     async def list_tasks(self, caller: Caller, agent: Agent, request: wire.ListTasks) -> wire.TaskList:
         size = PAGE_DEFAULT if request.page_size is None else request.page_size
@@ -182,12 +201,12 @@ class Operations:
         return wire.TaskList(tasks=page.tasks, next_page_token=page.cursor or "", page_size=size, total_size=page.total)
 
     async def cancel_task(self, caller: Caller, agent: Agent, request: wire.CancelTask) -> TaskShown:
-        dialog = await self._dialog(caller, agent, request.id, 0)
-        command = c.CancelTask(self._exchange.by(caller), dialog.task.id, "the client asked for it")
+        task_id = await self._check_there(caller, agent, request.id)
+        command = c.CancelTask(self._exchange.by(caller), task_id, "the client asked for it")
         try:
             await self._exchange.run(caller, command)
         except TaskTerminal as ended:
-            raise Fault(NOT_CANCELABLE, ended.message, taskId=dialog.task.id) from None
+            raise Fault(NOT_CANCELABLE, ended.message, taskId=task_id) from None
         return (await self._dialog(caller, agent, request.id, None)).task
 
     async def subscribe(
@@ -198,47 +217,62 @@ class Operations:
         self._check_streams(agent)
         if after is None and request.metadata is not None:
             after = _number(request.metadata.get(CURSOR), CURSOR)
-        dialog = await self._dialog(caller, agent, request.id, None)
-        if after is not None and after > 0:
-            async for event in self._resume(caller, agent, dialog, after):
+        resumes = after is not None and after > 0
+        dialog = await self._dialog(caller, agent, request.id, None, artifacts=not resumes)
+        task_id = dialog.task.id
+        if after is not None and resumes:
+            if after > dialog.generation:
+                raise Fault(INVALID_PARAMS, f"task {task_id} is not that far", field=CURSOR)
+            async for event in self._behind(caller, agent, task_id, after):
                 yield event
             return
         if dialog.state.is_terminal:
-            raise Fault(UNSUPPORTED, f"task {dialog.task.id} has ended", taskId=dialog.task.id)
-        async for event in self._from_snapshot(caller, dialog):
+            raise Fault(UNSUPPORTED, f"task {task_id} has ended", taskId=task_id)
+        async for event in self._from_snapshot(caller, agent, dialog):
             yield event
 
-    async def _resume(self, caller: Caller, agent: Agent, dialog: Dialog, after: int) -> AsyncIterator[Event]:
-        if after > dialog.generation:
-            raise Fault(INVALID_PARAMS, f"task {dialog.task.id} is not that far", field=CURSOR)
-        if after == dialog.generation and dialog.state.is_terminal:
-            return
-        async for seen in follow(self._exchange, caller, dialog.task.id, after):
-            if not seen.is_whole:
-                now = await self._dialog(caller, agent, dialog.task.id, None)
-                shown = structs.replace(now.task, metadata={RESTARTED: True})
-                async for event in self._from_snapshot(caller, structs.replace(now, task=shown)):
-                    yield event
-                return
-            for update in seen.updates:
-                yield _event(update)
-
-    async def _from_snapshot(self, caller: Caller, dialog: Dialog) -> AsyncIterator[Event]:
+    async def _from_snapshot(self, caller: Caller, agent: Agent, dialog: Dialog) -> AsyncIterator[Event]:
         yield Event(dialog.generation, StreamResponse(task=dialog.task))
-        if dialog.state.is_terminal:
-            return
-        async for seen in follow(self._exchange, caller, dialog.task.id, dialog.generation):
-            for update in seen.updates:
-                yield _event(update)
+        if not dialog.state.is_terminal:
+            async for event in self._behind(caller, agent, dialog.task.id, dialog.generation):
+                yield event
+
+    async def _behind(self, caller: Caller, agent: Agent, task_id: str, after: int) -> AsyncIterator[Event]:
+        """Everything behind a generation. Where the log does not reach back so far, the task as it is comes in its
+        place, and says so: also when it is the reader who has fallen behind."""
+        while True:
+            async for seen in follow(self._exchange, caller, task_id, after):
+                if not seen.is_whole:
+                    break
+                for update in seen.updates:
+                    yield Event(update.generation, update.response)
+            else:
+                return
+            now = await self._dialog(caller, agent, task_id, None)
+            shown = structs.replace(now.task, metadata={RESTARTED: True})
+            yield Event(now.generation, StreamResponse(task=shown))
+            if now.state.is_terminal:
+                return
+            after = now.generation
+
+    async def _check_there(self, caller: Caller, agent: Agent, task_id: str) -> str:
+        return (await self._dialog(caller, agent, task_id, 0, artifacts=False)).task.id
 
     async def _dialog(
-        self, caller: Caller, agent: Agent, task_id: str, history: int | None, direct: bool = False
+        self,
+        caller: Caller,
+        agent: Agent,
+        task_id: str,
+        history: int | None,
+        direct: bool = False,
+        artifacts: bool = True,
     ) -> Dialog:
         """A task of this caller with this agent; anything else is not there."""
         try:
-            dialog: Dialog = await self._exchange.ask(
-                caller, q.GetDialog(self._exchange.by(caller), task_id, history, True, direct)
-            )
+            dialog = await self._asked(caller, task_id, history, artifacts, direct)
+            if dialog.is_hidden and not direct:
+                await self._exchange.run(caller, c.ShowTask(self._exchange.by(caller), task_id))
+                dialog = await self._asked(caller, task_id, history, artifacts, direct)
         except CovenantError as refusal:
             if refusal.code == "bad_id":  # ids are ours: what does not look like one is not one
                 raise Fault(TASK_NOT_FOUND, f"no task {task_id}", taskId=task_id) from None
@@ -247,34 +281,39 @@ class Operations:
             raise Fault(TASK_NOT_FOUND, f"no task {task_id}", taskId=task_id)
         return dialog
 
+    async def _asked(self, caller: Caller, task_id: str, history: int | None, artifacts: bool, direct: bool) -> Dialog:
+        query = q.GetDialog(self._exchange.by(caller), task_id, history, artifacts, direct)
+        found: Dialog = await self._exchange.ask(caller, query)
+        return found
+
     # --- webhooks -----------------------------------------------------------------------------------------
 
     async def set_push(self, caller: Caller, agent: Agent, request: wire.PushSettings) -> wire.PushSettings:
         self._check_pushes(agent)
-        dialog = await self._dialog(caller, agent, request.task_id or "", 0)
+        task_id = await self._check_there(caller, agent, request.task_id or "")
         config = _push_of(request)
-        await self._exchange.run(caller, c.SetPush(self._exchange.by(caller), dialog.task.id, config))
-        return _shown_push(config, dialog.task.id)
+        await self._exchange.run(caller, c.SetPush(self._exchange.by(caller), task_id, config))
+        return _shown_push(config, task_id)
 
     async def get_push(self, caller: Caller, agent: Agent, request: wire.GetPush) -> wire.PushSettings:
         self._check_pushes(agent)
-        dialog = await self._dialog(caller, agent, request.task_id, 0)
-        query = q.GetPush(self._exchange.by(caller), dialog.task.id, request.id)
-        return _shown_push(await self._exchange.ask(caller, query), dialog.task.id)
+        task_id = await self._check_there(caller, agent, request.task_id)
+        query = q.GetPush(self._exchange.by(caller), task_id, request.id)
+        return _shown_push(await self._exchange.ask(caller, query), task_id)
 
     async def list_pushes(self, caller: Caller, agent: Agent, request: wire.ListPushes) -> wire.PushList:
         """All at once: there are never many."""
         self._check_pushes(agent)
-        dialog = await self._dialog(caller, agent, request.task_id, 0)
-        configs = await self._exchange.ask(caller, q.ListPushes(self._exchange.by(caller), dialog.task.id))
-        return wire.PushList(configs=[_shown_push(config, dialog.task.id) for config in configs])
+        task_id = await self._check_there(caller, agent, request.task_id)
+        configs = await self._exchange.ask(caller, q.ListPushes(self._exchange.by(caller), task_id))
+        return wire.PushList(configs=[_shown_push(config, task_id) for config in configs])
 
     async def delete_push(self, caller: Caller, agent: Agent, request: wire.DeletePush) -> None:
         """Again changes nothing."""
         self._check_pushes(agent)
-        dialog = await self._dialog(caller, agent, request.task_id, 0)
+        task_id = await self._check_there(caller, agent, request.task_id)
         try:
-            await self._exchange.run(caller, c.DropPush(self._exchange.by(caller), dialog.task.id, request.id))
+            await self._exchange.run(caller, c.DropPush(self._exchange.by(caller), task_id, request.id))
         except UnknownPush:
             return
 
@@ -292,19 +331,6 @@ def task_id_of(caller: AgentId, agent: AgentId, key: str, exchange: Exchange) ->
     check_text(key, "Idempotency-Key", exchange.store.limits.key_bytes_max)
     name = "\n".join(("covenant.send-key.v1", caller.pubkey, agent.pubkey, key))
     return str(uuid.UUID(bytes=hashlib.sha256(name.encode()).digest()[:16], version=5))
-
-
-def _is_settled(entry: QueueEntry) -> bool:
-    return entry.outcome is not None or entry.asks is not None
-
-
-def _has_begun(entry: QueueEntry) -> bool:
-    """Somebody has done more than take it."""
-    return entry.outcome is not None or entry.generation > entry.attempt + 1
-
-
-def _event(update: Update) -> Event:
-    return Event(update.generation, update.response)
 
 
 def _check_history(length: int | None) -> None:

@@ -108,8 +108,8 @@ class Rpc:
 
     # --- life ---------------------------------------------------------------------------------------------
 
-    def bind(self, address: str, tls_cert: Path | None, tls_key: Path | None) -> int:
-        """Take the port, and say which it is; nobody is answered before the start."""
+    async def start(self, address: str, tls_cert: Path | None, tls_key: Path | None) -> int:
+        """Says which port it has taken."""
         bounds = self._exchange.bounds
         self._server = grpc.aio.server(options=_options(bounds), maximum_concurrent_rpcs=bounds.connections_total_max)
         methods = grpc.method_handlers_generic_handler(SERVICE.full_name, self._methods())
@@ -117,17 +117,19 @@ class Rpc:
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         reflection.enable_server_reflection(_SERVED, self._server, POOL)
+        for name in _SERVED:
+            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+        port = self._bind(address, tls_cert, tls_key)
+        await self._server.start()
+        return port
+
+    def _bind(self, address: str, tls_cert: Path | None, tls_key: Path | None) -> int:
         if tls_cert is None or tls_key is None:
             port: int = self._server.add_insecure_port(address)
         else:
             pair = (tls_key.read_bytes(), tls_cert.read_bytes())
             port = self._server.add_secure_port(address, grpc.ssl_server_credentials([pair]))
         return port
-
-    async def start(self) -> None:
-        for name in _SERVED:
-            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
-        await self._server.start()
 
     async def stop(self) -> None:
         """The exchange drains: what is under way comes to its end by itself, and then nobody is waited for."""
@@ -147,21 +149,24 @@ class Rpc:
             if method.name in _STREAMS:
                 shape, stream = _STREAMS[method.name]
                 reader, writer = Reader(method.input_type, shape), Writer(method.output_type)
-                streaming = partial(self._serve, partial(self._stream, reader, writer, stream))
+                streaming = partial(self._serve, shape, partial(self._stream, reader, writer, stream))
                 found[method.name] = grpc.unary_stream_rpc_method_handler(streaming)
                 continue
             if method.name == _CARD:
-                handler = partial(self._show_card, Reader(method.input_type, wire.GetExtendedCard))
+                shape = wire.GetExtendedCard
+                handler = partial(self._show_card, Reader(method.input_type, shape))
             else:
                 shape, answer = _ANSWERS[method.name]
                 reader, writer = Reader(method.input_type, shape), Writer(method.output_type)
                 handler = partial(self._answer, reader, writer, answer)
-            found[method.name] = grpc.unary_unary_rpc_method_handler(partial(self._serve, handler))
+            found[method.name] = grpc.unary_unary_rpc_method_handler(partial(self._serve, shape, handler))
         return found
 
     # --- one call -----------------------------------------------------------------------------------------
 
-    async def _serve(self, handler: Callable[[bytes, Any], Awaitable[Any]], data: bytes, context: Any) -> Any:
+    async def _serve(
+        self, shape: type, handler: Callable[[bytes, Any], Awaitable[Any]], data: bytes, context: Any
+    ) -> Any:
         task = asyncio.current_task()
         assert task is not None
         self._calls.add(task)
@@ -178,7 +183,7 @@ class Rpc:
         finally:
             self._calls.discard(task)
             if self.on_request is not None:
-                self.on_request(None, status, perf_counter() - started)
+                self.on_request(shape, status, perf_counter() - started)
 
     async def _answer(self, reader: Reader, writer: Writer, answer: Answer, data: bytes, context: Any) -> bytes:
         call = await self._open(reader, data, context)

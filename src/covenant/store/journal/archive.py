@@ -11,7 +11,7 @@ import errno
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from functools import wraps
 from heapq import merge
 from operator import itemgetter
@@ -376,6 +376,12 @@ class Archive:
         for (body,) in self._rows(sql, (*parties, before)):
             yield _DECODERS["task"].decode(body)
 
+    def moved_dialogs(self, sender: str, recipient: str, after: int) -> Iterator[TaskRecord]:
+        sql = "select body from rest where sender = ? and recipient = ? and status > ? order by status"
+        parties = (self._agents.get(sender, 0), self._agents.get(recipient, 0))
+        for (body,) in self._rows(sql, (*parties, after)):
+            yield _DECODERS["task"].decode(body)
+
     def dialog_count(self, sender: str, recipient: str) -> int:
         sql = "select count(*) from rest where sender = ? and recipient = ? and status is not null"
         parties = (self._agents.get(sender, 0), self._agents.get(recipient, 0))
@@ -386,6 +392,14 @@ class Archive:
         rows = self._rows("select key, body from rest where key >= ? and key < ? order by n", (first, first[:-1] + ";"))
         for key, body in rows:
             yield key, _DECODERS["late"].decode(body)
+
+    def pieces(self, prefix: Key, numbers: Set[int]) -> Iterator[tuple[int, Record]]:
+        """Of the records under a prefix that ends in a colon, those with these numbers."""
+        sql = "select key, kind, body from rest where key >= ? and key < ?"
+        for key, kind, body in self._rows(sql, (prefix, prefix[:-1] + ";")):
+            number = int(key[len(prefix) :])
+            if number in numbers:
+                yield number, _DECODERS[kind].decode(body)
 
     def task_of_lease(self, lease_id: str) -> Key | None:
         for (task,) in self._rows("select task from lease where lease_id = ?", (lease_id,)):
