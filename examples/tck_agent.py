@@ -1,10 +1,10 @@
-"""The agent that the A2A conformance kit (TCK) talks to, served by a daemon in this process.
+"""The agent that the A2A conformance kit (TCK) talks to, with its daemon.
 
-    python examples/tck_agent.py [HOST:PORT] [store URL]        # default: 127.0.0.1:9999, memory:
+    python examples/tck_agent.py [HOST:PORT [gRPC HOST:PORT]]        # default: 127.0.0.1:9999 and 127.0.0.1:9998
 
-The kit says by the start of a message's id what the agent is to do with it. Here the agent is a worker like any other:
-it leases tasks, works on several at once, and acts on its leases. The kit knows no tokens, so whoever calls is let in
-as one guest; nothing else is special.
+The kit says by the start of a message's id what the agent is to do with it. The agent is a worker like any other, and
+reaches the daemon over HTTP. Two things are special: the kit knows no tokens, so who has none is let in as a guest;
+and its webhooks are on this machine, which the daemon would not call otherwise.
 """
 
 from __future__ import annotations
@@ -14,14 +14,10 @@ import base64
 import sys
 from collections.abc import Awaitable, Callable
 
-from covenant import CovenantError, Result
+from covenant import CovenantError, Mailbox, Result, WorkContext, Worker
 from covenant.exchange.realm import Realm
-from covenant.model import command as c
-from covenant.model.message import Artifact, Message, Part
-from covenant.model.peer import Caller
-from covenant.model.query import ListInputs
-from covenant.model.record import Asks
-from covenant.model.view import Delivery
+from covenant.model.command import PublishCard
+from covenant.model.message import Artifact, Part, agent_says
 from covenant.serve.a2a.directory import DIRECT_REPLY
 from covenant.serve.daemon import Daemon, Settings
 
@@ -31,163 +27,105 @@ CARD = {
     "capabilities": {"extensions": [{"uri": DIRECT_REPLY, "description": "may answer with a message"}]},
     "extended": {"description": "does what the conformance kit asks of an agent, and says so to those it knows"},
 }
+AT_ONCE = 500  # many of the kit's tasks are left waiting for an answer
 LONG_S = 4.0  # twice as long as the kit waits for the next event of a stream
 FILE = Part(raw=base64.b64encode(b"content of the file").decode(), filename="output.txt", media_type="text/plain")
 LINK = Part(url="https://example.com/output.txt", filename="output.txt", media_type="text/plain")
 DATA = Part(data={"key": "value", "count": 42}, media_type="application/json")
 
 
-class Task:
-    """One task in the hands of this worker."""
-
-    def __init__(self, daemon: Daemon, worker: Caller, delivery: Delivery) -> None:
-        self._exchange = daemon.exchange
-        self._worker = worker
-        self._delivery = delivery
-        self._lease_id = delivery.lease_id
-        self._read = 0
-        self._spoken = 0
-
-    async def work(self) -> None:
-        """Message by message, until one of them ends it."""
-        message = self._delivery.task.message
-        assert message is not None
-        try:
-            while not await self._act(message):
-                message = await self._next()
-        except CovenantError as refusal:
-            if refusal.code not in ("task_terminal", "lease_superseded", "unknown_lease", "not_leased"):
-                raise  # else it was canceled meanwhile
-
-    async def _act(self, message: Message) -> bool:
-        """Whether that was the end of the task."""
-        starts = (start for start in ACTS if message.message_id.startswith(start))
-        act = ACTS[max(starts, key=len, default="tck-complete-task")]
-        return await act(self)
-
-    async def _next(self) -> Message:
-        """Behind a question: what the client says next."""
-        generation = self._delivery.generation
-        while True:
-            inputs = await self._exchange.ask(self._worker, ListInputs(self._worker.agent, self._lease_id, self._read))
-            if inputs:
-                self._read = inputs[0].number
-                message: Message = inputs[0].message
-                return message
-            entry = await self._exchange.watch(self._worker, self._delivery.task.id, generation, 25_000)
-            generation = entry.generation
-
-    # --- what it can be asked for ---------------------------------------------------------------------
-
-    async def complete(self) -> bool:
-        return await self._end(self._says("Hello from TCK"))
-
-    async def ask(self) -> bool:
-        await self._do(c.UpdateTask(None, self._lease_id, self._says("What else?"), Asks.INPUT))
-        return False
-
-    async def reply(self) -> bool:
-        await self._do(c.ReplyDirectly(None, self._lease_id, self._says("Direct message response")))
-        return True
-
-    async def reject(self) -> bool:
-        await self._do(c.RejectTask(None, self._lease_id, self._says("rejected")))
-        return True
-
-    async def take_long(self) -> bool:
-        await self._say("working")
-        await asyncio.sleep(LONG_S)
-        return await self._end()
-
-    async def make_in_chunks(self) -> bool:
-        await self._say("working")
-        await self._make(Part(text="chunk-1 "))
-        await self._make(Part(text="chunk-2"), append=True)
-        return await self._end()
-
-    async def make(self, part: Part) -> bool:
-        await self._make(part)
-        return await self._end()
-
-    async def stream(self, part: Part) -> bool:
-        await self._say("working")
-        return await self.make(part)
-
-    async def _make(self, part: Part, append: bool = False) -> None:
-        artifact = Artifact(artifact_id="output", name="output", parts=(part,))
-        await self._do(c.AddArtifact(None, self._lease_id, artifact, append, last=append))
-
-    async def _say(self, text: str) -> None:
-        await self._do(c.UpdateTask(None, self._lease_id, self._says(text)))
-
-    async def _end(self, message: Message | None = None) -> bool:
-        result = Result(self._delivery.task.id, "ok", lease_id=self._lease_id, message=message)
-        await self._do(self._exchange.post(self._worker, result, "tck"))
-        return True
-
-    async def _do(self, command: c.Command) -> None:
-        await self._exchange.run(self._worker, command)
-
-    def _says(self, text: str) -> Message:
-        self._spoken += 1
-        return Message(message_id=f"{self._lease_id}-{self._spoken}", role="ROLE_AGENT", parts=(Part(text=text),))
+async def work(ctx: WorkContext) -> Result:
+    """Message by message, until one of them is none that asks for another."""
+    message = ctx.message
+    assert message is not None
+    while message.message_id.startswith("tck-input-required"):
+        message = await ctx.ask("What else?")
+    starts = (start for start in ACTS if message.message_id.startswith(start))
+    start = max(starts, key=len, default=None)
+    if start is not None:
+        await ACTS[start](ctx)
+    return Result(ctx.task.id, "ok", lease_id=ctx.lease_id, message=agent_says(ctx.lease_id, "Hello from TCK"))
 
 
-def making(part: Part) -> Callable[[Task], Awaitable[bool]]:
-    return lambda task: task.make(part)
+def makes(part: Part) -> Callable[[WorkContext], Awaitable[None]]:
+    async def make(ctx: WorkContext) -> None:
+        await ctx.artifact(Artifact(artifact_id="output", name="output", parts=(part,)))
+
+    return make
 
 
-def streaming(part: Part) -> Callable[[Task], Awaitable[bool]]:
-    return lambda task: task.stream(part)
+def streams(part: Part) -> Callable[[WorkContext], Awaitable[None]]:
+    async def stream(ctx: WorkContext) -> None:
+        await ctx.update("working")
+        await makes(part)(ctx)
+
+    return stream
 
 
-ACTS: dict[str, Callable[[Task], Awaitable[bool]]] = {
-    "tck-complete-task": Task.complete,
-    "tck-input-required": Task.ask,
-    "tck-message-response": Task.reply,
-    "tck-reject-task": Task.reject,
-    "tck-artifact-text": making(Part(text="Generated text content")),
-    "tck-artifact-file": making(FILE),
-    "tck-artifact-file-url": making(LINK),
-    "tck-artifact-data": making(DATA),
-    "tck-stream-001": streaming(Part(text="Stream hello from TCK")),
-    "tck-stream-002": Task.complete,
-    "tck-stream-003": streaming(Part(text="Stream task lifecycle")),
-    "tck-stream-ordering-001": streaming(Part(text="Ordered output")),
-    "tck-stream-artifact-text": streaming(Part(text="Streamed text content")),
-    "tck-stream-artifact-file": streaming(FILE),
-    "tck-stream-artifact-chunked": Task.make_in_chunks,
-    "test-resubscribe-message-id": Task.take_long,
+async def stream_in_chunks(ctx: WorkContext) -> None:
+    await ctx.update("working")
+    name = await ctx.artifact("chunk-1 ", name="output")
+    await ctx.artifact("chunk-2", artifact_id=name, append=True, last=True)
+
+
+async def take_long(ctx: WorkContext) -> None:
+    await ctx.update("working")
+    await asyncio.sleep(LONG_S)
+
+
+async def reply(ctx: WorkContext) -> None:
+    ctx.reply("Direct message response")
+
+
+async def reject(ctx: WorkContext) -> None:
+    ctx.reject("rejected")
+
+
+ACTS: dict[str, Callable[[WorkContext], Awaitable[None]]] = {
+    "tck-message-response": reply,
+    "tck-reject-task": reject,
+    "tck-artifact-text": makes(Part(text="Generated text content")),
+    "tck-artifact-file": makes(FILE),
+    "tck-artifact-file-url": makes(LINK),
+    "tck-artifact-data": makes(DATA),
+    "tck-stream-001": streams(Part(text="Stream hello from TCK")),
+    "tck-stream-003": streams(Part(text="Stream task lifecycle")),
+    "tck-stream-ordering-001": streams(Part(text="Ordered output")),
+    "tck-stream-artifact-text": streams(Part(text="Streamed text content")),
+    "tck-stream-artifact-file": streams(FILE),
+    "tck-stream-artifact-chunked": stream_in_chunks,
+    "test-resubscribe-message-id": take_long,
 }
 
 
-async def serve(address: str, store: str) -> None:
-    daemon = Daemon(Settings(store=store, http=address, default_agent="tck"), Realm.throwaway(), "the operator's token")
+async def serve(http: str = "127.0.0.1:9999", grpc: str = "127.0.0.1:9998") -> None:
+    settings = Settings(store="memory:", http=http, grpc=grpc, default_agent="tck")
+    daemon = Daemon(settings, Realm.throwaway(), "the operator's token")
     await daemon.start()
+    token = await enroll(daemon)
+    try:
+        async with Mailbox.open(str(daemon.url), token=token) as box, Worker(box, work, AT_ONCE, grace_ms=0):
+            print(f"the agent is at {daemon.url}", flush=True)
+            await asyncio.Event().wait()
+    finally:
+        await daemon.stop()
+
+
+async def enroll(daemon: Daemon) -> str:
+    """The worker, whose token this is, with its card; and the guest."""
     exchange = daemon.exchange
     operator = exchange.operator()
+    _, token = await exchange.enroll(operator, "tck", None, ["a2a.respond.*"])
     _, guest_token = await exchange.enroll(operator, "guest", None, ["a2a.send.*", "a2a.cancel.*"])
-    _, worker_token = await exchange.enroll(operator, "tck", None, ["a2a.respond.*"])
-    guest, worker = exchange.authenticate(guest_token), exchange.authenticate(worker_token)
-    await exchange.run(operator, c.PublishCard(None, worker.agent, CARD))
-    exchange.authenticate = lambda token: guest  # type: ignore[method-assign]
-    print(f"the agent is at {daemon.url}", flush=True)
-    working: set[asyncio.Task[None]] = set()
-    try:
-        while True:
-            for delivery in await exchange.take(worker, exchange.lease(worker, None, "tck", 16), 25_000):
-                task = asyncio.create_task(Task(daemon, worker, delivery).work())
-                working.add(task)
-                task.add_done_callback(working.discard)
-    finally:
-        for task in working:
-            task.cancel()
-        await daemon.stop()
+    known, guest = exchange.authenticate, exchange.authenticate(guest_token)
+    exchange.authenticate = lambda token: known(token) if token else guest  # type: ignore[method-assign]
+    await exchange.run(operator, PublishCard(None, known(token).agent, CARD))
+    return token
 
 
 if __name__ == "__main__":
     try:
-        asyncio.run(serve(*[*sys.argv[1:], *("127.0.0.1:9999", "memory:")[len(sys.argv) - 1 :]]))
+        asyncio.run(serve(*sys.argv[1:]))
     except KeyboardInterrupt:
         pass
     except CovenantError as refusal:

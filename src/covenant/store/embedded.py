@@ -10,10 +10,11 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 from covenant.model.agent import AgentId
 from covenant.model.audit import AuditRow, Logged
+from covenant.model.card import Card, card_key
 from covenant.model.command import (
     Call,
     CancelChildren,
@@ -28,7 +29,7 @@ from covenant.model.command import (
 from covenant.model.error import CovenantError, StoreClosed
 from covenant.model.limits import Limits
 from covenant.model.peer import Caller, Peer, peer_key
-from covenant.model.query import GetTask, ListInputs, Query
+from covenant.model.query import GetDialog, GetPlace, GetTask, ListInputs, Query
 from covenant.model.record import TaskRecord
 from covenant.model.view import Compaction, Inputs, QueueEntry
 from covenant.rules.audit import rows_of
@@ -43,6 +44,10 @@ from covenant.store.waiters import ALL, Waiters
 
 _STEPS_AT_ONCE = 10
 SYSTEM = "system"
+
+
+_CARDS: Final = 10
+_ABOUT_ONE_TASK: Final = (GetTask, GetDialog, GetPlace)
 
 
 class Embedded(ABC):
@@ -67,8 +72,8 @@ class Embedded(ABC):
 
     # --- what engines differ in ---------------------------------------------------------------------------
 
-    def _durable(self) -> Awaitable[None] | None:
-        """What to wait for until everything applied so far is durable; None when it is."""
+    def _durable(self, order: int | None = None) -> Awaitable[None] | None:
+        """What to wait for until everything applied so far, or up to this event, is durable; None when it is."""
         return None
 
     def _behind(self) -> bool:
@@ -203,11 +208,19 @@ class Embedded(ABC):
         except CovenantError:
             await self._settled()
             raise
-        await self._settled()
+        await self._settled(self._told(query))
         return found
 
-    async def _settled(self) -> None:
-        durable = self._durable()
+    def _told(self, query: Query) -> int | None:
+        """Where the answer is about one task and nothing else, the last event of that task: what others do meanwhile
+        is not in it, and need not be waited for."""
+        if type(query) not in _ABOUT_ONE_TASK or query.by is None:
+            return None  # the operator also hears of results that came too late
+        record = self.state.get(query.task_id)  # type: ignore[union-attr]  # each of those has one
+        return record.order if type(record) is TaskRecord and record.waits_on is None else None
+
+    async def _settled(self, order: int | None = None) -> None:
+        durable = self._durable(order)
         if durable is not None:
             await durable
 
@@ -272,6 +285,13 @@ class Embedded(ABC):
         """The enrolled agent with this label or key."""
         peer = self.state.get(peer_key(self.state.peer_named(name) or name))
         return peer.agent if isinstance(peer, Peer) else None
+
+    def cards(self, pubkey: str | None = None) -> Sequence[Card]:
+        """The card of this agent, or the first ones, as far as memory knows."""
+        if pubkey is None:
+            return self.state.cards(0, _CARDS)
+        card = self.state.get(card_key(pubkey))
+        return (card,) if isinstance(card, Card) else ()
 
     def order_of(self, task_id: str) -> int:
         """The last event of a task."""

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from covenant.model.agent import AgentId
 from covenant.model.audit import AuditRow, Logged
+from covenant.model.card import Card
 from covenant.model.command import Call, Command, CompactHistory, DrainResults, LeaseTasks
 from covenant.model.limits import Limits
 from covenant.model.peer import Caller
@@ -93,6 +94,9 @@ class Store(Protocol):
         """The peer with this key, as it would come in now."""
 
     def agent_of(self, name: str) -> AgentId | None: ...
+    def cards(self, pubkey: str | None = None) -> Sequence[Card]:
+        """The card of this agent, or the first few, as far as memory knows: to find out whom a command is for."""
+
     def order_of(self, task_id: str) -> int: ...
     def sent_at(self, task_id: str) -> int: ...
     def watch_pushes(self, tell: Callable[[str], None]) -> None:

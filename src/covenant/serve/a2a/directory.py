@@ -52,14 +52,31 @@ class Directory:
         self._url = url
         self._grpc = grpc
         self._default = default
+        self._agents: dict[str, tuple[dict[str, Any], Agent]] = {}
         self._shown: dict[tuple[str, bool, bool], tuple[dict[str, Any], Shown]] = {}
 
     async def find(self, name: str | None) -> tuple[Agent, Card]:
-        """By its label or key; without a name, the agent at the root."""
+        """By its label or key; without a name, the agent at the root. For whoever has something to ask of it: that
+        becomes durable after the card, so there is nothing to wait for."""
+        card = self._at_hand(name or self._default) or await self._looked_up(name)
+        known = self._agents.get(card.agent.pubkey)
+        if known is None or known[0] is not card.card:
+            if len(self._agents) >= _SHOWN_MAX:
+                self._agents.clear()
+            known = self._agents[card.agent.pubkey] = (card.card, agent_of(card))
+        return known[1], card
+
+    def _at_hand(self, name: str | None) -> Card | None:
+        store = self._exchange.store
+        cards = store.cards(None if name is None else self._exchange.key_of(name))
+        return next((card for card in cards if store.caller_at(card.agent.pubkey) is not None), None)
+
+    async def _looked_up(self, name: str | None) -> Card:
+        """As it is durable, for whoever is to see it."""
         card = await self._default_card() if not name else await self._card(name)
         if card is None:
             raise Fault(TASK_NOT_FOUND, f"no agent {name}" if name else "no agent is published here")
-        return agent_of(card), card
+        return card
 
     async def _default_card(self) -> Card | None:
         """The one that was named, or else the first that was published."""
@@ -74,7 +91,7 @@ class Directory:
 
     async def show(self, name: str | None, extended: bool = False) -> Shown:
         """Completed and signed once for each time that it is published: anybody may ask for it."""
-        _, card = await self.find(name)
+        card = await self._looked_up(name)
         key = (card.agent.pubkey, not name, extended)
         known = self._shown.get(key)
         if known is not None and known[0] is card.card and known[1].modified_ms == card.published_ms:

@@ -184,7 +184,9 @@ class Journal(Embedded):
     def _flush_after_this(self) -> None:
         self._loop.call_soon(self._flush)
 
-    def _durable(self) -> Awaitable[None] | None:
+    def _durable(self, order: int | None = None) -> Awaitable[None] | None:
+        if order is not None and order <= self._writer.position.seq:
+            return None
         return self._next or self._syncing
 
     def _behind(self) -> bool:
