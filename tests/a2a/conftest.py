@@ -21,8 +21,9 @@ from covenant.model.task import Result
 from covenant.model.view import Delivery
 from covenant.serve.a2a.directory import agent_of
 from covenant.serve.a2a.operations import Agent, Event, Operations
-from covenant.store.clock import RandomIds, SystemClock
+from covenant.store.clock import ManualClock, RandomIds, SystemClock
 from covenant.store.registry import engine_for
+from tests.a2a.receiver import Receiver
 from tests.a2a.served import Site, start_site
 
 WORKING = ("a2a.send.*", "a2a.respond.*", "a2a.cancel.*")
@@ -71,6 +72,15 @@ class Town:
 
     async def finish(self, delivery: Delivery, result: Result | None = None) -> Any:
         return await self.work(self.exchange.post(self.writer, result or Result.ok(delivery), "worker-1"))
+
+
+@pytest.fixture
+async def receiver(clock: ManualClock) -> AsyncIterator[Receiver]:
+    """Where webhooks lead to."""
+    receiver = Receiver(clock.now_ms)
+    await receiver.start()
+    yield receiver
+    await receiver.stop()
 
 
 @pytest.fixture(params=["memory", "file"])

@@ -23,6 +23,7 @@ from covenant.model.error import (
 )
 from covenant.model.message import Message, Part
 from covenant.model.protocol import State
+from covenant.model.push import PushConfig
 from covenant.model.record import Asks, Outcome, TaskState
 from covenant.model.repair import RetryPolicy
 from covenant.rules.protocol import state_of
@@ -186,6 +187,32 @@ def test_what_a_caller_changes_afterwards_does_not_change_what_was_said(stage: S
     delivery.task.message.parts[0].data["colour"] = "green"
     kept = stage.record(task_id).task.message
     assert kept is not None and kept.parts[0].data == {"colour": "red"}
+
+
+def test_a_holder_gets_its_inputs_in_pages() -> None:
+    stage = Stage(Limits(page_max=3))
+    task_id = stage.send()
+    lease = stage.lease()
+    for n in range(5):
+        stage.run(c.UpdateTask(BOB, lease, message("half way")))
+        say(stage, task_id, f"{n}")
+    assert inputs(stage, lease) == ["0", "1", "2"]
+    assert inputs(stage, lease, after=6) == ["3", "4"]
+
+
+# --- webhooks ------------------------------------------------------------------------------------------------
+
+
+def test_the_same_webhook_again_is_not_told_everything_again(stage: Stage) -> None:
+    """A retried message brings its webhook along; what was told stays told."""
+    task_id = stage.send()
+    hook = PushConfig(id="hook", url="http://hook", token="secret")
+    stage.run(c.SetPush(ADA, task_id, hook, from_start=True))
+    stage.run(c.NotePush(None, task_id, "hook", stage.state.pushes(task_id)[0].since, 1))
+    assert stage.run(c.SetPush(ADA, task_id, hook, from_start=True)) == hook
+    assert [push.delivered for push in stage.state.pushes(task_id)] == [1]
+    stage.run(c.SetPush(ADA, task_id, structs.replace(hook, url="http://other"), from_start=True))
+    assert [push.delivered for push in stage.state.pushes(task_id)] == [0]
 
 
 # --- questions -----------------------------------------------------------------------------------------------

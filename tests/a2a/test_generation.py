@@ -21,9 +21,10 @@ from covenant.exchange.bounds import Bounds
 from covenant.model import command as c
 from covenant.model.error import CovenantError
 from covenant.model.message import Message
+from covenant.model.protocol import RESTARTED
 from covenant.model.record import Asks
 from covenant.model.task import Result
-from covenant.serve.a2a.operations import RESTARTED, Event
+from covenant.serve.a2a.operations import Event
 from covenant.store import tail
 from tests.a2a.conftest import Town, piece, says
 from tests.a2a.stage import Client, seen

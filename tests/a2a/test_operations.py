@@ -118,6 +118,22 @@ async def test_a_first_message_under_the_same_key_is_the_same_task(town: Town) -
     assert await refused(town.send(says("other"), key="k-1")) is CONFLICT
 
 
+async def test_a_first_message_that_is_retried_sets_its_webhook_once(town: Town) -> None:
+    hook = a.PushSettings(url="http://hook", token="secret")
+    for _ in range(3):
+        task = await town.send(key="k-1", task_push_notification_config=hook)
+    pushes = await town.operations.list_pushes(town.alice, town.agent, a.ListPushes(task_id=task.id))
+    assert len(pushes.configs) == 1
+
+
+async def test_a_message_with_a_webhook_that_cannot_be_makes_no_task(town: Town) -> None:
+    for url in ("ftp://hook", "nonsense", "http://"):
+        with pytest.raises(CovenantError):
+            await town.send(task_push_notification_config=a.PushSettings(url=url))
+    listing = await town.operations.list_tasks(town.alice, town.agent, a.ListTasks())
+    assert listing.total_size == 0
+
+
 async def test_a_poll_is_held_until_the_generation_is_higher(town: Town) -> None:
     """Contract 15."""
     task = await town.send()

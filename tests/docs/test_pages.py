@@ -14,7 +14,17 @@ from covenant.model import error
 from covenant.model.event import Event
 from tests.docs.support import PAGES, ROOT, anchors, blocks, links, names_in, page, prose, rows, title
 
-NOUNS = ("task", "lease", "idempotency", "repair-and-retry", "journal", "errors", "coverage")
+NOUNS = (
+    "task",
+    "lease",
+    "idempotency",
+    "repair-and-retry",
+    "journal",
+    "errors",
+    "coverage",
+    "generation",
+    "a2a_client",
+)
 
 
 @pytest.mark.parametrize("path", [path for path in PAGES if any(blocks(path, "python"))], ids=title)

@@ -25,6 +25,11 @@ from covenant import (
     Text,
 )
 from covenant.mailbox import OpenMailbox as _OpenMailbox
+from covenant.model import command as c
+from covenant.model.message import Artifact, Message, Part
+from covenant.model.peer import Role
+from covenant.model.push import PushConfig
+from covenant.model.record import Asks
 from covenant.store.clock import CountingIds, ManualClock
 from covenant.store.journal.engine import Journal
 from covenant.store.journal.files import AppendFile, Files
@@ -118,10 +123,53 @@ async def busy_run(
         if second is not None:
             await step(bob.heartbeat(second))
             await step(_second(box, bob, second, turn))
+        await talk(box, step, turn)
         clock.advance(700)
         for peer in (ann, cal):
             while await step(peer.try_recv_result_for()) is not None:
                 pass
+
+
+async def talk(box: OpenMailbox, step: Step, turn: int) -> None:
+    """What an A2A client and its agent leave behind: messages, pieces, webhooks, a card, and each sort of end."""
+    engine = journal_of(box)
+    ann, dan = box.of("ann@lab").agent, box.of("dan@lab").agent
+
+    async def do(command: c.Command) -> Any:
+        return await step(engine.run(command))
+
+    if engine.agent_of(dan.display) is None:
+        await do(c.EnrollPeer(None, dan, Role.PEER, "digest of a token"))
+    await do(c.PublishCard(None, dan, {"name": f"dan, {turn}"}))
+    message = Message(message_id=f"m-{turn}", role="ROLE_USER", parts=(Part(text="more"),), metadata={"turn": turn})
+    task = Task(recipient=dan, intent_text="talk", message=message, context_id=f"context {turn}")
+    task_id = (await do(c.SendTask(ann, task, protocol=True))).task_id
+    await do(c.SetPush(ann, task_id, PushConfig(id="hook", url="http://hook", token="secret")))
+    await do(c.AddMessage(ann, task_id, message, 1))
+    lease_id = (await do(c.LeaseTasks(dan, dan, "one")))[0].lease_id
+    if turn % 4 == 0:
+        await do(c.UpdateTask(dan, lease_id, message, Asks.INPUT))
+        await do(c.ReleaseLease(dan, lease_id))
+        await do(c.CancelTask(ann, task_id, "why"))
+        return
+    for number in range(3):
+        piece = Artifact(artifact_id="draft", parts=(Part(text=f"{number}"),))
+        await do(c.AddArtifact(dan, lease_id, piece, append=True, last=number == 2))
+    for hook in engine.state.pushes(task_id):
+        await do(c.NotePush(None, task_id, "hook", hook.since, 3))
+    await do(c.UpdateTask(dan, lease_id, message))
+    if turn % 4 == 1:
+        await do(c.PostResult(dan, Result(task_id, "partial", [Text("half")], None, lease_id), "one"))
+        await do(c.PostResult(dan, Result(task_id, "ok", [Text("whole")], None, lease_id, None, message), "one"))
+        await do(c.DropPush(ann, task_id, "hook"))
+    elif turn % 4 == 2:
+        await do(c.RejectTask(dan, lease_id, message))
+        await do(c.WithdrawCard(None, dan))
+    else:
+        await do(c.ReplyDirectly(dan, lease_id, message))
+        other = (await do(c.SendTask(ann, task, protocol=True))).task_id
+        await do(c.ShowTask(ann, other) if turn % 8 == 3 else c.AddMessage(ann, other, message))
+        await do(c.ReplyDirectly(dan, (await do(c.LeaseTasks(dan, dan, "one")))[0].lease_id, message))
 
 
 async def _second(box: OpenMailbox, bob: Mailbox, delivery: Any, turn: int) -> None:

@@ -52,7 +52,7 @@ async def test_every_prefix_of_the_last_segment_opens_and_holds_what_was_acknowl
     clock = ManualClock()
     states: dict[int, dict[str, bytes]] = {}
     folder = tmp_path / "data"
-    async with open_journal(folder, limits=Limits(segment_bytes=3_000), clock=clock) as box:
+    async with open_journal(folder, limits=Limits(segment_bytes=3_800), clock=clock) as box:
 
         async def remember() -> None:
             states[(await journal_of(box).head()).seq] = dump(box)

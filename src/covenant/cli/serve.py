@@ -44,6 +44,7 @@ log = logging.getLogger("covenant.serve")
 @click.option("--tls-key", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Its key.")
 @click.option("--insecure", is_flag=True, help="Listen beyond this machine without TLS.")
 @click.option("--recv-gate", is_flag=True, help="A recipient must have a grant of a2a.recv.<sender> to be sent tasks.")
+@click.option("--private-webhooks", is_flag=True, help="Let clients have webhooks on this machine and in its network.")
 @click.option("--queue-depth", type=click.IntRange(1), metavar="N", help="Refuse more ready tasks for one recipient.")
 @click.option("--default-agent", metavar="NAME", help="Whom A2A clients reach at the root. Default: the first one.")
 @click.option("--alert-url", metavar="URL", help="Post there what an operator should hear of.")
@@ -84,6 +85,7 @@ def settings_of(home: Home, options: Mapping[str, Any], environ: Mapping[str, st
         tls_key=options["tls_key"],
         insecure=options["insecure"],
         recv_gate=options["recv_gate"],
+        private_webhooks=options["private_webhooks"],
         limits=limits,
         retry=plan_from(environ, limits),
         alert_url=options["alert_url"],

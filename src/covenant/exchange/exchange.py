@@ -60,6 +60,7 @@ class Exchange:
         bounds: Bounds | None = None,
         *,
         recv_gate: bool = False,
+        private_webhooks: bool = False,
     ) -> None:
         self.store = store
         self.realm = realm
@@ -83,6 +84,7 @@ class Exchange:
         store.context.is_genuine = realm.is_genuine
         store.context.refused = self._refusals.draw
         store.context.recv_gate = recv_gate
+        store.context.private_webhooks = private_webhooks
 
     # --- life ---------------------------------------------------------------------------------------------
 

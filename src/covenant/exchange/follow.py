@@ -24,6 +24,7 @@ from covenant.model.view import Place
 from covenant.rules.protocol import steps_in, updates_of
 
 _COMMITS_AT_ONCE: Final = 500
+_STEPS_MAX: Final = 200_000  # that are remembered at once; who is further behind begins anew
 
 
 class Trail(Struct, frozen=True):
@@ -39,6 +40,46 @@ async def trail(exchange: Exchange, caller: Caller, task_id: str, after: int) ->
     async for seen in _stretches(exchange, caller, task_id, after):
         return seen
     return Trail([], True)
+
+
+class Step(Struct, frozen=True, gc=False):
+    """A commit that moved a task: where it is in the log, and the generation before it."""
+
+    seq: int
+    before: int
+
+
+class Steps(Struct, frozen=True):
+    """What happened to a task by where it is told, for who takes long over each of them. The newest first."""
+
+    place: Place
+    steps: list[Step]
+    is_whole: bool
+
+
+async def steps_since(exchange: Exchange, caller: Caller, task_id: str, after: int) -> Steps:
+    place: Place = await exchange.ask(caller, GetPlace(exchange.by(caller), task_id))
+    generation, seq = place.generation, place.order
+    steps: list[Step] = []
+    while generation > after and seq > 0 and len(steps) <= _STEPS_MAX:
+        commits = await exchange.store.log_trail(seq, place.task_id, _COMMITS_AT_ONCE)
+        if not commits:
+            break
+        for logged in commits:
+            moved = steps_in(logged, place.task_id)
+            if moved:
+                generation -= moved
+                steps.append(Step(seq, generation))
+            seq = logged.previous(place.task_id)
+            if generation <= after:
+                break
+    return Steps(place, steps, generation <= after)
+
+
+async def updates_at(exchange: Exchange, place: Place, step: Step) -> list[Update]:
+    """Nothing when the log has lost it meanwhile."""
+    commits = await exchange.store.log_trail(step.seq, place.task_id, 1)
+    return updates_of(commits[0], place.task_id, place.context_id, step.before) if commits else []
 
 
 async def follow(exchange: Exchange, caller: Caller, task_id: str, after: int) -> AsyncIterator[Trail]:

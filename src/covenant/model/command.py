@@ -205,12 +205,15 @@ class DropPush(_Command, frozen=True):
 
 
 class NotePush(_Command, frozen=True):
-    """A webhook was told as far as this; with `is_last` there is nothing more to come, or no use in trying."""
+    """A webhook, as it was set by the event `since`, was told as far as this; with `is_last` there is nothing more to
+    come. With a reason it is given up."""
 
     task_id: str
     config_id: str
+    since: int
     generation: int
     is_last: bool = False
+    reason: str | None = None
 
 
 class PublishCard(_Command, frozen=True):

@@ -6,11 +6,13 @@ A generation is a 64-bit integer, which that form writes as a string.
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 
 from msgspec import Struct
 
 from covenant.model.message import Artifact, Message
+
+RESTARTED: Final = "covenant/restarted"  # in the metadata of a snapshot: what was missed is no longer known
 
 
 class State(StrEnum):

@@ -11,6 +11,9 @@ class Authentication(Struct, frozen=True, omit_defaults=True, gc=False):
     scheme: str
     credentials: str | None = None
 
+    def __repr__(self) -> str:
+        return f"Authentication({self.scheme!r})"
+
 
 class PushConfig(Struct, frozen=True, omit_defaults=True, rename="camel", kw_only=True, gc=False):
     """`token` and the credentials are the receiver's secrets: they are sent to it and shown to nobody."""
@@ -20,6 +23,9 @@ class PushConfig(Struct, frozen=True, omit_defaults=True, rename="camel", kw_onl
     token: str | None = None
     authentication: Authentication | None = None
 
+    def __repr__(self) -> str:
+        return f"PushConfig({self.id!r})"
+
 
 class Push(Struct, gc=False, omit_defaults=True):
     """A webhook and how far it has been told: everything up to this generation."""
@@ -27,6 +33,7 @@ class Push(Struct, gc=False, omit_defaults=True):
     config: PushConfig
     delivered: int
     order: int = 0
+    since: int = 0  # the event that set it
 
 
 def push_key(task_id: str, config_id: str) -> str:

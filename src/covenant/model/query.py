@@ -124,6 +124,12 @@ class ListPushes(_Query, frozen=True):
     task_id: str
 
 
+class GetPushed(_Query, frozen=True):
+    """How far a task is, and how far each of its webhooks was told: for who tells them."""
+
+    task_id: str
+
+
 class GetCard(_Query, frozen=True):
     pubkey: str
 
@@ -151,6 +157,7 @@ Query: TypeAlias = (
     | ListInputs
     | GetPush
     | ListPushes
+    | GetPushed
     | GetCard
     | ListCards
 )

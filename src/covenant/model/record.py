@@ -114,8 +114,8 @@ class TaskRecord(Struct, gc=False, omit_defaults=True):
     heard: int = 0  # those of the sender
     note: int = 0  # which of them stands beside the status
     chunks: int = 0  # of artifacts
-    receipt: str | None = None  # under which the holder last said something: said again, it is the same
     artifacts: tuple[str, ...] = ()  # those that were begun
+    receipt: str | None = None  # under which the holder last said something: said again, it is the same
     status_ms: int = 0
     status_order: int = 0
 

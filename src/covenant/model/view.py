@@ -10,6 +10,7 @@ from covenant.model.agent import AgentId
 from covenant.model.content import Content
 from covenant.model.message import Message
 from covenant.model.protocol import State, TaskShown
+from covenant.model.push import Push
 from covenant.model.record import Asks, CacheKey, Outcome, TaskState
 from covenant.model.task import Result, ResultStatus, Task
 
@@ -59,6 +60,17 @@ class Place(Struct, frozen=True, gc=False):
     order: int
     generation: int
     context_id: str
+
+
+class Pushed(Struct, frozen=True, gc=False):
+    """A task with its webhooks, secrets and all. `sender` is None when the task is gone; `is_direct`: it was answered
+    by a message, and only of that is told."""
+
+    sender: str | None
+    generation: int
+    is_over: bool
+    pushes: Sequence[Push]
+    is_direct: bool = False
 
 
 class DialogPage(Struct, frozen=True, gc=False):

@@ -30,6 +30,7 @@ _SILENT = (
     e.GrantUsed,
     e.GrantRevoked,
     e.HeadSigned,
+    e.PushDelivered,
 )
 _CARRIED = ("lease_id", "reason", "cause", "outcome", "number")
 
@@ -74,4 +75,4 @@ def task_of(event: e.Event) -> str | None:
     prefix, colon, rest = event.key.partition(":")
     if not colon:
         return event.key if "-" in prefix else None
-    return rest.partition(":")[0] if prefix in ("part", "late") else None
+    return rest.partition(":")[0] if prefix in ("part", "late", "push") else None

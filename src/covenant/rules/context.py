@@ -15,7 +15,7 @@ from msgspec import Struct
 from covenant.model.agent import AgentId
 from covenant.model.audit import AuditRow
 from covenant.model.card import Card
-from covenant.model.command import Call, Command, NoteRefusal, SignHead
+from covenant.model.command import Call, Command, NotePush, NoteRefusal, SignHead
 from covenant.model.event import Event
 from covenant.model.limits import Limits
 from covenant.model.peer import Grant, Peer
@@ -50,6 +50,7 @@ class Context(Struct, gc=False):
     is_genuine: Callable[[Grant], bool] = _anything  # whether the realm signed it
     refused: Callable[[str], int] = _written  # how many of a caller were not written down before; -1: nor is this one
     recv_gate: bool = False  # whether a recipient must have agreed to its senders
+    private_webhooks: bool = False  # whether a webhook may be on this machine, or in its network
 
 
 class Need(Exception):
@@ -144,7 +145,7 @@ def acting(command: Command | Call) -> AgentId | None:
 
 def actor(command: Command | Call) -> str:
     """Who the log says it was."""
-    if type(command) in (SignHead, NoteRefusal):
+    if type(command) in (SignHead, NoteRefusal, NotePush):
         return "system"
     by = acting(command)
     return "operator" if by is None else by.display

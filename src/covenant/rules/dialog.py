@@ -21,7 +21,7 @@ from covenant.model.error import (
     TooLarge,
     UnknownTask,
 )
-from covenant.model.message import Message
+from covenant.model.message import Message, Role
 from covenant.model.record import Asks, Outcome, Said, TaskRecord, chunk_key, said_key
 from covenant.model.task import Result
 from covenant.model.view import Input, Moved
@@ -39,7 +39,7 @@ def add_message(command: AddMessage, view: View, ctx: Context) -> Commit:
     """Input for the holder, or for whoever will be: in the commit that checked the generation."""
     task_id = check_id(command.task_id, "task_id")
     record = visible_task(task_id, command.by, view, ctx)
-    message = seal_message(command.message, ctx.limits)
+    message = _spoken(command.message, "ROLE_USER", ctx)
     if record.direct:
         raise UnknownTask(f"no task {task_id}", task_id=task_id)
     if command.by is not None and command.by.pubkey != record.sender:
@@ -61,7 +61,7 @@ def add_message(command: AddMessage, view: View, ctx: Context) -> Commit:
         raise NotPermitted("it waits for the result of another task, which would not hear of this", task_id=task_id)
     if record.heard >= ctx.limits.messages_max:
         raise _too_many(ctx)
-    said = e.Said(said_key(task_id, record.said + 1), structs.replace(message, role="ROLE_USER"))
+    said = e.Said(said_key(task_id, record.said + 1), message)
     messaged = e.Messaged(task_id, queued=record.lease is None)
     return Commit((messaged, said), Moved(task_id, record.generation + 1))
 
@@ -81,7 +81,7 @@ def update(command: UpdateTask, view: View, ctx: Context) -> Commit:
         raise Malformed("asks is `input` or `auth`", field="asks")
     if asks is None and message is None:
         raise Malformed("an update says something", field="message")
-    message = None if message is None else seal_message(message, ctx.limits)
+    message = None if message is None else _spoken(message, "ROLE_AGENT", ctx)
     task_id, receipt = record.task.id, command.receipt
     if _is_repeated(receipt, record, ctx) or _is_answered(command, record, view):
         return Commit((), Moved(task_id, record.generation))
@@ -139,13 +139,14 @@ def add_artifact(command: AddArtifact, view: View, ctx: Context) -> Commit:
 
 def reject(command: RejectTask, view: View, ctx: Context) -> Commit:
     """The holder will not do it. Somebody else who waits for the same work gets it to do."""
-    message = seal_message(command.message, ctx.limits)
-    record = task_of_lease(check_id(command.lease_id, "lease_id"), command.by, view, ctx)
-    if _has_said(record, command.lease_id, Outcome.REJECTED, message):
+    message = _spoken(command.message, "ROLE_AGENT", ctx)
+    lease_id = check_id(command.lease_id, "lease_id")
+    record = task_of_lease(lease_id, command.by, view, ctx)
+    if _has_said(record, lease_id, Outcome.REJECTED, message):
         return Commit((), Moved(record.task.id, record.generation))
-    held(command.lease_id, record)
+    held(lease_id, record)
     task_id = record.task.id
-    result = Result(task_id, "error", (), f"rejected: {text_of(message)}", command.lease_id, None, message)
+    result = Result(task_id, "error", (), f"rejected: {text_of(message)}", lease_id, None, message)
     ended = e.Ended(task_id, Outcome.REJECTED, result)
     return Commit((ended, *succession(record, view)), Moved(task_id, record.generation + 1))
 
@@ -153,7 +154,7 @@ def reject(command: RejectTask, view: View, ctx: Context) -> Commit:
 def reply(command: ReplyDirectly, view: View, ctx: Context) -> Commit:
     """A message is all the answer there is, to what came by the protocol. Where somebody has seen a task already, or
     others wait for its result, it cannot be taken back: there the message is its last word."""
-    message = seal_message(command.message, ctx.limits)
+    message = _spoken(command.message, "ROLE_AGENT", ctx)
     record = task_of_lease(check_id(command.lease_id, "lease_id"), command.by, view, ctx)
     if _has_said(record, command.lease_id, Outcome.ANSWERED, message):
         return Commit((), Moved(record.task.id, record.generation))
@@ -182,11 +183,17 @@ def _held(lease_id: str, by: object, view: View, ctx: Context) -> TaskRecord:
     return record
 
 
+def _spoken(message: Message, role: Role, ctx: Context) -> Message:
+    """Who speaks is told by who came in, whatever the message says."""
+    sealed = seal_message(message, ctx.limits)
+    return sealed if sealed.role == role else structs.replace(sealed, role=role)
+
+
 def _say(record: TaskRecord, message: Message, ctx: Context) -> e.Said:
-    """What the holder says, whatever role it gives itself. It has its own share of what a task may gather."""
+    """What the holder says. It has its own share of what a task may gather."""
     if record.said - record.heard >= ctx.limits.messages_max:
         raise _too_many(ctx)
-    return e.Said(said_key(record.task.id, record.said + 1), structs.replace(message, role="ROLE_AGENT"))
+    return e.Said(said_key(record.task.id, record.said + 1), message)
 
 
 def _too_many(ctx: Context) -> TooLarge:

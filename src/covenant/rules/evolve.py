@@ -328,9 +328,9 @@ def _asked(old: TaskRecord, event: e.Asked, order: int, at: int) -> TaskRecord:
 def _chunked(old: TaskRecord, event: e.Chunked, order: int, at: int) -> TaskRecord:
     record = _acted(old, order, at)
     record.chunks = old.chunks + 1
-    record.receipt = event.receipt
     if event.begins is not None:
         record.artifacts = (*old.artifacts, event.begins)
+    record.receipt = event.receipt
     return record
 
 
@@ -339,11 +339,11 @@ def _chunk_kept(_: Any, event: e.ChunkKept, order: int, at: int) -> Chunk:
 
 
 def _push_set(_: Any, event: e.PushSet, order: int, at: int) -> Push:
-    return Push(event.config, event.after, order)
+    return Push(event.config, event.after, order, order)
 
 
 def _push_delivered(old: Push, event: e.PushDelivered, order: int, at: int) -> Push:
-    return Push(old.config, event.generation, order)
+    return Push(old.config, event.generation, order, old.since)
 
 
 def _card_published(known: Any, event: e.CardPublished, order: int, at: int) -> Card:

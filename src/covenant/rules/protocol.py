@@ -197,8 +197,12 @@ def get_dialog(query: GetDialog, view: View, ctx: Context) -> Dialog:
         reply = _placed(record.result.message, record.task.id, context_of(record))
     history = query.history if query.history is None else check_count(query.history, "historyLength", _HISTORY_MAX)
     task = shown(record, view, history, query.artifacts)
-    hidden = record.protocol and not record.shown and record.outcome is None
-    return Dialog(task, record.generation, state_of(record), record.task.recipient, reply, hidden)
+    return Dialog(task, record.generation, state_of(record), record.task.recipient, reply, is_hidden(record))
+
+
+def is_hidden(record: TaskRecord) -> bool:
+    """Whether it may still be answered by a message, and there be no task."""
+    return record.protocol and not record.shown and record.outcome is None
 
 
 def get_place(query: GetPlace, view: View, ctx: Context) -> Place:

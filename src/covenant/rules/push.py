@@ -10,35 +10,50 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from covenant.model import event as e
+from covenant.model.audit import AuditRow
 from covenant.model.command import DropPush, NotePush, SetPush
 from covenant.model.error import Malformed, NotPermitted, TooLarge, UnknownPush, UnknownTask
 from covenant.model.push import Authentication, Push, PushConfig, push_key
-from covenant.model.query import GetPush, ListPushes
+from covenant.model.query import GetPush, GetPushed, ListPushes
 from covenant.model.record import TaskRecord
+from covenant.model.view import Pushed
+from covenant.rules.address import is_surely_private
 from covenant.rules.context import Commit, Context, View
 from covenant.rules.envelope import check_id, check_name, check_size
+from covenant.rules.protocol import is_hidden
+from covenant.rules.retention import is_retained
 from covenant.rules.sight import visible_task
 
 PUSHES_MAX: Final = 16  # of one task
+GIVEN_UP: Final = "push_given_up"
+_WEB_PORTS: Final = (80, 443)
+_FREE_PORTS_FROM: Final = 1024  # below it are the services of the system: mail, logins, names
 
 
 def set_push(command: SetPush, view: View, ctx: Context) -> Commit:
-    """Under an id that is there already, it takes that one's place."""
+    """Under an id that is there already, it takes that one's place; the very same again changes nothing."""
     record = _own(command.task_id, command.by, view, ctx)
     config = command.config
-    if type(config) is not PushConfig:
-        raise Malformed("a push configuration is needed", field="config")
-    check_name(config.id, "id", ctx.limits)
-    _check_url(config.url, ctx)
-    _check_secrets(config, ctx)
+    check_config(config, ctx)
     known = view.pushes(record.task.id)
+    if any(push.config == config for push in known):
+        return Commit((), config)
     if len(known) >= PUSHES_MAX and not any(push.config.id == config.id for push in known):
         raise TooLarge(f"a task has at most {PUSHES_MAX} webhooks", field="config", limit=PUSHES_MAX)
     after = 0 if command.from_start else record.generation
     return Commit((e.PushSet(push_key(record.task.id, config.id), config, after),), config)
 
 
+def check_config(config: PushConfig, ctx: Context) -> None:
+    if type(config) is not PushConfig:
+        raise Malformed("a push configuration is needed", field="config")
+    check_name(config.id, "id", ctx.limits)
+    _check_url(config.url, ctx)
+    _check_secrets(config, ctx)
+
+
 def _check_url(url: str, ctx: Context) -> None:
+    """What can be known of it now; where its host leads is looked up each time that it is called."""
     check_size(url, "url", ctx.limits.text_bytes_max)
     try:
         parts = urlsplit(url)
@@ -47,6 +62,12 @@ def _check_url(url: str, ctx: Context) -> None:
         raise Malformed("url is no URL", field="url") from None
     if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
         raise Malformed("url is http:// or https:// with a host", field="url")
+    if parts.username is not None or parts.password is not None:
+        raise Malformed("url names no user: credentials go under authentication", field="url")
+    if port is not None and port not in _WEB_PORTS and port < _FREE_PORTS_FROM:
+        raise Malformed(f"the port of url is 80, 443, or {_FREE_PORTS_FROM} and above", field="url")
+    if not ctx.private_webhooks and is_surely_private(parts.hostname):
+        raise Malformed("url leads to an address that is not public", field="url")
 
 
 def _check_secrets(config: PushConfig, ctx: Context) -> None:
@@ -72,13 +93,18 @@ def drop_push(command: DropPush, view: View, ctx: Context) -> Commit:
 
 
 def note_push(command: NotePush, view: View, ctx: Context) -> Commit:
-    """What the deliverer has done; the webhook may have gone meanwhile."""
+    """What the deliverer has done; the webhook may have gone meanwhile, or another may be in its place."""
     key = push_key(command.task_id, command.config_id)
     push = view.get(key)
-    if not isinstance(push, Push) or push.delivered >= command.generation:
+    if not isinstance(push, Push) or push.since != command.since:
         return Commit(())
+    if command.reason is not None:
+        row = AuditRow(GIVEN_UP, subject=command.config_id, task_id=command.task_id, reason=command.reason)
+        return Commit((e.PushDropped(key),), None, (row,))
     if command.is_last:
         return Commit((e.PushDropped(key),))
+    if push.delivered >= command.generation:
+        return Commit(())
     return Commit((e.PushDelivered(key, command.generation),))
 
 
@@ -92,6 +118,18 @@ def get_push(query: GetPush, view: View, ctx: Context) -> PushConfig:
 
 def list_pushes(query: ListPushes, view: View, ctx: Context) -> list[PushConfig]:
     return [push.config for push in view.pushes(_own(query.task_id, query.by, view, ctx).task.id)]
+
+
+def get_pushed(query: GetPushed, view: View, ctx: Context) -> Pushed:
+    if query.by is not None:
+        raise NotPermitted("the secrets of webhooks are for those alone", task_id=query.task_id)
+    pushes = view.pushes(query.task_id)
+    record = view.get(query.task_id)
+    if not isinstance(record, TaskRecord) or not is_retained(record, ctx):
+        return Pushed(None, 0, True, pushes)
+    if is_hidden(record):
+        return Pushed(record.sender, 0, False, pushes)
+    return Pushed(record.sender, record.generation, record.outcome is not None, pushes, record.direct)
 
 
 def _own(task_id: str, by: object, view: View, ctx: Context) -> TaskRecord:

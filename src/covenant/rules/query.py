@@ -22,6 +22,7 @@ from covenant.model.query import (
     GetDialog,
     GetPlace,
     GetPush,
+    GetPushed,
     GetResult,
     GetTask,
     GetTree,
@@ -49,7 +50,7 @@ from covenant.rules.grant import shown as shown_grant
 from covenant.rules.page import Room
 from covenant.rules.peer import shown as shown_peer
 from covenant.rules.protocol import get_dialog, get_place, list_dialogs, list_inputs
-from covenant.rules.push import get_push, list_pushes
+from covenant.rules.push import get_push, get_pushed, list_pushes
 from covenant.rules.retention import is_retained
 from covenant.rules.sight import answer_of, entry_of, lent, may_see, passes, visible_task
 
@@ -267,6 +268,7 @@ ANSWER: dict[type, Callable[[Any, View, Context], Any]] = {
     ListInputs: list_inputs,
     GetPush: get_push,
     ListPushes: list_pushes,
+    GetPushed: get_pushed,
     GetCard: get_card,
     ListCards: list_cards,
 }

@@ -22,6 +22,7 @@ from msgspec import Struct
 from covenant.exchange.alerts import Alerts, Thresholds
 from covenant.exchange.bounds import Bounds
 from covenant.exchange.exchange import SIGN_EVERY_MS, Exchange
+from covenant.exchange.pusher import Pusher
 from covenant.exchange.realm import Realm
 from covenant.exchange.scheduler import RetryPlan, Scheduler
 from covenant.exchange.token import Keeper
@@ -65,6 +66,7 @@ class Settings(Struct, kw_only=True, frozen=True):
     tls_key: Path | None = None
     insecure: bool = False  # listen beyond this machine without TLS
     recv_gate: bool = False
+    private_webhooks: bool = False  # which may be on this machine, or in its network
     limits: Limits = Limits()
     bounds: Bounds = Bounds()
     retry: RetryPlan | None = None
@@ -90,7 +92,16 @@ class Daemon:
         store: Any = engine_for(settings.store, settings.limits, self._clock, ids)
         self._check_listening()
         self.store: Store = store
-        self.exchange = Exchange(store, realm, self._clock, ids, settings.bounds, recv_gate=settings.recv_gate)
+        self.exchange = Exchange(
+            store,
+            realm,
+            self._clock,
+            ids,
+            settings.bounds,
+            recv_gate=settings.recv_gate,
+            private_webhooks=settings.private_webhooks,
+        )
+        self.pusher = Pusher(self.exchange, self._clock, private=settings.private_webhooks)
         self.http = Http(self.exchange)
         self.connections = Connections(settings.bounds)
         self._ipc = Ipc(self.exchange, settings.ipc, self.connections) if settings.ipc is not None else None
@@ -120,6 +131,7 @@ class Daemon:
                 "ipc_connections": lambda: 0 if self._ipc is None else len(self._ipc.connections),
                 "grpc_calls": lambda: 0 if self._rpc is None else self._rpc.count,
             },
+            self.pusher,
         )
         self.http.on_request = numbers.note
         if self._ipc is not None:
@@ -194,6 +206,7 @@ class Daemon:
         self._jobs.append(asyncio.create_task(self._sign_heads()))
         self._jobs.append(asyncio.create_task(self.connections.watch()))
         self.alerts.start()
+        self.pusher.start()
         if self._scheduler is not None:
             self._scheduler.start()
 
@@ -236,6 +249,7 @@ class Daemon:
         if self._scheduler is not None:
             await self._scheduler.stop()
         await self.alerts.stop()
+        await self.pusher.stop()
         if self._rpc is not None:
             await self._rpc.stop()
         if self._server is not None and self._serving is not None:

@@ -17,6 +17,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from covenant.exchange.exchange import Exchange
+from covenant.exchange.pusher import Pusher
 from covenant.model.record import TaskState
 from covenant.rules.sight import lease_age_ms
 from covenant.serve import wire as w
@@ -58,10 +59,13 @@ def _tally(verb: str) -> _Tally:
 
 
 class Metrics(Collector):
-    def __init__(self, exchange: Exchange, clock: Clock, open_things: dict[str, Callable[[], int]]) -> None:
+    def __init__(
+        self, exchange: Exchange, clock: Clock, open_things: dict[str, Callable[[], int]], pusher: Pusher
+    ) -> None:
         self._exchange = exchange
         self._clock = clock
         self._open = open_things  # how many there are of what clients keep open
+        self._pusher = pusher
         kinds: list[type[w.Request]] = [w.Authenticate, *(place.request for place in PLACES)]
         self._tallies: dict[type | None, _Tally] = {kind: _tally(str(kind.__struct_config__.tag)) for kind in kinds}
         self._other = self._tallies[None] = _tally(_OTHER)
@@ -105,6 +109,7 @@ class Metrics(Collector):
         yield opened
         store: Any = self._exchange.store
         yield from _tasks(store.state, self._clock.now_ms())
+        yield from _webhooks(self._pusher)
         yield from _journal(getattr(store, "stats", None))
 
     def _requests(self) -> Metric:
@@ -152,6 +157,16 @@ def _tasks(state: State, now_ms: int) -> Iterator[Metric]:
         f"Leases without a sign of life for {STALE_MS // 60_000} minutes, counted up to {STALE_MAX}.",
         sum(lease_age_ms(record, now_ms) > STALE_MS for record in silent),
     )
+
+
+def _webhooks(pusher: Pusher) -> Iterator[Metric]:
+    counts = pusher.counts
+    posts = CounterMetricFamily("covenant_webhook_posts", "Posts to webhooks of A2A clients.", labels=["status"])
+    posts.add_metric(["taken"], counts.taken)
+    posts.add_metric(["failed"], counts.failed)
+    yield posts
+    yield CounterMetricFamily("covenant_webhooks_given_up", "Webhooks that did not answer in the end.", counts.given_up)
+    yield GaugeMetricFamily("covenant_webhooks_behind", "Webhooks that have something to hear.", pusher.behind)
 
 
 def _journal(stats: Any) -> Iterator[Metric]:

@@ -63,6 +63,7 @@ class Embedded(ABC):
         self._timer: Timer | None = None
         self._timer_ms: int | None = None
         self._growth: asyncio.Future[None] | None = None  # there while somebody follows the log
+        self._on_push: Callable[[str], None] | None = None
 
     # --- what engines differ in ---------------------------------------------------------------------------
 
@@ -95,6 +96,8 @@ class Embedded(ABC):
         self._steps.extend(SettleSlot(None, slot) for slot in self.state.unsettled())
         self._steps.extend(CancelChildren(None, task_id) for task_id in self.state.cascades)
         self._steps.extend(EndGrants(None, pubkey) for pubkey in self.state.left_grants())
+        if self._on_push is not None:
+            self.watch_pushes(self._on_push)
         self._run_steps()
         self._set_timer()
 
@@ -305,6 +308,11 @@ class Embedded(ABC):
         if self._growth is not None:
             self._growth.set_result(None)
             self._growth = None
+
+    def watch_pushes(self, tell: Callable[[str], None]) -> None:
+        self._on_push = self.state.on_push = tell
+        for task_id in self.state.pushed_tasks():
+            tell(task_id)
 
     async def compact(self, command: CompactHistory | Call) -> Compaction:
         await self.run(command)

@@ -5,7 +5,7 @@ An engine loads, calls the rules, makes the commit durable, indexes and wakes. I
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Protocol
 
 from covenant.model.agent import AgentId
@@ -95,6 +95,10 @@ class Store(Protocol):
     def agent_of(self, name: str) -> AgentId | None: ...
     def order_of(self, task_id: str) -> int: ...
     def sent_at(self, task_id: str) -> int: ...
+    def watch_pushes(self, tell: Callable[[str], None]) -> None:
+        """Be told of the tasks with webhooks: of those there are, and of each that moves on, or gets or loses one. It
+        is told before it is durable: who wants to act on it has to ask."""
+
     async def log_back(self, before: int | None, limit: int) -> list[Logged]:
         """Commits before this event, the newest first; only what is durable. There may be fewer than were asked for:
         only an empty answer is the end of the log."""

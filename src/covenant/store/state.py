@@ -8,12 +8,13 @@ the base holds under its key.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from itertools import islice
 from typing import Protocol
 
 from msgspec import Struct
 
+from covenant.model import event as e
 from covenant.model.card import Card
 from covenant.model.event import Event, Sent
 from covenant.model.limits import LEASES_REMEMBERED_MAX
@@ -42,6 +43,8 @@ from covenant.rules.grant import pin_of
 from covenant.rules.retention import at_rest, is_forgotten, is_retained, tombstone_of
 from covenant.store.ledger import DueTimes, LazyLedger, Ledger, Shelf
 
+_OF_A_TASK = (Part, Late, Said, Chunk)  # go with their task
+_BRINGING = (e.Parted, e.LateKept, e.Said, e.ChunkKept, e.PushSet)  # them, and webhooks
 _SHARE_WORTH_LISTING = 8  # an eighth of what is numbered: then one listing costs less than a look for each
 
 
@@ -119,6 +122,7 @@ class State:
         self.readied: list[str] = []  # recipients with new work
         self.answered: list[str] = []
         self.changed: list[Key] = []
+        self.on_push: Callable[[str], None] | None = None  # told of tasks whose webhooks have something to hear
 
     # --- changing -----------------------------------------------------------------------------------------
 
@@ -154,13 +158,19 @@ class State:
         for event in events:
             old = self.get(event.key)
             seen = old is not None and type(old) is not Tombstone and old.order >= order
-            unknown = partial and type(event) not in CREATING and (old is None or type(old) is Tombstone)
+            unknown = partial and self._is_unknown(event, old)
             if not seen and not unknown:
                 self.order = order - 1
                 self.apply((event,), at)
             order += 1
         self.order = max(order - 1, first)
         self.at = at
+
+    def _is_unknown(self, event: Event, old: Record | Tombstone | None) -> bool:
+        """Whether it goes on with a story whose beginning was dropped."""
+        if type(event) in _BRINGING:
+            return self._is_orphan(event.key)
+        return type(event) not in CREATING and (old is None or type(old) is Tombstone)
 
     def restore(self, key: Key, record: Record) -> None:
         """Take a record as it was saved, in any order: ledgers find its place."""
@@ -187,8 +197,7 @@ class State:
         elif type(new) is Said or type(new) is Chunk:
             self.rested.append(key)
         elif type(new) is Push:
-            if old is None:
-                self._pushes.setdefault(pushed_task(key), []).append(key)
+            self._move_push(key, old if type(old) is Push else None, new)
         elif type(new) is Card:
             if type(old) is Card:
                 self._cards.remove(old.order)
@@ -301,6 +310,9 @@ class State:
             self._rest_task(key, new)
         if self.watched and (old.generation != new.generation or old.cancel_reason != new.cancel_reason):
             self.changed.append(key)
+        moved = old.generation != new.generation or old.shown != new.shown
+        if moved and self.on_push is not None and key in self._pushes:
+            self.on_push(key)
 
     def _move_lease(self, key: Key, old: TaskRecord, new: TaskRecord) -> None:
         if old.lease is not None:
@@ -365,6 +377,21 @@ class State:
         self._slots.remove(slot.order)
         for party in _parties(slot.cache_key):
             self._slots_of.ledgers[party].remove(slot.order)
+
+    def _move_push(self, key: Key, old: Push | None, new: Push) -> None:
+        task_id = pushed_task(key)
+        if old is None:
+            self._pushes.setdefault(task_id, []).append(key)
+        if self.on_push is not None and (old is None or old.since != new.since):
+            self.on_push(task_id)
+
+    def _remove_push(self, key: Key) -> None:
+        task_id = pushed_task(key)
+        self._pushes[task_id].remove(key)
+        if not self._pushes[task_id]:
+            del self._pushes[task_id]
+        if self.on_push is not None:
+            self.on_push(task_id)
 
     def _move_peer(self, key: Key, old: Peer | None, new: Peer) -> None:
         if old is not None:
@@ -431,10 +458,7 @@ class State:
         elif type(record) is Slot and record.result is not None:
             self._remove_slot(record)
         elif type(record) is Push:
-            task_id = pushed_task(key)
-            self._pushes[task_id].remove(key)
-            if not self._pushes[task_id]:
-                del self._pushes[task_id]
+            self._remove_push(key)
         elif type(record) is Card:
             self._cards.remove(record.order)
         elif type(record) is Late:
@@ -447,22 +471,36 @@ class State:
     def bury(self, ctx: Context) -> tuple[int, int]:
         """For an engine without a base: turn what is past retention into tombstones, and drop what is past those."""
         buried = 0
-        keep: deque[Key] = deque()
         for key in self.rested:
             record = self.records.get(key)
             if type(record) is TaskRecord and at_rest(record) and not is_retained(record, ctx):
                 buried += 1
                 self.forget(key)
                 self.records[key] = tombstone_of(record)
-            elif type(record) in (Part, Late, Said, Chunk) and _owner_is_buried(key, self.records):
+        keep: deque[Key] = deque()
+        for key in self.rested:
+            record = self.records.get(key)
+            if type(record) in _OF_A_TASK and self._is_orphan(key):
                 self.forget(key)
             elif record is not None and type(record) is not Tombstone:
                 keep.append(key)
         self.rested = keep
+        self.forget_orphans()
         forgotten = [k for k, r in self.records.items() if type(r) is Tombstone and is_forgotten(r, ctx)]
         for key in forgotten:
             del self.records[key]
         return buried, len(forgotten)
+
+    def forget_orphans(self) -> None:
+        """Webhooks go with their task, though they never rest."""
+        for task_id in self.pushed_tasks():
+            for key in [key for key in self._pushes[task_id] if self._is_orphan(key)]:
+                self.forget(key)
+
+    def _is_orphan(self, key: Key) -> bool:
+        """Whether the task that it belongs to is gone."""
+        owner = self.get(key.split(":")[1])
+        return owner is None or type(owner) is Tombstone
 
     # --- the view -----------------------------------------------------------------------------------------
 
@@ -714,8 +752,3 @@ def _dialog(record: TaskRecord) -> str:
 
 def _late_task(key: Key) -> str:
     return key[len(LATE_PREFIX) :].partition(":")[0]
-
-
-def _owner_is_buried(key: Key, records: dict[Key, Record | Tombstone]) -> bool:
-    owner = records.get(key.split(":")[1])
-    return owner is None or type(owner) is Tombstone

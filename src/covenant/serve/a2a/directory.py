@@ -6,7 +6,6 @@ where it is served, how callers prove who they are, and the realm's signature.
 
 from __future__ import annotations
 
-import base64
 import hashlib
 from collections.abc import Callable
 from typing import Any, Final
@@ -16,6 +15,7 @@ import rfc8785
 from msgspec import Struct
 
 from covenant.a2a.fault import TASK_NOT_FOUND, Fault
+from covenant.a2a.signature import b64, payload_of
 from covenant.exchange.exchange import Exchange
 from covenant.exchange.realm import Realm
 from covenant.model import query as q
@@ -28,24 +28,6 @@ GENERATION: Final = "urn:covenant:generation"
 _NOTHING: Final[tuple[Any, ...]] = (None, "", [], {})
 _MODES: Final = ["text/plain", "application/json"]
 _SHOWN_MAX: Final = 1000  # cards that are kept as they were last shown
-_SIGNED: Final = frozenset(  # what the protocol knows of a card; a verifier does not see the rest
-    (
-        "name",
-        "description",
-        "supportedInterfaces",
-        "provider",
-        "version",
-        "documentationUrl",
-        "capabilities",
-        "securitySchemes",
-        "securityRequirements",
-        "defaultInputModes",
-        "defaultOutputModes",
-        "skills",
-        "iconUrl",
-    )
-)
-_SAID_ANYWAY: Final = frozenset(("streaming", "pushNotifications", "extendedAgentCard"))  # `false` says something
 
 
 class Shown(Struct, frozen=True):
@@ -170,30 +152,8 @@ def _capabilities(card: Card) -> dict[str, Any]:
     }
 
 
-def payload_of(card: dict[str, Any]) -> bytes:
-    """What a signature covers: what the protocol knows of the card, without its signatures and without members that say
-    nothing."""
-    return rfc8785.dumps(_telling("", {name: value for name, value in card.items() if name in _SIGNED}))
-
-
-def _telling(name: str, value: Any) -> Any:
-    """None when there is nothing in it."""
-    if name == "params":
-        return value  # free-form, of an extension: there everything says something
-    if isinstance(value, dict):
-        inner = {name: told for name, held in value.items() if (told := _telling(name, held)) is not None}
-        return inner or None
-    if isinstance(value, list):
-        return [told for held in value if (told := _telling("", held)) is not None] or None
-    return value if value or name in _SAID_ANYWAY else None
-
-
 def sign_card(card: dict[str, Any], realm: Realm) -> dict[str, str]:
     """A JWS with its payload left out (RFC 7515), by the realm's key."""
-    protected = _b64(rfc8785.dumps({"alg": "EdDSA", "kid": realm.pubkey, "typ": "JOSE"}))
-    signature = realm.sign(f"{protected}.{_b64(payload_of(card))}".encode())
-    return {"protected": protected, "signature": _b64(signature)}
-
-
-def _b64(data: bytes) -> str:
-    return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
+    protected = b64(rfc8785.dumps({"alg": "EdDSA", "kid": realm.pubkey, "typ": "JOSE"}))
+    signature = realm.sign(f"{protected}.{b64(payload_of(card))}".encode())
+    return {"protected": protected, "signature": b64(signature)}

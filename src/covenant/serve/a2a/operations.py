@@ -31,18 +31,18 @@ from covenant.model.agent import AgentId
 from covenant.model.error import CovenantError, TaskTerminal, UnknownPush
 from covenant.model.message import Message
 from covenant.model.peer import Caller
-from covenant.model.protocol import State, StreamResponse, TaskShown
+from covenant.model.protocol import RESTARTED, State, StreamResponse, TaskShown
 from covenant.model.push import PushConfig
 from covenant.model.task import Task
 from covenant.model.view import Dialog, DialogPage, Sent
 from covenant.rules.dialog import text_of
 from covenant.rules.envelope import check_text
+from covenant.rules.push import check_config
 
 PAGE_DEFAULT: Final = 50
 PAGE_MAX: Final = 100
 CURSOR: Final = "covenant/afterGeneration"  # in the metadata of a request, for bindings without Last-Event-ID
 KEY: Final = "covenant/idempotencyKey"  # in the metadata of a message, for clients that cannot set a header
-RESTARTED: Final = "covenant/restarted"  # in the metadata of a snapshot: what was missed is no longer known
 _GENERATION_MAX: Final = 2**63 - 1
 
 
@@ -114,8 +114,10 @@ class Operations:
     ) -> tuple[str, int]:
         """The task, and the generation that the message led to. `at_once`: the task is shown, whatever comes."""
         message, settings = request.message, request.configuration
-        if settings.task_push_notification_config is not None and not agent.pushes:
-            raise Fault(NO_PUSH, f"{agent.id.display} does not push")
+        push = settings.task_push_notification_config
+        if push is not None:
+            self._check_pushes(agent)
+            check_config(_push_of(push), self._exchange.store.context)  # before anything is done
         if message.task_id:
             await self._check_there(caller, agent, message.task_id)
             guard = _number(settings.if_generation_match, "ifGenerationMatch")
@@ -125,10 +127,10 @@ class Operations:
         else:
             sent = await self._send_first(caller, agent, message, key, at_once)
             task_id, generation = sent.task_id, max(1, sent.generation)
-        if settings.task_push_notification_config is not None:
-            config = _push_of(settings.task_push_notification_config)
-            push = c.SetPush(self._exchange.by(caller), task_id, config, from_start=not message.task_id)
-            await self._exchange.run(caller, push)
+        if push is not None:
+            config = _push_of(push, f"{task_id}\n{push.url}")
+            by = self._exchange.by(caller)
+            await self._exchange.run(caller, c.SetPush(by, task_id, config, from_start=not message.task_id))
         return task_id, generation
 
     async def _send_first(self, caller: Caller, agent: Agent, message: Message, key: str | None, at_once: bool) -> Sent:
@@ -374,9 +376,11 @@ def _moment(text: str | None) -> int | None:
     return int(moment.timestamp() * 1000)
 
 
-def _push_of(settings: wire.PushSettings) -> PushConfig:
+def _push_of(settings: wire.PushSettings, known_by: str | None = None) -> PushConfig:
+    """Without an id of its own it gets one: the same whenever it is known by the same."""
+    made = uuid.uuid4() if known_by is None else uuid.uuid5(uuid.NAMESPACE_URL, known_by)
     return PushConfig(
-        id=settings.id or str(uuid.uuid4()),
+        id=settings.id or str(made),
         url=settings.url,
         token=settings.token or None,
         authentication=settings.authentication,

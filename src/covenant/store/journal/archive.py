@@ -22,7 +22,21 @@ import msgspec
 
 from covenant.model.error import StoreUnavailable
 from covenant.model.peer import Grant
-from covenant.model.record import LATE_PREFIX, Chunk, Key, Late, Part, Record, Said, Slot, TaskRecord, Tombstone
+from covenant.model.record import (
+    CHUNK_PREFIX,
+    LATE_PREFIX,
+    PART_PREFIX,
+    SAID_PREFIX,
+    Chunk,
+    Key,
+    Late,
+    Part,
+    Record,
+    Said,
+    Slot,
+    TaskRecord,
+    Tombstone,
+)
 from covenant.rules.context import Context
 from covenant.rules.retention import is_forgotten, is_retained, tombstone_of
 from covenant.store.journal.snapshot import Saved, saved
@@ -269,6 +283,7 @@ class Archive:
                 for n, key, kind, body in rows:
                     record = _DECODERS[kind].decode(body)
                     if type(record) is TaskRecord and not is_retained(record, ctx):
+                        self._drop_pieces(key, record)
                         record = tombstone_of(record)
                         self._bury(n, key, record)
                         buried += 1
@@ -287,6 +302,14 @@ class Archive:
             (_encoder.encode(stone), n),
         )
         self._writer.execute("delete from lease where task = ?", (key,))
+
+    def _drop_pieces(self, task_id: Key, record: TaskRecord) -> None:
+        """What belongs to a task goes with it: its tombstone may go in the same pass, and then nothing tells whose they
+        were."""
+        gathered = {SAID_PREFIX: record.said, CHUNK_PREFIX: record.chunks, PART_PREFIX: record.partials_total}
+        for prefix in (LATE_PREFIX, *(prefix for prefix, count in gathered.items() if count)):
+            first = f"{prefix}{task_id}:"
+            self._writer.execute("delete from rest where key >= ? and key < ?", (first, first[:-1] + ";"))
 
     def _owner_is_kept(self, key: Key) -> bool:
         """Parts and late results go with their task; one that is still in memory has no row here."""

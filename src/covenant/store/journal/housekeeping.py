@@ -219,10 +219,15 @@ class Housekeeper:
         async with self._archive_turn:
             while await self._move_to_archive(tail=0):
                 pass
-            tasks, tombstones = await self._aside(self._archive.bury, self._house.context_now())
+            tasks, tombstones = await self._bury()
         await self._save(PLAIN)
         segments, size = await self._drop_segments(only_if_it_pays=False)
         return Compaction(tasks, tombstones, segments, size)
+
+    async def _bury(self) -> tuple[int, int]:
+        buried = await self._aside(self._archive.bury, self._house.context_now())
+        self._state.forget_orphans()
+        return buried
 
     async def _drop_segments(self, only_if_it_pays: bool) -> tuple[int, int]:
         """Let whole segments past retention go, after writing down what only they told."""
@@ -239,7 +244,7 @@ class Housekeeper:
         if not names or (only_if_it_pays and not pays):
             return 0, 0
         async with self._archive_turn:
-            await self._aside(self._archive.bury, self._house.context_now())
+            await self._bury()
             await self._save(HISTORY, until)
         await self._save(PLAIN)
         for name in names:

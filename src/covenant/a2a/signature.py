@@ -1,0 +1,135 @@
+"""What the signature of a card covers, and whether somebody one knows has signed it: a JWS over the card's canonical
+form, with the payload left out.
+
+Signers do not agree on which members that say nothing belong to that form. None of those changes what a card says, so
+the card as it was served is tried as well.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, TypeAlias
+
+import msgspec
+import rfc8785
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric import padding
+from cryptography.hazmat.primitives.asymmetric.ec import ECDSA, SECP256R1, EllipticCurvePublicKey
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.rsa import RSAPublicKey
+from cryptography.hazmat.primitives.asymmetric.utils import encode_dss_signature
+from cryptography.hazmat.primitives.hashes import SHA256
+
+from covenant.a2a.fault import BAD_AGENT, Fault
+from covenant.model.agent import from_base58
+from covenant.model.error import Malformed
+
+PublicKey: TypeAlias = str | Ed25519PublicKey | EllipticCurvePublicKey | RSAPublicKey
+_COORDINATE_BYTES: Final = 32
+_SIGNED: Final = frozenset(  # what the protocol knows of a card; a verifier does not see the rest
+    (
+        "name",
+        "description",
+        "supportedInterfaces",
+        "provider",
+        "version",
+        "documentationUrl",
+        "capabilities",
+        "securitySchemes",
+        "securityRequirements",
+        "defaultInputModes",
+        "defaultOutputModes",
+        "skills",
+        "iconUrl",
+    )
+)
+_SAID_ANYWAY: Final = frozenset(("streaming", "pushNotifications", "extendedAgentCard"))  # `false` says something
+
+
+def check_signed(card: dict[str, Any], keys: Sequence[PublicKey]) -> None:
+    """Raise unless one of these keys has signed the card. A key as text is Ed25519 in base58."""
+    known = [_loaded(key) for key in keys]
+    found = card.get("signatures")
+    forms = list(_forms(card))
+    for signature in found if isinstance(found, list) else []:
+        if isinstance(signature, dict) and any(_is_good(signature, form, key) for form in forms for key in known):
+            return
+    raise Fault(BAD_AGENT, "the card is signed by none of the keys that were given")
+
+
+def _loaded(key: PublicKey) -> Any:
+    if not isinstance(key, str):
+        return key
+    try:
+        return Ed25519PublicKey.from_public_bytes(from_base58(key))
+    except ValueError:
+        raise Malformed("a key as text is 32 bytes in base58", field="keys") from None
+
+
+def _is_good(signature: dict[str, Any], form: bytes, key: Any) -> bool:
+    protected, signed = signature.get("protected"), signature.get("signature")
+    if not isinstance(protected, str) or not isinstance(signed, str):
+        return False
+    try:
+        header = msgspec.json.decode(_from_b64(protected))
+        algorithm = header.get("alg") if isinstance(header, dict) else None
+        _verify(algorithm, key, _from_b64(signed), f"{protected}.{b64(form)}".encode())
+    except (InvalidSignature, msgspec.MsgspecError, binascii.Error, ValueError):
+        return False
+    return True
+
+
+def _verify(algorithm: Any, key: Any, signature: bytes, data: bytes) -> None:
+    """The kind of key decides; a header that says otherwise is wrong."""
+    if algorithm == "EdDSA" and isinstance(key, Ed25519PublicKey):
+        key.verify(signature, data)
+    elif algorithm == "ES256" and isinstance(key, EllipticCurvePublicKey) and isinstance(key.curve, SECP256R1):
+        if len(signature) != 2 * _COORDINATE_BYTES:
+            raise InvalidSignature
+        r, s = (int.from_bytes(half, "big") for half in (signature[:_COORDINATE_BYTES], signature[_COORDINATE_BYTES:]))
+        key.verify(encode_dss_signature(r, s), data, ECDSA(SHA256()))
+    elif algorithm == "RS256" and isinstance(key, RSAPublicKey):
+        key.verify(signature, data, padding.PKCS1v15(), SHA256())
+    else:
+        raise InvalidSignature
+
+
+def _forms(card: dict[str, Any]) -> Iterator[bytes]:
+    """As the protocol says, and as it was served."""
+    for form in (payload_of, _served):
+        try:
+            yield form(card)
+        except (rfc8785.CanonicalizationError, RecursionError):
+            raise Fault(BAD_AGENT, "the card has no canonical form") from None
+
+
+def _served(card: dict[str, Any]) -> bytes:
+    return rfc8785.dumps({name: value for name, value in card.items() if name != "signatures"})
+
+
+def payload_of(card: dict[str, Any]) -> bytes:
+    """What a signature covers: what the protocol knows of the card, without its signatures and without members that say
+    nothing."""
+    return rfc8785.dumps(_telling("", {name: value for name, value in card.items() if name in _SIGNED}))
+
+
+def _telling(name: str, value: Any) -> Any:
+    """None when there is nothing in it."""
+    if name == "params":
+        return value  # free-form, of an extension: there everything says something
+    if isinstance(value, dict):
+        inner = {name: told for name, held in value.items() if (told := _telling(name, held)) is not None}
+        return inner or None
+    if isinstance(value, list):
+        return [told for held in value if (told := _telling("", held)) is not None] or None
+    return value if value or name in _SAID_ANYWAY else None
+
+
+def b64(data: bytes) -> str:
+    return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
+
+
+def _from_b64(text: str) -> bytes:
+    return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))
