@@ -288,6 +288,14 @@ class Exchange:
             )
             return found or await self.store.ask(query, caller)
 
+    async def settle(self, caller: Caller, task_id: str) -> None:
+        """Wait until a task has ended or asks its sender for something, as long as a request may take. Nothing is told:
+        who wants to know asks then."""
+        if not self.is_draining:
+            pubkey = caller.agent.pubkey
+            with self.waits.one(pubkey):
+                await self._interruptible(pubkey, self.store.settle(task_id, self.bounds.wait_ms_max), None)
+
     async def _interruptible(self, pubkey: str, work: Any, nothing: Any) -> Any:
         """A wait that the exchange can end: as if its time were over."""
         task = asyncio.current_task()

@@ -10,6 +10,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 from covenant.model.agent import AgentId
@@ -260,6 +261,12 @@ class Embedded(ABC):
             heard = await self.ask(query, caller)
         return heard
 
+    async def settle(self, task_id: str, wait_ms: int) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(wait_ms / 1000):
+                while self._refusal is None and _is_under_way(self.state.get(task_id)):
+                    await self._change_waiters.wait(task_id)
+
     async def _wait_change(self, task_id: str, generation: int, cancel_requested: bool) -> None:
         record = self.state.get(task_id)
         if (
@@ -439,3 +446,7 @@ class Embedded(ABC):
     def _expire(self) -> None:
         self._steps.append(Expire(None))
         self._run_steps()
+
+
+def _is_under_way(record: Any) -> bool:
+    return type(record) is TaskRecord and record.outcome is None and record.asks is None

@@ -81,6 +81,9 @@ class Store(Protocol):
     ) -> QueueEntry:
         """`cancel_known`: whether the caller knows of a cancel already; None takes it as it is now."""
 
+    async def settle(self, task_id: str, wait_ms: int) -> None:
+        """Until the task has ended or asks its sender for something, or the wait is over. That need not be durable."""
+
     async def listen(
         self,
         query: ListInputs,

@@ -152,13 +152,16 @@ class Operations:
         """Until the task has ended or waits for an answer; with `begun`, until somebody has done more than take it. Or
         the time that a request may take is over."""
         exchange = self._exchange
+        if not begun:
+            await exchange.settle(caller, task_id)
+            return
         deadline = exchange.now_ms() + exchange.bounds.wait_ms_max
         after = generation - 1
         while (left := deadline - exchange.now_ms()) > 0 and not exchange.is_draining:
             entry = await exchange.watch(caller, task_id, after, left)
             if entry.outcome is not None or entry.asks is not None:
                 return
-            if begun and not (await self._asked(caller, task_id, 0, False, True)).is_hidden:
+            if not (await self._asked(caller, task_id, 0, False, True)).is_hidden:
                 return
             after = entry.generation
 
