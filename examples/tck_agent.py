@@ -99,7 +99,7 @@ ACTS: dict[str, Callable[[WorkContext], Awaitable[None]]] = {
 
 
 async def serve(http: str = "127.0.0.1:9999", grpc: str = "127.0.0.1:9998") -> None:
-    settings = Settings(store="memory:", http=http, grpc=grpc, default_agent="tck")
+    settings = Settings(store="memory:", http=http, grpc=grpc, default_agent="tck", private_webhooks=True)
     daemon = Daemon(settings, Realm.throwaway(), "the operator's token")
     await daemon.start()
     token = await enroll(daemon)

@@ -447,3 +447,9 @@ async def test_several_streams_of_one_task_tell_the_same_in_the_same_order(site:
     told = await asyncio.gather(*following)
     assert [number for number, _ in told[0]] == [str(n) for n in range(2, 24)]
     assert told[1] == told[0] and told[2] == told[0]
+
+
+async def test_the_operations_are_counted_by_their_names(site: Site) -> None:
+    await site.start()
+    numbers = (await site.client.get(f"{site.url}/metrics")).text
+    assert 'covenant_requests_total{status="2xx",verb="SendMessage"} 1.0' in numbers

@@ -99,6 +99,23 @@ async def test_commits_of_one_turn_share_one_sync(tmp_path: Path) -> None:
         assert journal_of(box).stats.syncs == before + 1
 
 
+async def test_a_durable_task_is_shown_while_others_are_written_but_never_before_it_is_durable(tmp_path: Path) -> None:
+    async with Mailbox.open(f"file:{tmp_path}/data") as box:
+        ann = box.of("ann@lab")
+        first = await ann.send_task(task_for(box))
+        before = journal_of(box).stats.syncs
+        sending = asyncio.ensure_future(ann.send_task(task_for(box, "other")))
+        await asyncio.sleep(0)
+        assert (await ann.get_task(first.task_id)).generation == 1
+        assert (journal_of(box).stats.syncs, sending.done()) == (before, False)
+        await sending
+        canceling = asyncio.ensure_future(ann.cancel_task(first.task_id, reason="no"))
+        await asyncio.sleep(0)
+        assert (await ann.get_task(first.task_id)).generation == 2
+        assert journal_of(box).stats.syncs == before + 2
+        await canceling
+
+
 class FullFiles(FailingFiles):
     """A disk without room, until there is."""
 

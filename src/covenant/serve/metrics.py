@@ -21,6 +21,7 @@ from covenant.exchange.pusher import Pusher
 from covenant.model.record import TaskState
 from covenant.rules.sight import lease_age_ms
 from covenant.serve import wire as w
+from covenant.serve.a2a.calls import CALLS
 from covenant.serve.http import Receive, Scope, Send
 from covenant.serve.places import PLACES
 from covenant.store.clock import Clock
@@ -68,6 +69,8 @@ class Metrics(Collector):
         self._pusher = pusher
         kinds: list[type[w.Request]] = [w.Authenticate, *(place.request for place in PLACES)]
         self._tallies: dict[type | None, _Tally] = {kind: _tally(str(kind.__struct_config__.tag)) for kind in kinds}
+        for name, call in CALLS.items():
+            self._tallies.setdefault(call.request, _tally(name))  # a message is a message, streamed or not
         self._other = self._tallies[None] = _tally(_OTHER)
         self._denials = dict.fromkeys(_DENIALS, 0)
         self._registry = CollectorRegistry(auto_describe=False)
