@@ -438,6 +438,17 @@ async def test_the_grants_of_one_peer_are_paged_by_themselves(world: World) -> N
     assert [len(page.capabilities) for page in before] == [1, 2, 3, 3]
 
 
+async def test_a_grant_that_was_used_and_revoked_and_given_again_counts_each_time_as_it_is(world: World) -> None:
+    """Contract 26: what is remembered of a check holds until somebody touches a grant or a peer."""
+    operator = world.engines["operator"]
+    good = w.SendTask(task=Task(recipient=world.agents["worker"], intent_text="work"))
+    for _ in range(3):
+        granted = (await operator.call(w.Grant(subject="bare@lab", action="a2a.send.*"), w.Granted)).capability
+        assert [await told(world, "bare", good) for _ in range(2)] == [OK, OK]
+        await operator.call(w.Revoke(grant_id=granted.id), w.Revoked)
+        assert await told(world, "bare", good) == NO
+
+
 async def test_a_grant_is_passed_on_never_wider(world: World) -> None:
     """Contract 26: delegation."""
     operator, worker = world.engines["operator"], world.engines["worker"]

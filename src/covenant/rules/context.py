@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from covenant.model.agent import AgentId
 from covenant.model.audit import AuditRow
@@ -49,6 +49,7 @@ class Context(Struct, gc=False):
     may_requeue: Callable[[TaskRecord], bool] | None = None  # what the grants behind the retry gate reach
     is_genuine: Callable[[Grant], bool] = _anything  # whether the realm signed it
     refused: Callable[[str], int] = _written  # how many of a caller were not written down before; -1: nor is this one
+    recalled: dict[tuple[str, str, str | None], tuple[int, Grant]] = field(default_factory=dict)  # see rules.grant
     recv_gate: bool = False  # whether a recipient must have agreed to its senders
     private_webhooks: bool = False  # whether a webhook may be on this machine, or in its network
 
@@ -114,6 +115,10 @@ class View(Protocol):
 
     def deep(self, over: int) -> Sequence[tuple[TaskRecord, int]]:
         """For each recipient with more ready tasks than that: the oldest of them, and how many there are."""
+
+    @property
+    def trust_order(self) -> int:
+        """The last event that touched a peer or a grant."""
 
     def grants(self, subject: str, action: str) -> Mapping[str, Mapping[str, Grant]]:
         """The open grants of just this action: by what they are pinned to, by their id."""

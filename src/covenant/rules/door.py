@@ -31,7 +31,7 @@ from covenant.model.repair import Requeue
 from covenant.rules.cache import visible_slot
 from covenant.rules.context import Commit, Context, View
 from covenant.rules.envelope import check_id
-from covenant.rules.grant import find, spellings, uses_of
+from covenant.rules.grant import find, recall, spellings, uses_of
 from covenant.rules.peer import check_caller
 from covenant.rules.sight import task_of_lease, visible_task
 
@@ -60,7 +60,7 @@ def _let_in(
         return decide(command, view, ctx)
     if type(command) is c.RetryStale:
         return _retried(caller, command, demand, view, ctx, decide, checks)
-    grant, held = find(caller.agent.pubkey, demand, view, ctx)
+    grant, held = recall(caller.agent.pubkey, demand, view, ctx)
     if type(command) is c.SendTask:
         assert demand.counterparty is not None
         addressed = _as_addressed(command.task.recipient)

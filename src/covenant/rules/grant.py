@@ -6,7 +6,6 @@ tries the few spellings that can cover a demand, so that its cost does not depen
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Final
 
 from msgspec import structs
@@ -49,8 +48,8 @@ _FAMILIES: Final = frozenset(
     for prefix in (action.split(".")[0], action.rpartition(".")[0])
 )
 _CHAIN_MAX: Final = 8
+_RECALLED_MAX: Final = 100_000
 _UNPINNED: Final = ""
-_NONE: Final[Mapping[str, Grant]] = {}
 _USES_MAX: Final = 2**31
 
 
@@ -119,23 +118,43 @@ def find(subject: str, demand: Demand, view: View, ctx: Context) -> tuple[Grant 
     """A grant of this subject that covers the demand; and whether there is one for the action at all."""
     held = False
     grants = view.grants
+    other = demand.counterparty
+    pins = (demand.task_id, demand.lease_id, None if other is None else other.pubkey, _UNPINNED)
     for action in spellings(demand):
         by_pin = grants(subject, action)
         if not by_pin:
             continue
         held = True
-        for pin in _pins(demand) if len(by_pin) > 1 or _UNPINNED not in by_pin else (_UNPINNED,):
-            for grant in by_pin.get(pin, _NONE).values():
+        for pin in pins:
+            if pin is None or pin not in by_pin:
+                continue
+            for grant in by_pin[pin].values():
                 if fits(grant.capability.scope, demand) and is_live(grant, view, ctx):
                     return grant, True
     return None, held
 
 
-def _pins(demand: Demand) -> list[str]:
-    """Where in the index a grant for this demand may lie, the narrowest first."""
+def recall(subject: str, demand: Demand, view: View, ctx: Context) -> tuple[Grant | None, bool]:
+    """The same, from memory where the answer cannot have changed: a grant that covers every call of this action with
+    this counterparty covers the next one too, as long as no peer and no grant was touched since."""
     other = demand.counterparty
-    pins = (demand.task_id, demand.lease_id, None if other is None else other.pubkey, _UNPINNED)
-    return [pin for pin in pins if pin is not None]
+    key = (subject, demand.action, None if other is None else other.pubkey)
+    known = ctx.recalled.get(key)
+    if known is not None and known[0] == view.trust_order:
+        return known[1], True
+    grant, held = find(subject, demand, view, ctx)
+    if grant is not None and _is_lasting(grant.capability):
+        if len(ctx.recalled) >= _RECALLED_MAX:
+            ctx.recalled.clear()
+        ctx.recalled[key] = (view.trust_order, grant)
+    return grant, held
+
+
+def _is_lasting(capability: Capability) -> bool:
+    """Nothing but a revocation ends it, and it asks for nothing that differs from call to call."""
+    scope = capability.scope
+    pinned = scope.task_id or scope.lease_id or scope.duplicate_risk or scope.max_uses
+    return not pinned and capability.expires_ms is None and capability.parent is None
 
 
 def uses_of(grant: Grant, view: View) -> tuple[e.Event, ...]:

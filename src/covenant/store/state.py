@@ -117,6 +117,7 @@ class State:
         self._granted = Ledger()
         self._granted_to = Shelf(Ledger)
         self.signed_head: SignedHead | None = None
+        self.trust_order = 0  # the last event that touched a peer or a grant
         self.due_times = DueTimes()
         self.watched = False  # whether anybody waits for one of these:
         self.readied: list[str] = []  # recipients with new work
@@ -394,6 +395,7 @@ class State:
             self.on_push(task_id)
 
     def _move_peer(self, key: Key, old: Peer | None, new: Peer) -> None:
+        self.trust_order = max(self.trust_order, new.order)
         if old is not None:
             self._tokens.pop(old.token, None)
             self._peers.remove(old.order)
@@ -403,6 +405,7 @@ class State:
             self._tokens[new.token] = new.agent.pubkey
 
     def _move_grant(self, key: Key, old: Grant | None, new: Grant) -> None:
+        self.trust_order = max(self.trust_order, new.order)
         capability = new.capability
         actions = self._grants.setdefault(capability.subject.pubkey, {})
         pins = actions.setdefault(capability.action, {})
