@@ -78,6 +78,18 @@ async def test_a_stream_is_resumed_and_needs_no_snapshot(site: Site) -> None:
     assert [(number, told["statusUpdate"]["generation"]) for number, told in events] == [("2", "2"), ("3", "3")]
 
 
+async def test_a_stream_that_has_nothing_to_tell_yet_begins_all_the_same(site: Site) -> None:
+    """Who comes back at the end of what there is sees that somebody listens."""
+    task = await site.start()
+    headers = {**VERSION, **site.auth("alice"), "Last-Event-ID": "1"}
+    async with asyncio.timeout(10), site.client.stream(
+        "GET", f"{site.url}/tasks/{task['id']}:subscribe", headers=headers
+    ) as response:
+        assert response.status_code == 200
+        await site.finish(await site.lease())
+        assert [number for number, _ in await events_of(response.aiter_lines())] == ["2", "3"]
+
+
 async def test_a_message_may_be_answered_by_a_stream(site: Site) -> None:
     headers = {**VERSION, **site.auth("alice"), "Last-Event-ID": "7"}  # which is about another stream
     place = f"{site.url}/message:stream"

@@ -118,6 +118,20 @@ async def test_compaction_lets_go_of_what_is_resolved(
     assert await alice.get_result(uid(3)) is not None
 
 
+async def test_what_was_compacted_away_does_not_come_back(
+    box: OpenMailbox, alice: Mailbox, bob: Mailbox, clock: ManualClock
+) -> None:
+    """Contract 9: a compaction that asks for less takes nothing back."""
+    await finish(alice, bob, plain(bob, id=uid(1)))
+    clock.advance(1000)
+    await finish(alice, bob, plain(bob, id=uid(2)))
+    await box.compact(older_than_ms=500)
+    await box.compact(older_than_ms=5000)
+    with refused("unknown_task"):
+        await alice.get_task(uid(1))
+    assert (await alice.get_task(uid(2))).task.id == uid(2)
+
+
 async def test_only_the_operator_compacts(alice: Mailbox) -> None:
     """Contract 9: a peer does not drop the history of others."""
     with refused("not_permitted"):

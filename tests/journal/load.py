@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from typing import Any
 
 from covenant import Idempotency, Limits, Mailbox, OpenMailbox, Result, Task, Text
+from covenant.model import command as c
+from covenant.model.message import Artifact, Message, Part
 
 CLIENTS = 6
 LIMITS = Limits(segment_bytes=60_000, snapshot_every_bytes=100_000, finished_tail_max=16, archive_batch=16)
@@ -32,8 +35,31 @@ async def client(box: OpenMailbox, number: int) -> None:
             elif turn % 5 != 0:  # every fifth lease is left hanging
                 await worker.send_result(Result.ok(delivery, [Text(f"done {turn}")]))
                 say("answered", delivery.task.id, delivery.lease_id)
+        if turn % 4 == 0:
+            await talk(box, number)
         for answer in await sender.recv_results(10, wait_ms=0):
             say("drained", answer.task_id)
+
+
+async def talk(box: OpenMailbox, number: int) -> None:
+    """A conversation of an A2A client with its agent; how far it has come is said after each act."""
+    engine: Any = box._engine
+    sender, talker = box.of(f"sender{number}@lab").agent, box.of(f"talker{number}@lab").agent
+    message = Message(message_id="m", role="ROLE_USER", parts=(Part(text="more"),))
+    task = Task(recipient=talker, intent_text="talk", message=message)
+    task_id = (await engine.run(c.SendTask(sender, task, protocol=True))).task_id
+    say("moved", task_id, 1)
+    for delivery in await engine.run(c.LeaseTasks(talker, talker, "one")):
+        task_id, lease_id = delivery.task.id, delivery.lease_id
+        say("leased", task_id, lease_id, delivery.attempt)
+        for command in (
+            c.UpdateTask(talker, lease_id, message),
+            c.AddArtifact(talker, lease_id, Artifact(artifact_id="a", parts=message.parts), append=True),
+            c.AddMessage(sender, task_id, message),
+            c.RejectTask(talker, lease_id, message),
+        ):
+            moved = await engine.run(command)
+            say("moved", task_id, moved.generation)
 
 
 async def main(folder: str) -> None:

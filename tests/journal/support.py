@@ -123,11 +123,19 @@ async def busy_run(
         if second is not None:
             await step(bob.heartbeat(second))
             await step(_second(box, bob, second, turn))
-        await talk(box, step, turn)
         clock.advance(700)
         for peer in (ann, cal):
             while await step(peer.try_recv_result_for()) is not None:
                 pass
+
+
+async def talkative_run(
+    box: OpenMailbox, clock: ManualClock, rounds: int = 4, after: Callable[[], Awaitable[None]] | None = None
+) -> None:
+    step = Step(box, after)
+    for turn in range(rounds):
+        await talk(box, step, turn)
+        clock.advance(700)
 
 
 async def talk(box: OpenMailbox, step: Step, turn: int) -> None:

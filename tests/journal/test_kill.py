@@ -7,10 +7,14 @@ import random
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from covenant import Mailbox, TaskState
+from covenant.model.query import GetPlace
+from covenant.model.view import Place
+from covenant.rules.protocol import steps_in, updates_of
 from covenant.store.journal.verify import verify
 from tests.journal.load import LIMITS
 
@@ -25,6 +29,7 @@ class Acknowledged:
         self.leases: dict[str, str] = {}
         self.answered: set[str] = set()
         self.drained: set[str] = set()
+        self.moved: dict[str, int] = {}  # to which generation
 
     def hear(self, line: str) -> None:
         kind, *rest = line.split()
@@ -36,6 +41,8 @@ class Acknowledged:
             self.answered.add(rest[0])
         elif kind == "drained":
             self.drained.add(rest[0])
+        elif kind == "moved":
+            self.moved[rest[0]] = int(rest[1])
 
 
 def run_and_kill(folder: Path, after_lines: int) -> list[str]:
@@ -60,6 +67,22 @@ async def check(folder: Path, told: Acknowledged) -> None:
                 assert entry.outcome == "answered"
             if task_id in told.drained:
                 assert entry.state == TaskState.RESOLVED
+        engine: Any = box._engine
+        for task_id, generation in told.moved.items():
+            place = await engine.ask(GetPlace(None, task_id))
+            assert place.generation >= generation
+            assert await generations(engine, place) == list(range(place.generation, 0, -1))
+
+
+async def generations(engine: Any, place: Place) -> list[int]:
+    """As the log tells them, the newest first."""
+    seq, generation, found = place.order, place.generation, []
+    while generation > 0 and (commits := await engine.log_trail(seq, place.task_id, 100)):
+        for logged in commits:
+            generation -= steps_in(logged, place.task_id)
+            found += [u.generation for u in updates_of(logged, place.task_id, place.context_id, generation)][::-1]
+            seq = logged.previous(place.task_id)
+    return found
 
 
 def leases_in(folder: Path) -> dict[str, str]:

@@ -498,3 +498,19 @@ async def test_a_journal_that_was_cut_before_its_snapshot_does_not_start(tmp_pat
     with pytest.raises(CovenantError) as refused:
         await open_journal(tmp_path / "data").__aenter__()
     assert refused.value.code == "store_damaged"
+
+
+async def test_what_was_compacted_away_stays_away_when_the_archive_is_lost(tmp_path: Path) -> None:
+    """The segments still tell of it; a milder compaction later must not make it visible again."""
+    clock = ManualClock()
+    async with open_journal(tmp_path / "data", clock=clock) as box:
+        task_id = await cycle(box)
+        clock.advance(1000)
+        await box.compact(older_than_ms=500)
+    for path in (tmp_path / "data").glob("archive*"):
+        path.unlink()
+    async with open_journal(tmp_path / "data", clock=clock) as box:
+        await box.compact()
+        with pytest.raises(CovenantError) as refused:
+            await box.get_task(task_id)
+        assert refused.value.code == "unknown_task"

@@ -118,10 +118,14 @@ def test_a_line_costs_no_more_than_its_length(tmp_path: Path) -> None:
         commits.add(size)
         commits.close()
         with commits.log() as log:
-            started = time.thread_time()
-            assert len(log.before(None, 10)) == 1
-            costs.append(time.thread_time() - started)
+            costs.append(min(_cost_of_one(log) for _ in range(5)))
     assert costs[1] < 24 * costs[0]  # 8 times the length
+
+
+def _cost_of_one(log: Log) -> float:
+    started = time.thread_time()
+    assert len(log.before(None, 10)) == 1
+    return time.thread_time() - started
 
 
 def test_a_stretch_is_bounded_in_bytes_and_holds_one_commit_at_least(tmp_path: Path) -> None:

@@ -300,7 +300,7 @@ class Conversations(RuleBasedStateMachine):
             made = {one.artifact_id: [part.text for part in one.parts] for one in task.artifacts}
             assert made == talk.artifacts
             if talk.lease is not None:
-                inputs: list[Input] = self.ask(q.ListInputs(BOB, talk.lease))
+                inputs: list[Input] = self.ask(q.ListInputs(BOB, talk.lease)).inputs
                 assert [(one.number, one.message.parts[0].text) for one in inputs] == talk.inputs
         page: DialogPage = self.ask(q.ListDialogs(ADA, BOB.pubkey, 100))
         assert [task.id for task in page.tasks] == self.moved[::-1]

@@ -336,7 +336,7 @@ async def a_message_alone(api: Api) -> None:
     lease = await api.ok("bob@lab", "GET", "/a2a/tasks/next")
     at = {"lease_id": lease["lease_id"]}
     await api.ok("bob@lab", "POST", "/a2a/leases/{lease_id}/reply", {"text": "hello"}, **at)
-    await api.refused("unknown_lease", "bob@lab", "POST", "/a2a/leases/{lease_id}/reply", {"text": "hello"}, **at)
+    await api.refused("task_terminal", "bob@lab", "POST", "/a2a/leases/{lease_id}/reply", {"text": "hello"}, **at)
 
 
 async def who_may_do_what(api: Api) -> None:

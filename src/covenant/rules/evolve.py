@@ -392,8 +392,10 @@ def _slot_closed(_: Slot, event: e.SlotClosed, order: int, at: int) -> None:
     return None
 
 
-def _compacted(_: Horizon | None, event: e.Compacted, order: int, at: int) -> Horizon:
-    return Horizon(event.resolved_before_ms, order)
+def _compacted(old: Horizon | None, event: e.Compacted, order: int, at: int) -> Horizon:
+    """What one compaction let go of, a milder one does not bring back."""
+    before = 0 if old is None else old.resolved_before_ms
+    return Horizon(max(before, event.resolved_before_ms), order)
 
 
 def _enrolled(old: Peer | None, event: e.Enrolled, order: int, at: int) -> Peer:

@@ -6,7 +6,7 @@ tries the few spellings that can cover a demand, so that its cost does not depen
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Mapping
 from typing import Final
 
 from msgspec import structs
@@ -49,28 +49,27 @@ _FAMILIES: Final = frozenset(
     for prefix in (action.split(".")[0], action.rpartition(".")[0])
 )
 _CHAIN_MAX: Final = 8
+_UNPINNED: Final = ""
+_NONE: Final[Mapping[str, Grant]] = {}
 _USES_MAX: Final = 2**31
 
 
 # --- what covers what --------------------------------------------------------------------------------------
 
 
-def spellings(demand: Demand) -> Iterator[str]:
+def spellings(demand: Demand) -> tuple[str, ...]:
     """The actions of a grant that would cover this demand, the narrowest first."""
-    action = demand.action
-    yield action
-    if demand.counterparty is not None and action.startswith(PEER_ACTIONS):
-        family = action[: -len(demand.counterparty.display)]
-        yield family + demand.counterparty.pubkey
-        yield f"{family}*"
-    else:
-        yield f"{action.rpartition('.')[0]}.*"
-    yield f"{action.partition('.')[0]}.*"
+    action, other = demand.action, demand.counterparty
+    whole = f"{action[: action.index('.')]}.*"
+    if other is not None and action.startswith(PEER_ACTIONS):
+        family = action[: -len(other.display)]
+        return action, family + other.pubkey, f"{family}*", whole
+    return action, f"{action[: action.rindex('.')]}.*", whole
 
 
 def pin_of(scope: Scope) -> str:
     """Where a grant lies in the index: under the narrowest thing that it is pinned to."""
-    return scope.task_id or scope.lease_id or scope.peer_pubkey_b58 or ""
+    return scope.task_id or scope.lease_id or scope.peer_pubkey_b58 or _UNPINNED
 
 
 def fits(scope: Scope, demand: Demand) -> bool:
@@ -119,17 +118,24 @@ def _is_live_alone(grant: Grant, view: View, ctx: Context) -> bool:
 def find(subject: str, demand: Demand, view: View, ctx: Context) -> tuple[Grant | None, bool]:
     """A grant of this subject that covers the demand; and whether there is one for the action at all."""
     held = False
-    pins = (demand.task_id, demand.lease_id, demand.counterparty.pubkey if demand.counterparty else None, "")
+    grants = view.grants
     for action in spellings(demand):
-        by_pin = view.grants(subject, action)
+        by_pin = grants(subject, action)
         if not by_pin:
             continue
         held = True
-        for pin in pins:
-            for grant in by_pin.get(pin, {}).values() if pin is not None else ():
+        for pin in _pins(demand) if len(by_pin) > 1 or _UNPINNED not in by_pin else (_UNPINNED,):
+            for grant in by_pin.get(pin, _NONE).values():
                 if fits(grant.capability.scope, demand) and is_live(grant, view, ctx):
                     return grant, True
     return None, held
+
+
+def _pins(demand: Demand) -> list[str]:
+    """Where in the index a grant for this demand may lie, the narrowest first."""
+    other = demand.counterparty
+    pins = (demand.task_id, demand.lease_id, None if other is None else other.pubkey, _UNPINNED)
+    return [pin for pin in pins if pin is not None]
 
 
 def uses_of(grant: Grant, view: View) -> tuple[e.Event, ...]:

@@ -15,10 +15,11 @@ from covenant.exchange.bounds import Bounds
 from covenant.model.error import TooManyConnections
 
 NEVER: Final = inf
-_BACKLOG_MAX: Final = 4096  # connections that the system has made and the daemon has not looked at
+_BACKLOG_MAX: Final = 1024  # connections that the system has made and the daemon has not looked at
 _BACKLOG_PART: Final = 8  # of all files there may be
 _TURNS: Final = 4  # of the loop, from accepting a connection until one that was turned away is closed
 _FILES_RESERVED: Final = 64  # for the journal, its archive, a backup, alerts
+_FILES_IF_UNBOUNDED: Final = 1 << 20
 _LOOKS: Final = 10  # within the shortest time that anything may take
 
 
@@ -70,4 +71,4 @@ def _open_files_max() -> int:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    return hard if hard != resource.RLIM_INFINITY else _BACKLOG_MAX * 256
+    return hard if hard != resource.RLIM_INFINITY else _FILES_IF_UNBOUNDED

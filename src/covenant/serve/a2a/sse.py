@@ -19,6 +19,7 @@ from covenant.serve.a2a.operations import Event
 from covenant.serve.http import Headers, Say, Stream
 
 KEEP_AWAKE_S: Final = 15.0
+_REFUSED_BY_S: Final = 0.25
 _COMMENT: Final = b":\n\n"
 _HEADERS: Final[Headers] = [
     (b"content-type", b"text/event-stream"),
@@ -31,11 +32,11 @@ log = logging.getLogger("covenant.a2a")
 
 
 class Sse(Stream):
-    """`first` was there before it was said that there is a stream: what is refused, is refused in plain words."""
+    """`first` is there, or on its way, before it is said that there is a stream."""
 
     def __init__(
         self,
-        first: Event | None,
+        first: asyncio.Future[Event | None],
         rest: AsyncIterator[Event],
         wrap: Callable[[StreamResponse], object],
         more: Headers,
@@ -68,8 +69,9 @@ class Sse(Stream):
             log.error("a stream failed", exc_info=failed)
 
     async def _tell(self, say: Say, now: Callable[[], float]) -> None:
-        if self._first is not None:
-            await say(self._text(self._first))
+        first = await self._first
+        if first is not None:
+            await say(self._text(first))
             async for event in self._rest:
                 self._said_s = now()
                 await say(self._text(event))
@@ -81,5 +83,18 @@ class Sse(Stream):
 async def opened(
     events: AsyncIterator[Event], wrap: Callable[[StreamResponse], object], more: Headers, keep_awake_s: float
 ) -> Sse:
-    """With its first event, or the refusal that stands in its place."""
-    return Sse(await anext(events, None), events, wrap, more, keep_awake_s)
+    """What is refused is refused in plain words, at once. A stream that has nothing to tell yet begins all the same: who
+    waits for it, and whatever stands in between, should see that there is one."""
+    first = asyncio.ensure_future(_first_of(events))
+    try:
+        await asyncio.wait((first,), timeout=_REFUSED_BY_S)
+    except asyncio.CancelledError:
+        first.cancel()
+        raise
+    if first.done():
+        first.result()
+    return Sse(first, events, wrap, more, keep_awake_s)
+
+
+async def _first_of(events: AsyncIterator[Event]) -> Event | None:
+    return await anext(events, None)
