@@ -12,6 +12,7 @@ import pytest
 from covenant import Text
 from covenant.exchange.bounds import Bounds
 from covenant.model import command as c
+from covenant.model.query import ListPushes
 from covenant.model.record import Asks
 from covenant.model.task import Result
 from tests.a2a.served import NEWER, VERSION, Site, agent_says, events_of, message, start_site
@@ -453,3 +454,30 @@ async def test_the_operations_are_counted_by_their_names(site: Site) -> None:
     await site.start()
     numbers = (await site.client.get(f"{site.url}/metrics")).text
     assert 'covenant_requests_total{status="2xx",verb="SendMessage"} 1.0' in numbers
+
+
+@pytest.mark.parametrize(
+    ("headers", "said", "version"),
+    [({}, None, "1.0"), (NEWER, None, None), ({}, "1.1", "1.1"), (NEWER, "1.0", "1.0")],
+)
+async def test_a_webhook_is_told_in_the_words_of_who_set_it(
+    site: Site, headers: dict[str, str], said: str | None, version: str | None
+) -> None:
+    hook = {"id": "h-1", "url": "https://example.com/hook"} | ({} if said is None else {"protocolVersion": said})
+    params = {
+        "message": message(),
+        "configuration": {"returnImmediately": True, "taskPushNotificationConfig": hook},
+    }
+    task = (await site.rpc("SendMessage", params, **headers))["task"]
+    await site.rpc("CreateTaskPushNotificationConfig", {**hook, "taskId": task["id"], "id": "h-2"}, **headers)
+    configs = await site.exchange.ask(site.exchange.operator(), ListPushes(None, task["id"]))
+    assert [(config.id, config.protocol_version) for config in configs] == [("h-1", version), ("h-2", version)]
+
+
+async def test_a_webhook_of_a_task_that_has_ended_is_kept_with_it(site: Site) -> None:
+    task = await site.start()
+    await site.finish(await site.lease())
+    hook = {"taskId": task["id"], "id": "h-1", "url": "https://example.com/hook"}
+    made = await site.rpc("CreateTaskPushNotificationConfig", hook)
+    for _ in range(3):
+        assert await site.rpc("GetTaskPushNotificationConfig", {"taskId": task["id"], "id": "h-1"}) == made

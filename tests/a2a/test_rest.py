@@ -82,9 +82,10 @@ async def test_a_stream_that_has_nothing_to_tell_yet_begins_all_the_same(site: S
     """Who comes back at the end of what there is sees that somebody listens."""
     task = await site.start()
     headers = {**VERSION, **site.auth("alice"), "Last-Event-ID": "1"}
-    async with asyncio.timeout(10), site.client.stream(
-        "GET", f"{site.url}/tasks/{task['id']}:subscribe", headers=headers
-    ) as response:
+    async with (
+        asyncio.timeout(10),
+        site.client.stream("GET", f"{site.url}/tasks/{task['id']}:subscribe", headers=headers) as response,
+    ):
         assert response.status_code == 200
         await site.finish(await site.lease())
         assert [number for number, _ in await events_of(response.aiter_lines())] == ["2", "3"]

@@ -27,6 +27,7 @@ class PushSettings(_Wire, frozen=True):
     tenant: str | None = None
     token: str | None = None
     authentication: Authentication | None = None
+    protocol_version: str | None = None  # in whose words it is told; else in those of who set it
 
 
 class Configuration(_Wire, frozen=True):

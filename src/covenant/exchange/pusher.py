@@ -32,6 +32,7 @@ from covenant.model.protocol import RESTARTED, StreamResponse, Update
 from covenant.model.push import Push, PushConfig
 from covenant.model.query import GetDialog, GetPushed
 from covenant.model.view import Dialog, Pushed
+from covenant.rules.dialect import PLAIN, plain_event
 from covenant.store.clock import Clock
 
 FIRST_WAIT_MS: Final = 1000
@@ -166,7 +167,7 @@ class Pusher:
             line_there = self._lines.get(task_id, {}).get(push.config.id)
             if line_there is not None:
                 line_there.is_stirred = True
-            elif push.delivered < pushed.generation or pushed.is_over:
+            elif push.delivered < pushed.generation:
                 self._open(_Line(task_id, push))
 
     def _open(self, line: _Line) -> None:
@@ -274,7 +275,8 @@ class Pusher:
         return Update(dialog.generation, response, dialog.state.is_terminal)
 
     async def _post(self, line: _Line, update: Update) -> str | None:
-        body = msgspec.json.encode(update.response)
+        is_plain = line.config.protocol_version == PLAIN
+        body = msgspec.json.encode(plain_event(update.response) if is_plain else update.response)
         line.is_posting = True
         try:
             trouble = await self._outbound.post(line.config.url, body, line.headers)

@@ -22,6 +22,7 @@ class PushConfig(Struct, frozen=True, omit_defaults=True, rename="camel", kw_onl
     url: str
     token: str | None = None
     authentication: Authentication | None = None
+    protocol_version: str | None = None  # in whose words it is told; None is the newest
 
     def __repr__(self) -> str:
         return f"PushConfig({self.id!r})"

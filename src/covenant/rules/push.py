@@ -19,6 +19,7 @@ from covenant.model.record import TaskRecord
 from covenant.model.view import Pushed
 from covenant.rules.address import is_surely_private
 from covenant.rules.context import Commit, Context, View
+from covenant.rules.dialect import VERSIONS
 from covenant.rules.envelope import check_id, check_name, check_size
 from covenant.rules.protocol import is_hidden
 from covenant.rules.retention import is_retained
@@ -50,6 +51,8 @@ def check_config(config: PushConfig, ctx: Context) -> None:
     check_name(config.id, "id", ctx.limits)
     _check_url(config.url, ctx)
     _check_secrets(config, ctx)
+    if config.protocol_version not in (None, *VERSIONS):
+        raise Malformed(f"protocolVersion is {' or '.join(VERSIONS)}", field="protocolVersion")
 
 
 def _check_url(url: str, ctx: Context) -> None:

@@ -6,21 +6,20 @@ them to whoever speaks of them: by the version, by the extension, or by asking f
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
-from msgspec import UNSET, structs
+from msgspec import structs
 
 from covenant.a2a import wire
 from covenant.model.protocol import StreamResponse, TaskShown
+from covenant.rules.dialect import PLAIN, plain_event, plain_task
 from covenant.serve.a2a.directory import GENERATION
 from covenant.serve.a2a.operations import CURSOR
 from covenant.serve.a2a.parameters import Parameters
 
-_PLAIN: Final = "1.0"
-
 
 def knows_generations(said: Parameters, request: Any) -> bool:
-    if said.version != _PLAIN or GENERATION in said.extensions or said.after is not None:
+    if said.version != PLAIN or GENERATION in said.extensions or said.after is not None:
         return True
     if isinstance(request, wire.SendMessage):
         return request.configuration.if_generation_match is not None
@@ -29,24 +28,27 @@ def knows_generations(said: Parameters, request: Any) -> bool:
     return isinstance(request, wire.SubscribeToTask) and request.metadata is not None and CURSOR in request.metadata
 
 
+def heard(said: Parameters, request: Any) -> Any:
+    """The same request, with what it says by the way: that a webhook is told in the words of who set it."""
+    if isinstance(request, wire.PushSettings):
+        if request.protocol_version is None and not knows_generations(said, request):
+            return structs.replace(request, protocol_version=PLAIN)
+    elif isinstance(request, wire.SendMessage):
+        settings = request.configuration
+        hook = settings.task_push_notification_config
+        if hook is not None and hook.protocol_version is None and not knows_generations(said, request):
+            hook = structs.replace(hook, protocol_version=PLAIN)
+            settings = structs.replace(settings, task_push_notification_config=hook)
+            return structs.replace(request, configuration=settings)
+    return request
+
+
 def plain(result: Any) -> Any:
     """The same answer in the words of 1.0."""
     if isinstance(result, TaskShown):
-        return structs.replace(result, generation=UNSET)
+        return plain_task(result)
     if isinstance(result, wire.SendReply):
-        return result if result.task is None else wire.SendReply(task=plain(result.task))
+        return result if result.task is None else wire.SendReply(task=plain_task(result.task))
     if isinstance(result, wire.TaskList):
-        return structs.replace(result, tasks=[plain(task) for task in result.tasks])
-    if isinstance(result, StreamResponse):
-        return _plain_event(result)
-    return result
-
-
-def _plain_event(event: StreamResponse) -> StreamResponse:
-    if event.task is not None:
-        return StreamResponse(task=plain(event.task))
-    if event.status_update is not None:
-        return StreamResponse(status_update=structs.replace(event.status_update, generation=UNSET))
-    if event.artifact_update is not None:
-        return StreamResponse(artifact_update=structs.replace(event.artifact_update, generation=UNSET))
-    return event
+        return structs.replace(result, tasks=[plain_task(task) for task in result.tasks])
+    return plain_event(result) if isinstance(result, StreamResponse) else result

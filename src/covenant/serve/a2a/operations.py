@@ -387,6 +387,7 @@ def _push_of(settings: wire.PushSettings, known_by: str | None = None) -> PushCo
         url=settings.url,
         token=settings.token or None,
         authentication=settings.authentication,
+        protocol_version=settings.protocol_version,
     )
 
 

@@ -8,9 +8,9 @@ from typing import Final
 from msgspec import Struct
 
 from covenant.a2a.fault import EXTENSION_REQUIRED, INVALID_PARAMS, VERSION, Fault
+from covenant.rules.dialect import VERSIONS
 from covenant.serve.a2a.operations import Agent
 
-VERSIONS: Final = ("1.0", "1.1")
 _VERSION_IF_UNSAID: Final = "0.3"  # as the protocol rules
 
 

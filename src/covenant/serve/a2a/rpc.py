@@ -30,7 +30,7 @@ from covenant.exchange.exchange import Exchange
 from covenant.model.error import CovenantError, Draining, Unauthenticated
 from covenant.model.peer import Caller
 from covenant.model.protocol import StreamResponse
-from covenant.serve.a2a import parameters
+from covenant.serve.a2a import dialect, parameters
 from covenant.serve.a2a.codec import Reader, Writer, write_card
 from covenant.serve.a2a.directory import Directory
 from covenant.serve.a2a.operations import Agent, Event, Operations
@@ -214,7 +214,7 @@ class Rpc:
         active = parameters.check(said, agent)
         if active:
             await context.send_initial_metadata((("a2a-extensions", ", ".join(active)),))
-        return Call(caller, agent, request, said)
+        return Call(caller, agent, dialect.heard(said, request), said)
 
     async def _authenticate(self, header: str | None) -> Caller:
         scheme, _, token = (header or "").partition(" ")

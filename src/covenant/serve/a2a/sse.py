@@ -83,8 +83,8 @@ class Sse(Stream):
 async def opened(
     events: AsyncIterator[Event], wrap: Callable[[StreamResponse], object], more: Headers, keep_awake_s: float
 ) -> Sse:
-    """What is refused is refused in plain words, at once. A stream that has nothing to tell yet begins all the same: who
-    waits for it, and whatever stands in between, should see that there is one."""
+    """What is refused is refused in plain words, at once. A stream that has nothing to tell yet begins all the same:
+    who waits for it, and whatever stands in between, should see that there is one."""
     first = asyncio.ensure_future(_first_of(events))
     try:
         await asyncio.wait((first,), timeout=_REFUSED_BY_S)

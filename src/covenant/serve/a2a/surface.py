@@ -82,6 +82,7 @@ class Surface:
             asked.verb = call.request
             request = request_from(call, params)
             talk = await self._talk(caller, spot, request, headers, rest.query_of(asked.query))
+            request = dialect.heard(talk.parameters, request)
             if call.stream is not None:
                 events = call.stream(self._desk, talk, request)
                 return await self._stream(asked, talk, events, partial(jsonrpc.event, call_id))
@@ -107,6 +108,7 @@ class Surface:
             asked.verb = call.request
             request = rest.request_of(call, asked.method, spot, query, body)
             talk = await self._talk(caller, spot, request, headers, query)
+            request = dialect.heard(talk.parameters, request)
             if call.stream is not None:
                 return await self._stream(asked, talk, call.stream(self._desk, talk, request), _bare)
             result = await _done(asked, call, self._desk, talk, request)
