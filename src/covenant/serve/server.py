@@ -58,6 +58,16 @@ class Server(uvicorn.Server):
     async def main_loop(self) -> None:
         await self.is_over.wait()
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().shutdown(sockets)
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()  # its time is over
+
+    async def _wait_tasks_to_complete(self) -> None:
+        for connection in list(self.server_state.connections):
+            connection.shutdown()  # one that came while the others were asked to go was not asked
+        await super()._wait_tasks_to_complete()
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield

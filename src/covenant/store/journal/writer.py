@@ -50,7 +50,7 @@ class Writer:
 
     def resume(self) -> None:
         """Go on in the last segment, if there is one."""
-        if self.position.file is not None:
+        if self._file is None and self.position.file is not None:
             self._file = self._files.append_to(self.position.file)
 
     def add(self, logged: Logged) -> None:
