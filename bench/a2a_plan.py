@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Final
 
 from bench.cell import Cell
@@ -16,6 +17,7 @@ _STREAM_EVENTS: Final = 200
 CHUNKS_FEW: Final = 5_000
 CHUNKS_MANY: Final = 10_000
 _PASSES: Final = 3
+_SLOW_SECONDS_MIN: Final = 2.5
 
 
 class ProtocolRun(ServiceRun):
@@ -36,13 +38,18 @@ class ProtocolRun(ServiceRun):
             for connections in CONNECTIONS:
                 turns.append((f"a2a {connections}", self._load(stack, "messages", daemon, connections=connections)))
                 if connections == COMPARED:
-                    turns.append(("sdk memory", self._load(stack, "messages", memory, connections=connections)))
-                    turns.append(("sdk sqlite", self._load(stack, "messages", sqlite, connections=connections)))
+                    turns.append(("sdk memory", self._slow_load(stack, memory, connections)))
+                    turns.append(("sdk sqlite", self._slow_load(stack, sqlite, connections)))
             for _, load in turns:
                 load.figures()
             for _ in range(_PASSES):
                 for name, load in turns:
                     self.rounds.add(name, load.turn())
+
+    def _slow_load(self, stack: ExitStack, server: Path, connections: int) -> Cell:
+        """A window in which every client of a slow server gets several answers."""
+        window = {"warm_s": 0.5, "seconds": max(_SLOW_SECONDS_MIN, self.plan.seconds)}
+        return stack.enter_context(Cell("messages", server, server=str(server), connections=connections, **window))
 
     def _streams(self) -> None:
         with ExitStack() as stack:

@@ -97,12 +97,10 @@ async def _follow(served: Served, token: str, task: str, heard: asyncio.Queue[tu
     await reader.readuntil(b"data: ")
 
     async def listen() -> None:
-        while True:
-            line = await reader.readline()
-            if not line:
-                return
+        while line := await reader.readline():
             if b"statusUpdate" in line:
                 heard.put_nowait((task, time.perf_counter()))
+        writer.close()  # kept until here: a writer that nobody holds closes its connection
 
     return asyncio.create_task(listen())
 
