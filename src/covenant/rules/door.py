@@ -61,16 +61,16 @@ def _let_in(
     if type(command) is c.RetryStale:
         return _retried(caller, command, demand, view, ctx, decide, checks)
     grant, held = recall(caller.agent.pubkey, demand, view, ctx)
+    asked = command
     if type(command) is c.SendTask:
         assert demand.counterparty is not None
-        addressed = _as_addressed(command.task.recipient)
         command = _truly_addressed(command, caller.agent, demand.counterparty)
     if grant is None:
         again = _repeated(command, view, ctx, decide)
         if again is not None:
             return again
-        if type(command) is c.SendTask:
-            demand = addressed
+        if type(asked) is c.SendTask:
+            demand = _as_addressed(asked.task.recipient)
             held = _check_address(caller, demand, view, ctx, checks) or held
         return _missing(caller, demand, held, checks)
     checks.append(_check_row(demand, grant))
@@ -238,6 +238,9 @@ def known_agent(agent: AgentId, view: View) -> AgentId:
 
 def _truly_addressed(command: c.SendTask, sender: AgentId, recipient: AgentId) -> c.SendTask:
     """With the labels that the two were enrolled under, whatever the caller has put there."""
+    given = command.task
+    if given.sender is None and given.recipient.display == recipient.display and given.recipient == recipient:
+        return command
     task = structs.replace(command.task, sender=sender, recipient=recipient)
     return c.SendTask(command.by, task, command.protocol)
 
