@@ -19,11 +19,16 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+from hypothesis import HealthCheck, settings
 
 from covenant import Limits, Mailbox, OpenMailbox
 from covenant.serve.daemon import Daemon
 from covenant.store.clock import CountingIds, ManualClock
 from tests.daemons import Realmful, start_daemon
+
+# How fast a machine is, is no property of what is tested.
+settings.register_profile("covenant", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("covenant")
 
 ENGINES: Final[tuple[str, ...]] = ("memory:", "file:{folder}", "http:{folder}", "unix:{folder}")
 REMOTE: Final = ("http", "unix")
