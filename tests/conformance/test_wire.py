@@ -70,7 +70,7 @@ async def test_a_result_without_content_has_an_empty_list() -> None:
 
 async def test_states_and_outcomes_are_stable_words() -> None:
     """Contract 2: programs read them."""
-    assert [state.value for state in TaskState] == ["queued", "in_flight", "result_pending", "resolved"]
+    assert [state.value for state in TaskState] == ["queued", "in_flight", "parked", "result_pending", "resolved"]
     assert {outcome.value for outcome in Outcome} == {
         "answered",
         "forced",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, TypeAlias
 
-from msgspec import Struct
+from msgspec import Raw, Struct
 
 from covenant.model.agent import AgentId
 from covenant.model.message import Artifact, Message
@@ -15,6 +15,7 @@ from covenant.model.peer import Caller, Grant, Role
 from covenant.model.push import PushConfig
 from covenant.model.record import Asks, Key
 from covenant.model.repair import RepairRequest, RetryPolicy
+from covenant.model.run import NOTHING, Evidence, RunCommit, Verdict
 from covenant.model.task import Result, Task
 
 
@@ -141,6 +142,50 @@ class CompactHistory(_Command, frozen=True):
     older_than_ms: int | None = None
 
 
+class CommitRun(_Command, frozen=True):
+    """Everything that a run did since its last commit. Under the same lease and number it was done once."""
+
+    lease_id: str
+    commit: RunCommit
+    incarnation: str
+
+
+class ResumeRun(_Command, frozen=True):
+    """Take a run from a worker that is dead: its incarnation is named, and how that is known."""
+
+    task_id: str
+    incarnation: str
+    dead: str
+    evidence: Evidence
+    reason: str
+
+
+class WakeRun(_Command, frozen=True):
+    """The agent itself has more to do in a run that waits."""
+
+    task_id: str
+
+
+class SignalRun(_Command, frozen=True):
+    """Under the same `key` of the same sender it is heard once. With `start`, the run begins with it."""
+
+    task_id: str
+    name: str
+    value: Raw = NOTHING
+    key: str | None = None
+    start: Task | None = None
+
+
+class JudgeEffect(_Command, frozen=True):
+    """Say what became of an effect that was begun, and of which nobody knows the outcome."""
+
+    task_id: str
+    effect: str
+    verdict: Verdict
+    reason: str
+    value: Raw = NOTHING
+
+
 class EnrollPeer(_Command, frozen=True):
     """With its first grants, already signed."""
 
@@ -238,6 +283,13 @@ class CancelChildren(_Command, frozen=True):
     after: int = 0
 
 
+class SweepRun(_Command, frozen=True):
+    """Step: let go of what a run remembers no more."""
+
+    task_id: str
+    after: int = 0
+
+
 class EndGrants(_Command, frozen=True):
     """Step: end the next grants of a revoked peer."""
 
@@ -267,6 +319,11 @@ Command: TypeAlias = (
     | RetryStale
     | ForgetCached
     | CompactHistory
+    | CommitRun
+    | ResumeRun
+    | WakeRun
+    | SignalRun
+    | JudgeEffect
     | EnrollPeer
     | RotateToken
     | RevokePeer
@@ -282,6 +339,7 @@ Command: TypeAlias = (
     | NoteRefusal
     | SettleSlot
     | CancelChildren
+    | SweepRun
     | EndGrants
     | Expire
 )

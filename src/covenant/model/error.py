@@ -326,3 +326,48 @@ class BackupFailed(StoreError):
     """A backup or a restore could not be done; the message says why. The journal is as it was."""
 
     code = "backup_failed"
+
+
+# --- durable agents ----------------------------------------------------------------------------------------
+
+
+class NotARun(CovenantError):
+    """The task is no run of a durable agent, or none has begun with it."""
+
+    code = "not_a_run"
+
+
+class WrongStep(CovenantError):
+    """A commit of a run out of its order; `expected` is the next number."""
+
+    code = "wrong_step"
+
+
+class NotProvenDead(CovenantError):
+    """The worker that holds a run gave a sign of life not long ago."""
+
+    code = "not_proven_dead"
+
+
+class ResumesExhausted(CovenantError):
+    """A run was taken up too often without getting any further."""
+
+    code = "resumes_exhausted"
+
+
+class NotInDoubt(CovenantError):
+    """The run does not wait for a decision about this effect."""
+
+    code = "not_in_doubt"
+
+
+class KeyReused(CovenantError):
+    """A key that is for once was used again, with other content."""
+
+    code = "key_reused"
+
+
+class ResultGone(CovenantError):
+    """The result of a task is past its retention."""
+
+    code = "result_gone"

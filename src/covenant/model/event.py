@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from typing import Any, TypeAlias
 
-from msgspec import Struct
+from msgspec import Raw, Struct
 
 from covenant.model.agent import AgentId
 from covenant.model.message import Artifact, Message
 from covenant.model.peer import Grant, Role
 from covenant.model.push import PushConfig
 from covenant.model.record import Asks, CacheKey, Key, Outcome
+from covenant.model.run import NOTHING, EntryRole, EntryType, Memo, Wait
 from covenant.model.task import Result, Task
 
 
@@ -31,6 +32,7 @@ class Sent(_Event, frozen=True, tag="sent"):
     replayed: bool = False
     protocol: bool = False
     shown: bool = False  # its sender is shown the task, whatever comes of it
+    run: str | None = None  # the run that sent it
 
 
 class Leased(_Event, frozen=True, tag="leased"):
@@ -127,6 +129,7 @@ class Messaged(_Event, frozen=True, tag="messaged"):
     """The sender had more to say: input for the holder, present or to come."""
 
     queued: bool = False
+    asks: Asks | None = None  # what is still waited for
 
 
 class Updated(_Event, frozen=True, tag="updated"):
@@ -183,6 +186,111 @@ class CardPublished(_Event, frozen=True, tag="card_published"):
 
 class CardWithdrawn(_Event, frozen=True, tag="card_withdrawn"):
     pass
+
+
+class Stepped(_Event, frozen=True, tag="stepped"):
+    """A run went on: so many entries more, and with `checkpoint` what lies before it is forgotten."""
+
+    number: int
+    lease_id: str
+    entries: int = 0
+    leaf: int = 0
+    is_checkpoint: bool = False
+    state: Raw = NOTHING
+
+
+class StepKept(_Event, frozen=True, tag="step_kept"):
+    memos: tuple[Memo, ...]
+
+
+class StepDropped(_Event, frozen=True, tag="step_dropped"):
+    pass
+
+
+class EntryKept(_Event, frozen=True, tag="entry_kept"):
+    id: str
+    role: EntryRole
+    parent: int = 0
+    content: Raw = NOTHING
+    kind: EntryType = EntryType.MESSAGE
+    said: int | None = None
+    turn: str | None = None
+
+
+class Marked(_Event, frozen=True, tag="marked"):
+    """An entry that is to be there once is there."""
+
+    entry: int
+    digest: str
+
+
+class Begun(_Event, frozen=True, tag="begun"):
+    """A durable agent has begun with the task."""
+
+
+class RunBegun(_Event, frozen=True, tag="run_begun"):
+    """Its run, then."""
+
+    task_id: str
+    agent: str
+
+
+class RunWaits(_Event, frozen=True, tag="run_waits"):
+    wait: Wait
+    left: int
+
+
+class TaskAwaited(_Event, frozen=True, tag="task_awaited"):
+    """One of the tasks that a run waits for has ended."""
+
+
+class RunResumed(_Event, frozen=True, tag="run_resumed"):
+    """A run was taken from a worker that is dead."""
+
+
+class RunClosed(_Event, frozen=True, tag="run_closed"):
+    """Its task has ended."""
+
+
+class RunSwept(_Event, frozen=True, tag="run_swept"):
+    """What it had to remember up to this step is gone; with `is_done`, all that was only for the run itself."""
+
+    swept: int
+    is_done: bool = False
+
+
+class Parked(_Event, frozen=True, tag="parked"):
+    """The run waits, and its holder lets go of it. `restates`: its status changes by that."""
+
+    asks: Asks | None = None
+    until_ms: int | None = None
+    restates: bool = False
+    note: int = 0  # which of the messages of this commit stands beside the status
+
+
+class Woken(_Event, frozen=True, tag="woken"):
+    """What the run waited for is there, or its holder never heard of the lease: anybody may take it up."""
+
+    restates: bool = False
+
+
+class TakenUp(_Event, frozen=True, tag="taken_up"):
+    """A run goes on under a new lease: no new attempt."""
+
+    lease_id: str
+    incarnation: str
+
+
+class Signaled(_Event, frozen=True, tag="signaled"):
+    name: str
+    value: Raw = NOTHING
+    said: int | None = None
+
+
+class SignalTaken(_Event, frozen=True, tag="signal_taken"):
+    """Its run has heard it; `keeps` its key."""
+
+    keeps: bool = False
 
 
 class LateKept(_Event, frozen=True, tag="late_kept"):
@@ -287,6 +395,23 @@ Event: TypeAlias = (
     | PushDelivered
     | CardPublished
     | CardWithdrawn
+    | Stepped
+    | StepKept
+    | StepDropped
+    | EntryKept
+    | Marked
+    | Begun
+    | RunBegun
+    | RunWaits
+    | TaskAwaited
+    | RunResumed
+    | RunClosed
+    | RunSwept
+    | Parked
+    | Woken
+    | TakenUp
+    | Signaled
+    | SignalTaken
     | LateKept
     | SlotOpened
     | SlotLed

@@ -35,6 +35,10 @@ QUEUE_DEPTH_MAX: Final = 10_000_000
 MESSAGES_MAX: Final = 100_000
 CHUNKS_MAX: Final = 100_000
 ARTIFACTS_MAX: Final = 1000
+SIGNALS_MAX: Final = 10_000
+ENTRIES_MAX: Final = 1_000_000
+RESUMES_MAX: Final = 20
+RUN_LAPSE_MS: Final = 15_000
 
 RETENTION_MS: Final = 7 * DAY_MS
 RETENTION_BYTES: Final = 8 * 1024 * 1024 * 1024
@@ -81,6 +85,13 @@ class Limits(Struct, frozen=True, kw_only=True):
     messages_max: int = MESSAGES_MAX  # of each side
     chunks_max: int = CHUNKS_MAX
     artifacts_max: int = ARTIFACTS_MAX
+    signals_max: int = SIGNALS_MAX  # that wait for one run
+    entries_max: int = ENTRIES_MAX
+
+    # When a worker that gives no sign of life may be taken for dead, and how often in a row its run is taken up again
+    # without getting any further.
+    run_lapse_ms: int = RUN_LAPSE_MS
+    resumes_max: int = RESUMES_MAX
 
     # How long resolved tasks are kept, from the moment their result was drained; and cached errors.
     retention_ms: int = RETENTION_MS

@@ -13,6 +13,7 @@ from covenant.model.agent import AgentId
 from covenant.model.peer import Demand
 from covenant.model.protocol import State
 from covenant.model.record import TaskState
+from covenant.model.run import RunStatus, Wait
 
 
 class _Query(Struct, frozen=True, gc=False):
@@ -115,6 +116,49 @@ class ListInputs(_Query, frozen=True):
     after: int = 0
 
 
+class LoadRun(_Query, frozen=True):
+    """For its holder, the steps behind this one."""
+
+    lease_id: str
+    after: int = 0
+
+
+class LookAround(_Query, frozen=True):
+    """For the holder of a run: what of this is there."""
+
+    lease_id: str
+    wait: Wait
+
+
+class FindEntry(_Query, frozen=True):
+    """For the holder of a run: the entry that was to be there once under this key."""
+
+    lease_id: str
+    key: str
+
+
+class ListEntries(_Query, frozen=True):
+    """The way from the root to a leaf, or to the last one; the newest, or those before a number."""
+
+    task_id: str
+    limit: int
+    leaf: int | None = None
+    before: int | None = None
+    every: bool = False  # all there are, other branches too
+
+
+class GetRun(_Query, frozen=True):
+    task_id: str
+
+
+class ListRuns(_Query, frozen=True):
+    """Newest first."""
+
+    limit: int
+    status: RunStatus | None = None
+    cursor: str | None = None
+
+
 class GetPush(_Query, frozen=True):
     task_id: str
     config_id: str
@@ -155,6 +199,12 @@ Query: TypeAlias = (
     | GetPlace
     | ListDialogs
     | ListInputs
+    | LoadRun
+    | LookAround
+    | FindEntry
+    | ListEntries
+    | GetRun
+    | ListRuns
     | GetPush
     | ListPushes
     | GetPushed

@@ -19,6 +19,7 @@ from covenant.model.card import Card
 from covenant.model.message import Artifact, Message
 from covenant.model.peer import Grant, Peer
 from covenant.model.push import Push
+from covenant.model.run import Entry, Mark, Run, Signal, Step
 from covenant.model.task import Result, Task
 
 Key: TypeAlias = str
@@ -35,6 +36,7 @@ HEAD_KEY: Final = "head"
 class TaskState(StrEnum):
     QUEUED = "queued"
     IN_FLIGHT = "in_flight"
+    PARKED = "parked"  # a run that waits: nobody holds it
     RESULT_PENDING = "result_pending"
     RESOLVED = "resolved"
 
@@ -104,6 +106,8 @@ class TaskRecord(Struct, gc=False, omit_defaults=True):
     finished_ms: int = 0
     resolved_ms: int = 0  # when its result was drained
     order: int = 0  # the last event that touched it
+    run: str | None = None  # whose task it is: the result is for that run alone
+    is_run: bool = False  # a durable agent has begun with it
 
     # what the A2A protocol shows
     protocol: bool = False  # sent by it: the result is read there, and drained by nobody
@@ -218,7 +222,25 @@ class Tombstone(Struct, gc=False):
     order: int = 0  # of the task when it was buried
 
 
-Record: TypeAlias = TaskRecord | Part | Said | Chunk | Push | Card | Late | Slot | Horizon | Peer | Grant | SignedHead
+Record: TypeAlias = (
+    TaskRecord
+    | Part
+    | Said
+    | Chunk
+    | Push
+    | Card
+    | Late
+    | Slot
+    | Horizon
+    | Peer
+    | Grant
+    | SignedHead
+    | Run
+    | Step
+    | Entry
+    | Mark
+    | Signal
+)
 
 
 def part_key(task_id: str, number: int | Literal[""]) -> Key:

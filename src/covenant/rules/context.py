@@ -21,6 +21,7 @@ from covenant.model.limits import Limits
 from covenant.model.peer import Grant, Peer
 from covenant.model.push import Push
 from covenant.model.record import Horizon, Key, Late, Record, Slot, TaskRecord, Tombstone
+from covenant.model.run import Signal
 
 
 class Ids(Protocol):
@@ -102,6 +103,9 @@ class View(Protocol):
 
     def moved_dialogs(self, sender: str, recipient: str, after: int, limit: int) -> Sequence[TaskRecord]:
         """Those with a status behind this event, the oldest status first."""
+
+    def signals(self, task_id: str, limit: int, taken: bool = False) -> Sequence[Signal]:
+        """Those that wait for a run, oldest first; with `taken`, those of which only the key is left, too."""
 
     def pushes(self, task_id: str) -> Sequence[Push]: ...
     def cards(self, after: int, limit: int) -> Sequence[Card]:

@@ -21,10 +21,12 @@ from covenant.rules import (
     repair,
     result,
     retention,
+    run,
     send,
     undo,
 )
 from covenant.rules.context import Commit, Context, View
+from covenant.rules.wake import follow
 
 DECIDE: dict[type, Callable[[Any, View, Context], Commit]] = {
     c.SendTask: send.send,
@@ -48,6 +50,12 @@ DECIDE: dict[type, Callable[[Any, View, Context], Commit]] = {
     c.SettleSlot: cache.settle,
     c.ForgetCached: cache.forget,
     c.CompactHistory: retention.compact,
+    c.CommitRun: run.commit,
+    c.ResumeRun: run.resume,
+    c.WakeRun: run.wake,
+    c.SignalRun: run.signal,
+    c.JudgeEffect: run.judge,
+    c.SweepRun: run.sweep,
     c.EnrollPeer: peer.enroll,
     c.RotateToken: peer.rotate,
     c.RevokePeer: peer.revoke,
@@ -68,4 +76,6 @@ DECIDE: dict[type, Callable[[Any, View, Context], Commit]] = {
 def decide(command: c.Command | c.Call, view: View, ctx: Context) -> Commit:
     if type(command) is c.Call:
         return door.admit(command, view, ctx, decide)
-    return DECIDE[type(command)](command, view, ctx)
+    commit = DECIDE[type(command)](command, view, ctx)
+    follow(commit, view)
+    return commit

@@ -22,13 +22,14 @@ from covenant.model.error import (
     UnknownTask,
 )
 from covenant.model.message import Message, Role
-from covenant.model.record import Asks, Outcome, Said, TaskRecord, chunk_key, said_key
+from covenant.model.record import Asks, Outcome, Said, TaskRecord, TaskState, chunk_key, said_key
 from covenant.model.task import Result
 from covenant.model.view import Input, Moved
 from covenant.rules.cache import keep_answer, succession
 from covenant.rules.context import Commit, Context, View
 from covenant.rules.envelope import check_count, check_flag, check_id, check_text, seal_artifact, seal_message
 from covenant.rules.lease import held
+from covenant.rules.run import message_signal
 from covenant.rules.sight import task_of_lease, visible_task
 
 MESSAGES_MAX = 2**31
@@ -62,8 +63,12 @@ def add_message(command: AddMessage, view: View, ctx: Context) -> Commit:
     if record.heard >= ctx.limits.messages_max:
         raise _too_many(ctx)
     said = e.Said(said_key(task_id, record.said + 1), message)
-    messaged = e.Messaged(task_id, queued=record.lease is None)
-    return Commit((messaged, said), Moved(task_id, record.generation + 1))
+    moved = Moved(task_id, record.generation + 1)
+    if not record.is_run:
+        return Commit((e.Messaged(task_id, record.state is TaskState.QUEUED), said), moved)
+    signaled, is_awaited = message_signal(message, record.said + 1, record, view, ctx)
+    asks = None if is_awaited else record.asks
+    return Commit((e.Messaged(task_id, record.state is TaskState.QUEUED, asks), said, *signaled), moved)
 
 
 def show(command: ShowTask, view: View, ctx: Context) -> Commit:

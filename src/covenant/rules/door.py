@@ -58,10 +58,14 @@ def _let_in(
     demand = None if demand_of is None else demand_of(command, caller, view, ctx)
     if demand is None:
         return decide(command, view, ctx)
+    if type(command) is c.CommitRun:
+        command = _addressed_tasks(caller, command, view, ctx, checks)
     if type(command) is c.RetryStale:
         return _retried(caller, command, demand, view, ctx, decide, checks)
     grant, held = recall(caller.agent.pubkey, demand, view, ctx)
     asked = command
+    if type(command) is c.SignalRun and command.start is not None and demand.counterparty is not None:
+        command = _truly_started(command, caller.agent, demand.counterparty)
     if type(command) is c.SendTask:
         assert demand.counterparty is not None
         command = _truly_addressed(command, caller.agent, demand.counterparty)
@@ -77,6 +81,33 @@ def _let_in(
     if type(command) is c.SendTask:
         _check_recipient(command, caller, view, ctx, checks)
     return _decided(command, demand, grant, view, ctx, decide)
+
+
+def _addressed_tasks(
+    caller: Caller, command: c.CommitRun, view: View, ctx: Context, checks: list[AuditRow]
+) -> c.CommitRun:
+    """The tasks of a run go through the door one by one, each under a grant of its own; those to the agent itself are
+    its own affair."""
+    tasks = []
+    for task in command.commit.tasks:
+        check_agent(task.recipient, "recipient")
+        recipient = known_agent(task.recipient, view)
+        if recipient.pubkey == caller.agent.pubkey:
+            tasks.append(structs.replace(task, sender=caller.agent, recipient=caller.agent))
+            continue
+        send = _truly_addressed(c.SendTask(command.by, task), caller.agent, recipient)
+        demand = _as_addressed(recipient)
+        grant, held = recall(caller.agent.pubkey, demand, view, ctx)
+        if grant is None:
+            _missing(caller, demand, held, checks)
+        else:
+            checks.append(_check_row(demand, grant))
+            if grant.capability.scope.max_uses is not None or grant.capability.parent is not None:
+                raise NotPermitted("a run sends under grants without a bound on their uses", action=demand.action)
+        _check_recipient(send, caller, view, ctx, checks)
+        tasks.append(send.task)
+    commit = structs.replace(command.commit, tasks=tuple(tasks))
+    return c.CommitRun(command.by, command.lease_id, commit, command.incarnation)
 
 
 def _decided(command: c.Command, demand: Demand, grant: Grant, view: View, ctx: Context, decide: Decide) -> Commit:
@@ -245,6 +276,12 @@ def _truly_addressed(command: c.SendTask, sender: AgentId, recipient: AgentId) -
     return c.SendTask(command.by, task, command.protocol)
 
 
+def _truly_started(command: c.SignalRun, sender: AgentId, recipient: AgentId) -> c.SignalRun:
+    assert command.start is not None
+    start = structs.replace(command.start, sender=sender, recipient=recipient)
+    return structs.replace(command, start=start)
+
+
 def _check_recipient(command: c.SendTask, caller: Caller, view: View, ctx: Context, checks: list[AuditRow]) -> None:
     """The recipient must be somebody, and where the gate is on, must have agreed to hear from the sender."""
     task, sender = command.task, caller.agent
@@ -276,13 +313,39 @@ def _converse(command: c.AddMessage, caller: Caller, view: View, ctx: Context) -
 
 
 def _hold(
-    command: c.UpdateTask | c.AddArtifact | c.RejectTask | c.ReplyDirectly, caller: Caller, view: View, ctx: Context
+    command: c.UpdateTask | c.AddArtifact | c.RejectTask | c.ReplyDirectly | c.CommitRun,
+    caller: Caller,
+    view: View,
+    ctx: Context,
 ) -> Demand:
     """What a holder says is an answer to the sender."""
     lease_id = check_id(command.lease_id, "lease_id")
     task = task_of_lease(lease_id, command.by, view, ctx).task
     assert task.sender is not None
     return Demand(f"a2a.respond.{task.sender.display}", f"a2a-respond:{task.id}", task.sender, task.id, lease_id)
+
+
+def _signal(command: c.SignalRun, caller: Caller, view: View, ctx: Context) -> Demand | None:
+    """Who may send to an agent may signal the runs that it has begun there; an agent signals its own."""
+    task_id = check_id(command.task_id, "task_id")
+    if command.start is not None and view.get(task_id) is None:
+        return _send(c.SendTask(command.by, command.start), caller, view, ctx)
+    recipient = visible_task(task_id, command.by, view, ctx).task.recipient
+    if recipient.pubkey == caller.agent.pubkey or caller.is_operator:
+        return None
+    return Demand(f"a2a.send.{recipient.display}", f"a2a-send:{recipient.display}", recipient, task_id)
+
+
+def _judge(command: c.JudgeEffect | c.ResumeRun, caller: Caller, view: View, ctx: Context) -> Demand | None:
+    """Of its own runs an agent answers for itself; anybody else needs the right to repair."""
+    record = visible_task(check_id(command.task_id, "task_id"), command.by, view, ctx)
+    if record.recipient == caller.agent.pubkey:
+        return None
+    lease = record.lease.lease_id if record.lease else None
+    other = counterparty(record, caller)
+    return Demand(
+        "a2a.repair.requeue", f"a2a-repair:{record.task.id}", other, record.task.id, lease, "operator_accepted"
+    )
 
 
 def _cancel(command: c.CancelTask, caller: Caller, view: View, ctx: Context) -> Demand:
@@ -368,6 +431,10 @@ DEMANDS: dict[type, Callable[[Any, Caller, View, Context], Demand | None]] = {
     c.AddArtifact: _hold,
     c.RejectTask: _hold,
     c.ReplyDirectly: _hold,
+    c.CommitRun: _hold,
+    c.SignalRun: _signal,
+    c.JudgeEffect: _judge,
+    c.ResumeRun: _judge,
     c.CancelTask: _cancel,
     c.RepairTask: _repair,
     c.RetryStale: _retry,

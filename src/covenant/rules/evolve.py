@@ -32,6 +32,7 @@ from covenant.model.record import (
     TaskState,
     Tombstone,
 )
+from covenant.model.run import Entry, Mark, Memo, Run, Signal, Step
 from covenant.model.task import Result
 
 _ONE_STEP = frozenset(
@@ -55,6 +56,8 @@ def steps_of(event: e.Event) -> int:
     """By how much an event moves the generation of its task."""
     if type(event) is e.Answered:
         return 2 if event.result.content else 1
+    if type(event) is e.Parked or type(event) is e.Woken:
+        return int(event.restates)
     return int(type(event) in _ONE_STEP)
 
 
@@ -62,7 +65,7 @@ def evolve(record: Record | Tombstone | None, event: e.Event, order: int, at: in
     return EVOLVE[type(event)](record, event, order, at)
 
 
-R = TypeVar("R", bound="TaskRecord | Part | Slot | Peer | Grant")
+R = TypeVar("R", bound="TaskRecord | Part | Slot | Peer | Grant | Run")
 
 
 _copied: Callable[[R], R] = Struct.__copy__  # type: ignore[attr-defined]  # what copy.copy calls, without its detour
@@ -78,6 +81,7 @@ def _sent(_: Any, event: e.Sent, order: int, at: int) -> TaskRecord:
     record.protocol = event.protocol
     record.shown = event.shown
     record.slot = event.slot
+    record.run = event.run
     if event.replayed:
         record.replayed = True
     elif event.follows:
@@ -192,7 +196,7 @@ def _finish(old: TaskRecord, outcome: Outcome, result: Result, order: int, at: i
     if old.protocol:
         record.state = TaskState.RESOLVED
         record.resolved_ms = at
-    else:
+    elif old.run is None:
         record.answer_for = old.sender
         record.answer_order = order
     return record
@@ -296,13 +300,14 @@ def _shown(old: TaskRecord, event: e.Shown, order: int, at: int) -> TaskRecord:
 
 def _messaged(old: TaskRecord, event: e.Messaged, order: int, at: int) -> TaskRecord:
     """Who waited for it has its time to work from now on."""
-    record = _copied(old) if old.asks is None else _heartbeat(old, None, order, at)
+    record = _copied(old) if old.asks is None or old.lease is None else _heartbeat(old, None, order, at)
     record.generation = old.generation + 1
     record.said = old.said + 1
     record.heard = old.heard + 1
     record.shown = True
     record.order = order
     _restate(record, order, at)
+    record.asks = event.asks
     return record
 
 
@@ -360,6 +365,143 @@ def _replied(old: TaskRecord, event: e.Replied, order: int, at: int) -> TaskReco
     record.generation = old.generation + 1
     record.direct = True
     return record
+
+
+def _begun(old: TaskRecord, event: e.Begun, order: int, at: int) -> TaskRecord:
+    record = _heartbeat(old, None, order, at)
+    record.is_run = record.shown = True
+    return record
+
+
+def _parked(old: TaskRecord, event: e.Parked, order: int, at: int) -> TaskRecord:
+    record = _copied(old)
+    _end_lease(record)
+    record.state = TaskState.PARKED
+    record.order = order
+    if event.restates:
+        record.generation = old.generation + 1
+        _restate(record, order, at)
+        record.note = event.note
+    record.asks = event.asks
+    deadline_ms = record.task.deadline_ms
+    times = [ms for ms in (event.until_ms, deadline_ms) if ms is not None]
+    record.not_before_ms = event.until_ms
+    record.due_ms = min(times) if times else None
+    return record
+
+
+def _woken(old: TaskRecord, event: e.Woken, order: int, at: int) -> TaskRecord:
+    """It stands at the end of the queue. A lease that nobody ever heard of leaves no trace."""
+    record = _copied(old)
+    if old.lease is not None and old.lease.is_used:
+        _end_lease(record)
+    record.lease = None
+    record.state = TaskState.PARKED
+    record.order = order
+    if event.restates:
+        record.generation = old.generation + 1
+        _restate(record, order, at)
+    _enqueue(record, None, order, at)
+    return record
+
+
+def _taken_up(old: TaskRecord, event: e.TakenUp, order: int, at: int) -> TaskRecord:
+    record = _copied(old)
+    _end_lease(record)
+    record.state = TaskState.IN_FLIGHT
+    record.lease = Lease(event.lease_id, old.task.recipient, event.incarnation, at, at, order)
+    record.incarnation = event.incarnation
+    record.receipt = None
+    record.order = order
+    record.ready_for = None
+    record.due_ms = None
+    record.not_before_ms = None
+    return record
+
+
+def _run_begun(_: Any, event: e.RunBegun, order: int, at: int) -> Run:
+    return Run(event.task_id, event.agent, at, order, order)
+
+
+def _stepped(old: Run, event: e.Stepped, order: int, at: int) -> Run:
+    run = _copied(old)
+    run.order = order
+    run.step = event.number
+    run.step_lease = event.lease_id
+    run.entries += event.entries
+    run.leaf = event.leaf
+    run.wait = None
+    run.left = 0
+    run.resumes = 0
+    if event.is_checkpoint:
+        run.checkpoints += 1
+        run.state = event.state.copy()
+        run.floor = event.number
+        run.floor_entries = run.entries
+        run.floor_leaf = event.leaf
+    return run
+
+
+def _step_kept(_: Any, event: e.StepKept, order: int, at: int) -> Step:
+    """A value read from disk is a window on the line that it stood in: what is kept is a copy."""
+    return Step(order, tuple(Memo(m.key, m.value.copy(), m.entry, m.task, m.begun) for m in event.memos))
+
+
+def _entry_kept(_: Any, event: e.EntryKept, order: int, at: int) -> Entry:
+    content = event.content.copy()
+    return Entry(event.id, event.role, at, order, event.parent, content, event.kind, event.said, event.turn)
+
+
+def _marked(_: Any, event: e.Marked, order: int, at: int) -> Mark:
+    return Mark(event.entry, event.digest, order)
+
+
+def _run_waits(old: Run, event: e.RunWaits, order: int, at: int) -> Run:
+    run = _copied(old)
+    run.order = order
+    run.wait = event.wait
+    run.left = event.left
+    return run
+
+
+def _task_awaited(old: Run, event: e.TaskAwaited, order: int, at: int) -> Run:
+    run = _copied(old)
+    run.order = order
+    run.left = old.left - 1
+    return run
+
+
+def _run_resumed(old: Run, event: e.RunResumed, order: int, at: int) -> Run:
+    run = _copied(old)
+    run.order = order
+    run.resumes = old.resumes + 1
+    return run
+
+
+def _run_closed(old: Run, event: e.RunClosed, order: int, at: int) -> Run:
+    run = _copied(old)
+    run.order = order
+    run.closed = True
+    run.wait = None
+    run.left = 0
+    run.floor = run.step
+    return run
+
+
+def _run_swept(old: Run, event: e.RunSwept, order: int, at: int) -> Run:
+    run = _copied(old)
+    run.order = order
+    run.swept = event.swept
+    run.is_swept = event.is_done
+    return run
+
+
+def _signaled(_: Any, event: e.Signaled, order: int, at: int) -> Signal:
+    return Signal(event.key.rpartition(":")[2], event.name, at, order, event.value.copy(), event.said)
+
+
+def _signal_taken(old: Signal, event: e.SignalTaken, order: int, at: int) -> Signal | None:
+    return Signal(old.id, old.name, old.at_ms, order, taken=True) if event.keeps else None
 
 
 def _late_kept(_: Any, event: e.LateKept, order: int, at: int) -> Late:
@@ -475,6 +617,23 @@ EVOLVE: dict[type, Callable[[Any, Any, int, int], Record | None]] = {
     e.PushDelivered: _push_delivered,
     e.CardPublished: _card_published,
     e.CardWithdrawn: _dropped,
+    e.Begun: _begun,
+    e.RunBegun: _run_begun,
+    e.Parked: _parked,
+    e.Woken: _woken,
+    e.TakenUp: _taken_up,
+    e.Stepped: _stepped,
+    e.StepKept: _step_kept,
+    e.StepDropped: _dropped,
+    e.EntryKept: _entry_kept,
+    e.Marked: _marked,
+    e.RunWaits: _run_waits,
+    e.TaskAwaited: _task_awaited,
+    e.RunResumed: _run_resumed,
+    e.RunClosed: _run_closed,
+    e.RunSwept: _run_swept,
+    e.Signaled: _signaled,
+    e.SignalTaken: _signal_taken,
     e.LateKept: _late_kept,
     e.SlotOpened: _slot_opened,
     e.SlotLed: _slot_led,
@@ -499,6 +658,11 @@ CREATING = frozenset(
         e.ChunkKept,
         e.PushSet,
         e.CardPublished,
+        e.RunBegun,
+        e.StepKept,
+        e.EntryKept,
+        e.Marked,
+        e.Signaled,
         e.LateKept,
         e.SlotOpened,
         e.Compacted,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from covenant.model import event as e
 from covenant.model.command import Expire
 from covenant.model.peer import Grant
-from covenant.model.record import Key, Outcome, Slot, TaskRecord
+from covenant.model.record import Key, Outcome, Slot, TaskRecord, TaskState
 from covenant.rules.cache import expire_slot
 from covenant.rules.context import Commit, Context, View
 from covenant.rules.end import end
@@ -43,4 +43,6 @@ def _expire_task(record: TaskRecord, view: View, ctx: Context) -> list[e.Event]:
     deadline = record.task.deadline_ms
     if deadline is not None and deadline <= ctx.now:
         return end(record, Outcome.DEADLINE_EXCEEDED, f"deadline_exceeded: {deadline}", view)
+    if record.state is TaskState.PARKED:
+        return [e.Woken(record.task.id, restates=record.asks is not None)]
     return [e.Due(record.task.id)]

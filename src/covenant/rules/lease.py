@@ -7,7 +7,7 @@ from itertools import takewhile
 from covenant.model import event as e
 from covenant.model.command import BeatLease, LeaseTasks, ReleaseLease
 from covenant.model.error import LeaseSuperseded, TaskTerminal
-from covenant.model.record import TaskRecord
+from covenant.model.record import TaskRecord, TaskState
 from covenant.model.view import Delivery, LeaseStatus, Released
 from covenant.rules.context import Commit, Context, View
 from covenant.rules.end import end_asked
@@ -26,7 +26,7 @@ def lease(command: LeaseTasks, view: View, ctx: Context) -> Commit:
     records = view.ready(None if recipient is None else recipient.pubkey, limit)
     if not records:
         return Commit((), [])
-    events = []
+    events: list[e.Event] = []
     deliveries = []
     if len(records) > 1:
         room = Room(ctx.limits)
@@ -36,6 +36,10 @@ def lease(command: LeaseTasks, view: View, ctx: Context) -> Commit:
             return Commit((), [])  # first the clock has to end what is past its deadline
         task = record.task
         lease_id = ctx.ids.lease()
+        if record.state is TaskState.PARKED:  # a run that was woken: it goes on where it was
+            events.append(e.TakenUp(task.id, lease_id, command.incarnation))
+            deliveries.append(Delivery(lent(task), lease_id, record.attempt, record.generation))
+            continue
         events.append(e.Leased(task.id, lease_id, command.incarnation))
         deliveries.append(Delivery(lent(task), lease_id, record.attempt + 1, record.generation + 1))
     return Commit(tuple(events), deliveries)

@@ -5,12 +5,10 @@ A thousand tasks are little, a thousand large ones are more than anybody wants t
 
 from __future__ import annotations
 
+from msgspec import Struct
 from msgspec.json import encode
 
-from covenant.model.audit import AuditRow
 from covenant.model.limits import Limits
-from covenant.model.message import Message
-from covenant.model.task import Result, Task
 
 
 class Room:
@@ -21,7 +19,7 @@ class Room:
         self._is_empty = True
         self.is_full = False  # something was left out
 
-    def takes(self, entry: Task | Result | Message | AuditRow) -> bool:
+    def takes(self, entry: Struct) -> bool:
         """Whether this still goes in. The first always does: an answer that could hold nothing would never end."""
         self._left -= len(encode(entry))
         if self._left < 0 and not self._is_empty:

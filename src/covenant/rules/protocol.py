@@ -21,7 +21,7 @@ from covenant.model.error import BadCursor, UnknownTask
 from covenant.model.message import Artifact, Message, Part, agent_says
 from covenant.model.protocol import ArtifactUpdate, State, Status, StatusUpdate, StreamResponse, TaskShown, Update
 from covenant.model.query import GetDialog, GetPlace, ListDialogs, ListInputs
-from covenant.model.record import Asks, Chunk, Outcome, Said, TaskRecord, chunk_key, part_key, said_key
+from covenant.model.record import Asks, Chunk, Outcome, Said, TaskRecord, TaskState, chunk_key, part_key, said_key
 from covenant.model.record import Part as Partial
 from covenant.model.task import Result, Task
 from covenant.model.view import Dialog, DialogPage, Inputs, Place
@@ -53,7 +53,7 @@ _ASKS: Final = {None: State.WORKING, Asks.INPUT: State.INPUT_REQUIRED, Asks.AUTH
 
 def state_of(record: TaskRecord) -> State:
     if record.outcome is None:
-        return State.SUBMITTED if record.lease is None else _ASKS[record.asks]
+        return State.SUBMITTED if record.state is TaskState.QUEUED else _ASKS[record.asks]
     assert record.result is not None
     return _end_state(record.outcome, record.result)
 
@@ -377,11 +377,16 @@ def _responses(
         case e.Unleased() | e.Requeued():
             yield status(State.SUBMITTED, None, before + 1), False
         case e.Messaged():
-            yield status(State.SUBMITTED if event.queued else State.WORKING, None, before + 1), False
+            yield status(State.SUBMITTED if event.queued else _ASKS[event.asks], None, before + 1), False
         case e.Updated():
-            yield status(_ASKS[event.asks], _said_in(logged, task_id), before + 1), False
+            yield status(_ASKS[event.asks], _said_after(event, logged, task_id), before + 1), False
         case e.Asked():
-            yield status(_ASKS[event.asks], _said_in(logged, task_id) if event.speaks else None, before + 1), False
+            message = _said_after(event, logged, task_id) if event.speaks else None
+            yield status(_ASKS[event.asks], message, before + 1), False
+        case e.Parked() if event.restates:
+            yield status(_ASKS[event.asks], _said_in(logged, said_key(task_id, event.note)), before + 1), False
+        case e.Woken() if event.restates:
+            yield status(State.WORKING, None, before + 1), False
         case e.Chunked():
             kept = next(x for x in logged.events if type(x) is e.ChunkKept and x.key.startswith(chunk_key(task_id, "")))
             yield artifact(kept.artifact, kept.append, kept.last), False
@@ -401,9 +406,16 @@ def _responses(
             return
 
 
-def _said_in(logged: Logged, task_id: str) -> Message | None:
+def _said_after(event: e.Event, logged: Logged, task_id: str) -> Message | None:
+    """What was said with an event stands behind it."""
     prefix = said_key(task_id, "")
-    return next((x.message for x in logged.events if type(x) is e.Said and x.key.startswith(prefix)), None)
+    place = next(at for at, other in enumerate(logged.events) if other is event)
+    behind = logged.events[place + 1 :]
+    return next((x.message for x in behind if type(x) is e.Said and x.key.startswith(prefix)), None)
+
+
+def _said_in(logged: Logged, key: str) -> Message | None:
+    return next((x.message for x in logged.events if type(x) is e.Said and x.key == key), None)
 
 
 def _as_sent(task: Task, at: int, context_id: str) -> TaskShown:

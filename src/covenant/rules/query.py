@@ -18,22 +18,28 @@ from covenant.model.peer import Demand, GrantPage, Peer, PeerPage, peer_key
 from covenant.model.query import (
     CheckGrant,
     DeepQueues,
+    FindEntry,
     GetCard,
     GetDialog,
     GetPlace,
     GetPush,
     GetPushed,
     GetResult,
+    GetRun,
     GetTask,
     GetTree,
     ListCached,
     ListCards,
     ListDialogs,
+    ListEntries,
     ListGrants,
     ListInputs,
     ListPeers,
     ListPushes,
     ListQueue,
+    ListRuns,
+    LoadRun,
+    LookAround,
     Query,
     RecentResults,
     RecentTasks,
@@ -47,6 +53,7 @@ from covenant.rules.context import Context, View
 from covenant.rules.envelope import check_count, check_cursor, check_id
 from covenant.rules.grant import find
 from covenant.rules.grant import shown as shown_grant
+from covenant.rules.journey import find_entry, get_run, list_entries, list_runs, load_run, look_around
 from covenant.rules.page import Room
 from covenant.rules.peer import shown as shown_peer
 from covenant.rules.protocol import get_dialog, get_place, list_dialogs, list_inputs
@@ -266,6 +273,12 @@ ANSWER: dict[type, Callable[[Any, View, Context], Any]] = {
     GetPlace: get_place,
     ListDialogs: list_dialogs,
     ListInputs: list_inputs,
+    LoadRun: load_run,
+    LookAround: look_around,
+    FindEntry: find_entry,
+    ListEntries: list_entries,
+    GetRun: get_run,
+    ListRuns: list_runs,
     GetPush: get_push,
     ListPushes: list_pushes,
     GetPushed: get_pushed,

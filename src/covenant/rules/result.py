@@ -75,7 +75,8 @@ def _accept_partial(result: Result, lease_id: str, record: TaskRecord, view: Vie
     part = Result(task_id, "partial", result.content, result.error_message, lease_id, number)
     generation = record.generation + 1
     key = part_key(task_id, record.partials_total + 1)
-    parted = e.Parted(key, part, record.sender, record.attempt, number, generation, record.protocol)
+    is_kept = record.protocol or record.run is not None
+    parted = e.Parted(key, part, record.sender, record.attempt, number, generation, is_kept)
     return Commit((e.Progressed(task_id), parted), Posted(task_id, generation, sequence=number))
 
 

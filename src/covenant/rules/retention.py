@@ -21,6 +21,7 @@ from covenant.model.record import (
     TaskState,
     Tombstone,
 )
+from covenant.model.run import Entry, Mark, Run
 from covenant.rules.context import Commit, Context, View
 from covenant.rules.envelope import check_time, digest_of
 
@@ -35,7 +36,9 @@ def at_rest(record: Record) -> bool:
         return record.leader is None and record.due_ms is None
     if type(record) is Grant:
         return record.revoked_ms is not None
-    return type(record) in (Late, Said, Chunk)
+    if type(record) is Run:
+        return record.is_swept
+    return type(record) in (Late, Said, Chunk, Entry, Mark)
 
 
 def is_retained(record: TaskRecord, ctx: Context) -> bool:

@@ -17,7 +17,7 @@ from covenant.rules.end import end_asked
 def undo(commit: Commit, command: Command | Call) -> list[Command]:
     """What gives back the leases and results of a commit, in the name of who took them. It comes through no door: who
     has lost its token meanwhile cannot keep them either."""
-    leases = tuple(event.lease_id for event in commit.events if type(event) is e.Leased)
+    leases = tuple(event.lease_id for event in commit.events if type(event) is e.Leased or type(event) is e.TakenUp)
     results = tuple(event.key for event in commit.events if type(event) is e.Drained)
     return [GiveBack(acting(command), leases, results)] if leases or results else []
 
@@ -33,6 +33,8 @@ def give_back(command: GiveBack, view: View, ctx: Context) -> Commit:
             ended, children = end_asked(record, view)
             events += ended
             then += children
+        elif record.is_run:
+            events.append(e.Woken(record.task.id))
         elif record.lease.is_used:
             events.append(e.Requeued(record.task.id, lease_id, "released", "given back"))
         else:

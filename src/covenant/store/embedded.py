@@ -26,6 +26,7 @@ from covenant.model.command import (
     Expire,
     LeaseTasks,
     SettleSlot,
+    SweepRun,
 )
 from covenant.model.error import CovenantError, StoreClosed
 from covenant.model.limits import Limits
@@ -102,6 +103,7 @@ class Embedded(ABC):
         self._steps.clear()
         self._steps.extend(SettleSlot(None, slot) for slot in self.state.unsettled())
         self._steps.extend(CancelChildren(None, task_id) for task_id in self.state.cascades)
+        self._steps.extend(SweepRun(None, task_id) for task_id in self.state.sweeps)
         self._steps.extend(EndGrants(None, pubkey) for pubkey in self.state.left_grants())
         if self._on_push is not None:
             self.watch_pushes(self._on_push)

@@ -37,14 +37,26 @@ from covenant.model.record import (
     TaskState,
     Tombstone,
 )
+from covenant.model.run import Entry, Mark, Run, Signal, Step
 from covenant.rules.context import Context
 from covenant.rules.evolve import CREATING, EVOLVE
 from covenant.rules.grant import pin_of
 from covenant.rules.retention import at_rest, is_forgotten, is_retained, tombstone_of
 from covenant.store.ledger import DueTimes, LazyLedger, Ledger, Shelf
 
-_OF_A_TASK = (Part, Late, Said, Chunk)  # go with their task
-_BRINGING = (e.Parted, e.LateKept, e.Said, e.ChunkKept, e.PushSet)  # them, and webhooks
+_OF_A_TASK = (Part, Late, Said, Chunk, Run, Step, Entry, Mark, Signal)  # go with their task
+_BRINGING = (  # them, and webhooks
+    e.Parted,
+    e.LateKept,
+    e.Said,
+    e.ChunkKept,
+    e.RunBegun,
+    e.StepKept,
+    e.EntryKept,
+    e.Marked,
+    e.Signaled,
+    e.PushSet,
+)
 _SHARE_WORTH_LISTING = 8  # an eighth of what is numbered: then one listing costs less than a look for each
 
 
@@ -109,6 +121,9 @@ class State:
         self._slots_of = Shelf(Ledger)
         self._late: dict[str, list[Key]] = {}
         self._pushes: dict[str, list[Key]] = {}  # by task
+        self.sweeps: set[str] = set()  # runs that have something to forget
+        self._signals = Shelf(Ledger)  # that wait, by run
+        self._taken: dict[str, set[Key]] = {}  # of which only the key is left
         self._cards = Ledger()
         self._labels: dict[str, str] = {}  # display of a peer, its key
         self._tokens: dict[str, str] = {}  # digest of a token, the key of its peer
@@ -195,8 +210,12 @@ class State:
             if old is None:
                 self._late.setdefault(_late_task(key), []).append(key)
             self.rested.append(key)
-        elif type(new) is Said or type(new) is Chunk:
+        elif type(new) is Said or type(new) is Chunk or type(new) is Entry or type(new) is Mark:
             self.rested.append(key)
+        elif type(new) is Run:
+            self._place_run(key, new)
+        elif type(new) is Signal:
+            self._move_signal(key, old if type(old) is Signal else None, new)
         elif type(new) is Push:
             self._move_push(key, old if type(old) is Push else None, new)
         elif type(new) is Card:
@@ -379,6 +398,32 @@ class State:
         for party in _parties(slot.cache_key):
             self._slots_of.ledgers[party].remove(slot.order)
 
+    def _place_run(self, key: Key, new: Run) -> None:
+        if new.swept < new.floor or (new.closed and not new.is_swept):
+            self.sweeps.add(new.task_id)
+        else:
+            self.sweeps.discard(new.task_id)
+        if at_rest(new):
+            self.rested.append(key)
+
+    def _move_signal(self, key: Key, old: Signal | None, new: Signal) -> None:
+        task_id = key.split(":")[1]
+        if old is not None and not old.taken:
+            self._signals.ledgers[task_id].remove(old.order)
+        if new.taken:
+            self._taken.setdefault(task_id, set()).add(key)
+        else:
+            self._signals.add(task_id, new.order, key)
+
+    def _forget_signal(self, key: Key, signal: Signal) -> None:
+        task_id = key.split(":")[1]
+        if not signal.taken:
+            self._signals.ledgers[task_id].remove(signal.order)
+            return
+        self._taken[task_id].discard(key)
+        if not self._taken[task_id]:
+            del self._taken[task_id]
+
     def _move_push(self, key: Key, old: Push | None, new: Push) -> None:
         task_id = pushed_task(key)
         if old is None:
@@ -462,6 +507,8 @@ class State:
             self._remove_slot(record)
         elif type(record) is Push:
             self._remove_push(key)
+        elif type(record) is Signal:
+            self._forget_signal(key, record)
         elif type(record) is Card:
             self._cards.remove(record.order)
         elif type(record) is Late:
@@ -704,6 +751,12 @@ class State:
         resting = self.base.moved_dialogs(sender, recipient, after)
         unseen = islice((record for record in resting if record.task.id not in self.records), limit)
         return sorted([*found, *unseen], key=_status_order)[:limit]
+
+    def signals(self, task_id: str, limit: int, taken: bool = False) -> Sequence[Signal]:
+        keys = list(islice(self._signals.get(task_id).after(0), limit))
+        if taken:
+            keys += islice(self._taken.get(task_id, ()), limit - len(keys))
+        return [self.records[key] for key in keys]  # type: ignore[misc]
 
     def pushes(self, task_id: str) -> Sequence[Push]:
         return [self.records[key] for key in self._pushes.get(task_id, ())]  # type: ignore[misc]

@@ -37,6 +37,7 @@ from covenant.model.record import (
     TaskRecord,
     Tombstone,
 )
+from covenant.model.run import ENTRY_PREFIX, MARK_PREFIX, Entry, Mark, Run, run_key
 from covenant.rules.context import Context
 from covenant.rules.retention import is_forgotten, is_retained, tombstone_of
 from covenant.store.journal.snapshot import Saved, saved
@@ -57,7 +58,7 @@ create table meta (name text primary key, value text not null) without rowid;
 create table rest (
     n integer primary key,
     key text not null unique,
-    kind text not null,             -- task, part, said, chunk, late, slot, grant, tombstone
+    kind text not null,             -- task, part, said, chunk, late, slot, grant, run, entry, mark, tombstone
     sender integer,                 -- agent.id, for tasks and slots
     recipient integer,
     parent text,
@@ -96,6 +97,9 @@ _DECODERS: Final[dict[str, msgspec.json.Decoder[Any]]] = {
     "slot": msgspec.json.Decoder(Slot),
     "tombstone": msgspec.json.Decoder(Tombstone),
     "grant": msgspec.json.Decoder(Grant),
+    "run": msgspec.json.Decoder(Run),
+    "entry": msgspec.json.Decoder(Entry),
+    "mark": msgspec.json.Decoder(Mark),
 }
 
 
@@ -290,7 +294,7 @@ class Archive:
                     if type(record) is Tombstone and is_forgotten(record, ctx):
                         self._writer.execute("delete from rest where n = ?", (n,))
                         forgotten += 1
-                    elif type(record) in (Part, Late, Said, Chunk) and not self._owner_is_kept(key):
+                    elif type(record) in (Part, Late, Said, Chunk, Run, Entry, Mark) and not self._owner_is_kept(key):
                         self._writer.execute("delete from rest where n = ?", (n,))
             time.sleep(0)
         return buried, forgotten
@@ -307,9 +311,12 @@ class Archive:
         """What belongs to a task goes with it: its tombstone may go in the same pass, and then nothing tells whose they
         were."""
         gathered = {SAID_PREFIX: record.said, CHUNK_PREFIX: record.chunks, PART_PREFIX: record.partials_total}
-        for prefix in (LATE_PREFIX, *(prefix for prefix, count in gathered.items() if count)):
+        of_a_run = (ENTRY_PREFIX, MARK_PREFIX) if record.is_run else ()
+        for prefix in (LATE_PREFIX, *of_a_run, *(prefix for prefix, count in gathered.items() if count)):
             first = f"{prefix}{task_id}:"
             self._writer.execute("delete from rest where key >= ? and key < ?", (first, first[:-1] + ";"))
+        if record.is_run:
+            self._writer.execute("delete from rest where key = ?", (run_key(task_id),))
 
     def _owner_is_kept(self, key: Key) -> bool:
         """Parts and late results go with their task; one that is still in memory has no row here."""

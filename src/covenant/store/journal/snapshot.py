@@ -21,6 +21,7 @@ from covenant.model.error import StoreDamaged, UnsupportedFormat
 from covenant.model.peer import Grant, Peer
 from covenant.model.push import Push
 from covenant.model.record import Chunk, Horizon, Key, Late, Part, Record, Said, SignedHead, Slot, TaskRecord, Tombstone
+from covenant.model.run import Entry, Mark, Run, Signal, Step
 from covenant.store.journal.files import Files
 from covenant.store.journal.line import FORMAT_VERSION, split_lines
 from covenant.store.journal.segment import Position
@@ -91,6 +92,31 @@ class SavedGrant(Struct, tag="grant", tag_field="kind", gc=False):
     record: Grant
 
 
+class SavedRun(Struct, tag="run", tag_field="kind", gc=False):
+    key: Key
+    record: Run
+
+
+class SavedStep(Struct, tag="step", tag_field="kind", gc=False):
+    key: Key
+    record: Step
+
+
+class SavedEntry(Struct, tag="entry", tag_field="kind", gc=False):
+    key: Key
+    record: Entry
+
+
+class SavedMark(Struct, tag="mark", tag_field="kind", gc=False):
+    key: Key
+    record: Mark
+
+
+class SavedSignal(Struct, tag="signal", tag_field="kind", gc=False):
+    key: Key
+    record: Signal
+
+
 class SavedHead(Struct, tag="head", tag_field="kind", gc=False):
     key: Key
     record: SignedHead
@@ -110,6 +136,11 @@ Saved = (
     | SavedPeer
     | SavedGrant
     | SavedHead
+    | SavedRun
+    | SavedStep
+    | SavedEntry
+    | SavedMark
+    | SavedSignal
 )
 
 _SAVED: Final[dict[type, type]] = {
@@ -126,6 +157,11 @@ _SAVED: Final[dict[type, type]] = {
     Peer: SavedPeer,
     Grant: SavedGrant,
     SignedHead: SavedHead,
+    Run: SavedRun,
+    Step: SavedStep,
+    Entry: SavedEntry,
+    Mark: SavedMark,
+    Signal: SavedSignal,
 }
 
 

@@ -1,0 +1,87 @@
+"""What the end of a task means for runs: its own, and the one that waits for it. (Contract 22, 23.)
+
+Tasks end in many ways, and every one of them is followed here, in the same commit: the run of a task that has ended is
+closed, and a run that waits for the task hears of it and is woken, if that was what it waited for.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from msgspec import structs
+
+from covenant.model import event as e
+from covenant.model.command import CancelChildren, Command, SweepRun
+from covenant.model.record import TaskRecord, TaskState
+from covenant.model.run import Run, run_key
+from covenant.rules.context import Commit, View
+
+_ENDING: Final = frozenset((e.Answered, e.Ended, e.Replied))
+
+
+def follow(commit: Commit, view: View) -> None:
+    """Add to a commit what follows for runs."""
+    endings = [event for event in commit.events if type(event) in _ENDING]
+    if not endings:
+        return
+    begun = {event.key for event in commit.events if type(event) is e.Begun}
+    followed = _Followed(view)
+    for event in endings:
+        record = view.get(event.key)
+        if isinstance(record, TaskRecord):
+            followed.end(record, event, record.is_run or event.key in begun)
+    followed.add_to(commit)
+
+
+class _Followed:
+    """Several tasks may end in one commit: each finds what those before it have left."""
+
+    def __init__(self, view: View) -> None:
+        self._view = view
+        self._events: list[e.Event] = []
+        self._then: list[Command] = []
+        self._cascades: set[str] = set()
+        self._left: dict[str, int] = {}
+        self._woken: set[str] = set()
+
+    def end(self, record: TaskRecord, event: e.Event, is_run: bool) -> None:
+        if is_run:
+            self._close(record, event)
+        if record.run is not None:
+            self._tell(record.run, record, event)
+
+    def _close(self, record: TaskRecord, event: e.Event) -> None:
+        """A run that was ended from outside takes its tasks with it; one that ends by itself leaves them to their
+        fate."""
+        task_id = record.task.id
+        self._events.append(e.RunClosed(run_key(task_id)))
+        self._then.append(SweepRun(None, task_id))
+        if type(event) is e.Ended and not event.cascade:
+            self._cascades.add(task_id)
+            self._then.append(CancelChildren(None, task_id))
+
+    def _tell(self, run_id: str, child: TaskRecord, event: e.Event) -> None:
+        run, owner = self._view.get(run_key(run_id)), self._view.get(run_id)
+        if not isinstance(run, Run) or run.closed or not isinstance(owner, TaskRecord):
+            self._events.append(e.Drained(child.task.id))
+            return
+        wait = run.wait
+        if wait is None or owner.state is not TaskState.PARKED or child.task.id not in wait.tasks:
+            return
+        left = self._left[run_id] = self._left.get(run_id, run.left) - 1
+        self._events.append(e.TaskAwaited(run_key(run_id)))
+        failed = event.result.status == "error"  # type: ignore[union-attr]  # every ending has one
+        is_there = wait.first or left <= 0 or (wait.fail_fast and failed)
+        if is_there and owner.ready_for is None and run_id not in self._woken:
+            self._woken.add(run_id)
+            self._events.append(e.Woken(run_id, restates=owner.asks is not None))
+
+    def add_to(self, commit: Commit) -> None:
+        if not self._events:
+            return
+        events = [
+            structs.replace(event, cascade=True) if type(event) is e.Ended and event.key in self._cascades else event
+            for event in commit.events
+        ]
+        commit.events = (*events, *self._events)
+        commit.then = (*commit.then, *self._then)
