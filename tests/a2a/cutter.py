@@ -1,50 +1,51 @@
-"""A line that breaks: it passes bytes on, and hangs up after so many of them have come back."""
+"""A line that breaks: it passes bytes on, and hangs up after so many of them have gone one way or the other."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from urllib.parse import urlsplit
 
 
 class Cutter:
     def __init__(self, target: Callable[[], str]) -> None:
         self._target = target
-        self.limits: list[int] = []  # bytes of answers on the next connections; then they hold
+        self.limits: Iterator[int] = iter(())  # bytes of answers on the next connections; then they hold
+        self.asking_limits: Iterator[int] = iter(())  # the same for what is asked
         self.cut = 0
+        self.on_cut: Callable[[], None] = lambda: None  # before either side can know
 
     async def pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        limit = self.limits.pop(0) if self.limits else -1
+        asked, answered = next(self.asking_limits, None), next(self.limits, None)
         there = urlsplit(self._target())
         try:
             answers, questions = await asyncio.open_connection(there.hostname, there.port)
         except OSError:
             writer.transport.abort()
             return
-        asking = asyncio.ensure_future(_pump(reader, questions))
+        pumps = [
+            asyncio.ensure_future(self._pump(reader, questions, asked)),
+            asyncio.ensure_future(self._pump(answers, writer, answered)),
+        ]
         try:
-            while data := await answers.read(65536):
-                piece = data if limit < 0 else data[:limit]
-                writer.write(piece)
-                await writer.drain()
-                if limit >= 0 and len(data) >= limit:
-                    self.cut += 1
-                    return
-                limit -= len(data) if limit >= 0 else 0
-        except OSError:
-            pass
+            await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            asking.cancel()
+            for pump in pumps:
+                pump.cancel()
             questions.transport.abort()
             writer.close()
 
-
-async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    with contextlib.suppress(OSError):
-        while data := await reader.read(65536):
-            writer.write(data)
-            await writer.drain()
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, left: int | None) -> None:
+        with contextlib.suppress(OSError):
+            while data := await reader.read(65536):
+                writer.write(data[:left])
+                await writer.drain()
+                if left is not None and len(data) >= left:
+                    self.cut += 1
+                    self.on_cut()
+                    return
+                left = None if left is None else left - len(data)
 
 
 @contextlib.asynccontextmanager

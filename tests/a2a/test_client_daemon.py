@@ -142,7 +142,7 @@ async def test_a_card_of_another_realm_is_not_trusted(site: Site) -> None:
 
 async def test_a_send_whose_answer_never_arrives_makes_one_task(client: Client, site: Site) -> None:
     async with cutting(lambda: site.url) as (cutter, url):
-        cutter.limits = [0, 1, 20, 100]
+        cutter.limits = iter([0, 1, 20, 100])
         other = through(client, url, site.tokens["alice"])
         async with other:
             task = await sent(other)
@@ -163,7 +163,7 @@ async def test_a_stream_over_a_line_that_breaks_is_whole(client: Client, site: S
         await site.finish(delivery)
 
     async with cutting(lambda: site.url) as (cutter, url), through(client, url, site.tokens["alice"]) as other:
-        cutter.limits = [chance.randrange(4000) for _ in range(60)]
+        cutter.limits = iter([chance.randrange(4000) for _ in range(60)])
         working = asyncio.create_task(work())
         events = await followed(other, task.id, task.generation)
         await working

@@ -20,6 +20,7 @@ from google.protobuf import json_format, struct_pb2
 from google.rpc import error_details_pb2, status_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from msgspec import structs
 
 from covenant import Text
 from covenant.exchange.bounds import Bounds
@@ -30,6 +31,7 @@ from covenant.model.peer import Caller
 from covenant.model.record import Asks
 from covenant.model.task import Result
 from covenant.model.view import Delivery
+from covenant.serve.a2a.codec import Writer
 from covenant.serve.a2a.proto import SERVICE, class_of
 from covenant.serve.daemon import Daemon, Settings
 from tests.a2a.conftest import WORKING, piece, says
@@ -394,6 +396,15 @@ async def test_a_stream_is_taken_up_again_behind_its_cursor(place: Place) -> Non
     assert (await refused(place.ours.call("SubscribeToTask", id=task.id)))[1] == "UNSUPPORTED_OPERATION"
     wrong = place.ours.call("SubscribeToTask", {"last-event-id": "two"}, id=task.id)
     assert (await refused(wrong))[3] == ["Last-Event-ID"]
+
+
+def test_an_event_is_the_same_bytes_from_whichever_daemon() -> None:
+    """A map has no order of its own, and in each process another."""
+    names = [chr(number) for number in range(ord("a"), ord("z") + 1)]
+    artifact = structs.replace(piece("one"), metadata=dict.fromkeys(reversed(names), True))
+    written = Writer(SERVICE.file.message_types_by_name["Artifact"]).write(artifact)
+    places = [written.index(b"\n\x01" + name.encode()) for name in names]
+    assert places == sorted(places)
 
 
 async def test_a_first_message_under_the_same_key_is_the_same_task(place: Place) -> None:

@@ -139,7 +139,8 @@ _SPECIAL: Final[dict[str, Convert]] = {
 
 
 class Writer:
-    """Of one kind of message."""
+    """Of one kind of message. The same is written in the same bytes by every daemon: a map goes in the order of its
+    names."""
 
     def __init__(self, descriptor: Any) -> None:
         self._class = class_of(descriptor)
@@ -149,7 +150,7 @@ class Writer:
             message = self._class() if reply is None else self._class(**_fields(reply))
         except (TypeError, ValueError, OverflowError) as wrong:
             raise Fault(BAD_AGENT, f"this does not go over gRPC: {wrong}") from None
-        data: bytes = message.SerializeToString()
+        data: bytes = message.SerializeToString(deterministic=True)
         return data
 
 

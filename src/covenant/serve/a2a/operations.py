@@ -41,7 +41,7 @@ from covenant.rules.push import check_config
 
 PAGE_DEFAULT: Final = 50
 PAGE_MAX: Final = 100
-CURSOR: Final = "covenant/afterGeneration"  # in the metadata of a request, for bindings without Last-Event-ID
+CURSOR: Final = "covenant/afterGeneration"  # in the metadata of a request, for clients that cannot set a header
 KEY: Final = "covenant/idempotencyKey"  # in the metadata of a message, for clients that cannot set a header
 _GENERATION_MAX: Final = 2**63 - 1
 
