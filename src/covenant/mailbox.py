@@ -12,6 +12,9 @@ from collections.abc import Coroutine, Sequence
 from types import TracebackType
 from typing import Any
 
+from msgspec import Raw
+from msgspec.json import encode
+
 from covenant.client.remote import REMOTE, Tokens, remote_engine
 from covenant.model.agent import AgentId, check_agent
 from covenant.model.audit import AuditRow
@@ -22,9 +25,11 @@ from covenant.model.command import (
     BeatLease,
     CancelTask,
     Command,
+    CommitRun,
     CompactHistory,
     DrainResults,
     ForgetCached,
+    JudgeEffect,
     LeaseTasks,
     PostResult,
     PublishCard,
@@ -32,28 +37,53 @@ from covenant.model.command import (
     ReleaseLease,
     RepairTask,
     ReplyDirectly,
+    ResumeRun,
     RetryStale,
     SendTask,
+    SignalRun,
     UpdateTask,
+    WakeRun,
     WithdrawCard,
 )
 from covenant.model.error import CovenantError, Malformed, NotPermitted
 from covenant.model.limits import Limits
 from covenant.model.message import Artifact, Message, Part, Role
 from covenant.model.query import (
+    FindEntry,
     GetCard,
     GetResult,
+    GetRun,
     GetTask,
     GetTree,
     ListCached,
     ListCards,
+    ListEntries,
     ListInputs,
     ListQueue,
+    ListRuns,
+    LoadRun,
+    LookAround,
     RecentResults,
     RecentTasks,
 )
 from covenant.model.record import Asks, TaskState
 from covenant.model.repair import RepairOutcome, RepairRequest, RetryPolicy, RetryReport
+from covenant.model.run import (
+    NOTHING,
+    EntryFound,
+    EntryPage,
+    Evidence,
+    Resumed,
+    RunCommit,
+    RunLoaded,
+    RunPage,
+    RunSeen,
+    RunStatus,
+    Signaled,
+    Standing,
+    Verdict,
+    Wait,
+)
 from covenant.model.task import Result, Task
 from covenant.model.view import (
     Answer,
@@ -315,6 +345,81 @@ class Mailbox:
         results: list[Answer] = await self._engine.ask(RecentResults(self._agent, limit))
         return results
 
+    # --- runs ---------------------------------------------------------------------------------------------
+
+    async def commit_run(self, lease: Delivery | str, commit: RunCommit) -> Standing:
+        """All that a run did since its last commit, and what it waits for or ends with. Repeated, it is done once."""
+        command = CommitRun(self._agent, _lease_id(lease), commit, self._incarnation)
+        standing: Standing = await self._engine.run(command)
+        return standing
+
+    async def load_run(self, lease: Delivery | str, after: int = 0) -> RunLoaded:
+        """What a run remembers, for its holder: the first page, or the one behind a step."""
+        loaded: RunLoaded = await self._engine.ask(LoadRun(self._agent, _lease_id(lease), after))
+        return loaded
+
+    async def look_around(self, lease: Delivery | str, wait: Wait) -> Standing:
+        """What of this is there, for the holder of a run."""
+        standing: Standing = await self._engine.ask(LookAround(self._agent, _lease_id(lease), wait))
+        return standing
+
+    async def find_entry(self, lease: Delivery | str, key: str) -> EntryFound | None:
+        """The entry that was added under a key, for the holder of a run."""
+        found: EntryFound | None = await self._engine.ask(FindEntry(self._agent, _lease_id(lease), key))
+        return found
+
+    async def resume_run(self, task_id: str, *, dead: str, evidence: Evidence = "lapsed", reason: str) -> Resumed:
+        """Take a run from the incarnation of a worker that is dead: silent for long enough, or known to be."""
+        command = ResumeRun(self._agent, task_id, self._incarnation, dead, evidence, reason)
+        resumed: Resumed = await self._engine.run(command)
+        return resumed
+
+    async def wake_run(self, task_id: str) -> Moved:
+        """Make a run that waits ready to be taken up: for its own agent."""
+        moved: Moved = await self._engine.run(WakeRun(self._agent, task_id))
+        return moved
+
+    async def signal_run(
+        self, task_id: str, name: str, value: Any = None, *, key: str | None = None, start: Task | None = None
+    ) -> Signaled:
+        """Tell a run something. Under the same key it is told once; with `start`, the run begins with it if there is
+        none yet."""
+        raw = NOTHING if value is None else Raw(encode(value))
+        signaled: Signaled = await self._engine.run(SignalRun(self._agent, task_id, name, raw, key, start))
+        return signaled
+
+    async def judge_effect(
+        self, task_id: str, effect: str, verdict: Verdict, *, reason: str, value: Any = None
+    ) -> Moved:
+        """Say what became of an effect that is in doubt: `done` with its value, `failed` with a message, or `retry`."""
+        raw = NOTHING if value is None else Raw(encode(value))
+        moved: Moved = await self._engine.run(JudgeEffect(self._agent, task_id, effect, verdict, reason, raw))
+        return moved
+
+    async def get_run(self, task_id: str) -> RunSeen:
+        run: RunSeen = await self._engine.ask(GetRun(self._agent, task_id))
+        return run
+
+    async def list_runs(
+        self, limit: int = _PAGE, *, status: RunStatus | str | None = None, cursor: str | None = None
+    ) -> RunPage:
+        """Newest first."""
+        page: RunPage = await self._engine.ask(ListRuns(self._agent, limit, _run_status(status), cursor))
+        return page
+
+    async def run_entries(
+        self,
+        task_id: str,
+        limit: int = _PAGE,
+        *,
+        leaf: int | None = None,
+        before: int | None = None,
+        every: bool = False,
+    ) -> EntryPage:
+        """The way to a leaf of a run, oldest first; with `every`, its other branches too."""
+        page: EntryPage = await self._engine.ask(ListEntries(self._agent, task_id, limit, leaf, before, every))
+        return page
+
     # --- agents -------------------------------------------------------------------------------------------
 
     async def publish_agent(self, card: dict[str, Any] | None = None, agent: AgentId | None = None) -> Card:
@@ -431,6 +536,13 @@ def _asks(asks: Asks | str) -> Asks:
         return Asks(asks)
     except ValueError:
         raise Malformed("asks is `input` or `auth`", field="asks") from None
+
+
+def _run_status(status: RunStatus | str | None) -> RunStatus | None:
+    try:
+        return None if status is None else RunStatus(status)
+    except ValueError:
+        raise Malformed(f"no such status: {status}", field="status") from None
 
 
 def _state(state: TaskState | str | None) -> TaskState | None:

@@ -243,6 +243,14 @@ class EntrySeen(Struct, frozen=True, gc=False, omit_defaults=True):
     message: Message | None = None
 
 
+class EntryFound(Struct, frozen=True, gc=False):
+    """Where an entry is that was to be there once, and what stands for its content."""
+
+    number: int
+    id: str
+    digest: str
+
+
 class EntryPage(Struct, frozen=True, gc=False):
     """Oldest first; `before` goes on with what lies before this page."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from msgspec import Struct, structs
+from msgspec import structs
 
 from covenant.model.error import NotARun
 from covenant.model.query import FindEntry, GetRun, ListEntries, ListRuns, LoadRun, LookAround
@@ -13,6 +13,7 @@ from covenant.model.record import Said, TaskRecord, TaskState, said_key
 from covenant.model.run import (
     NOTHING,
     Entry,
+    EntryFound,
     EntryPage,
     EntrySeen,
     EntryType,
@@ -118,12 +119,6 @@ def look_around(query: LookAround, view: View, ctx: Context) -> Standing:
         cancel_requested=record.cancel_reason is not None,
         cancel_reason=record.cancel_reason,
     )
-
-
-class EntryFound(Struct, frozen=True):
-    number: int
-    id: str
-    digest: str
 
 
 def find_entry(query: FindEntry, view: View, ctx: Context) -> EntryFound | None:

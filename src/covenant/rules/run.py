@@ -153,8 +153,9 @@ class _Committing:
             self._cancel(task_id)
         for signal_id in made.takes:
             self._take(signal_id)
-        then = [SweepRun(None, self.task_id)] if made.checkpoint is not UNSET else []
-        return Commit(tuple(self.events), self._finish(), then=tuple(then))
+        standing = self._finish()
+        then = (SweepRun(None, self.task_id),) if made.checkpoint is not UNSET else ()
+        return Commit(tuple(self.events), standing, then=then)
 
     def _begin(self) -> None:
         """What its sender said while nobody had begun waits for the run as signals."""
