@@ -135,7 +135,8 @@ class WorkContext:
 
     @property
     def message(self) -> Message | None:
-        """What an A2A client sent, as it sent it; the text of it is in `text`."""
+        """What an A2A client sent, as it sent it; the text of it is in `text`, or how much there is where that is more
+        than an intent may have."""
         return self.task.message
 
     @property

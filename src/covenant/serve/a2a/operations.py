@@ -35,7 +35,7 @@ from covenant.model.protocol import RESTARTED, State, StreamResponse, TaskShown
 from covenant.model.push import PushConfig
 from covenant.model.task import Task
 from covenant.model.view import Dialog, DialogPage, Sent
-from covenant.rules.dialog import text_of
+from covenant.rules.dialog import intent_of
 from covenant.rules.envelope import check_text
 from covenant.rules.push import check_config
 
@@ -141,7 +141,7 @@ class Operations:
         task = Task(
             id=task_id,
             recipient=agent.id,
-            intent_text=text_of(message),
+            intent_text=intent_of(message, self._exchange.store.context.limits),
             message=message,
             context_id=message.context_id or str(uuid.uuid4()),
         )
