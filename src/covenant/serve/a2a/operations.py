@@ -187,6 +187,7 @@ class Operations:
                 return
 
     async def list_tasks(self, caller: Caller, agent: Agent, request: wire.ListTasks) -> wire.TaskList:
+        """Of an agent that may reply only what is sure to be a task."""
         size = PAGE_DEFAULT if request.page_size is None else request.page_size
         if not 1 <= size <= PAGE_MAX:
             raise Fault(INVALID_PARAMS, f"pageSize is from 1 to {PAGE_MAX}", field="pageSize")
@@ -201,6 +202,7 @@ class Operations:
             _moment(request.status_timestamp_after),
             request.history_length,
             request.include_artifacts,
+            hidden=not agent.replies,
         )
         page: DialogPage = await self._exchange.ask(caller, query)
         return wire.TaskList(tasks=page.tasks, next_page_token=page.cursor or "", page_size=size, total_size=page.total)
