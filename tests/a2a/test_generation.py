@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,7 @@ def kept(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def stream(town: Town, task_id: str, after: int | None = None) -> AsyncIterator[Event]:
+def stream(town: Town, task_id: str, after: int | None = None) -> AsyncGenerator[Event, None]:
     return town.operations.subscribe(town.alice, town.agent, a.SubscribeToTask(id=task_id), after)
 
 
@@ -252,7 +252,7 @@ async def _take(town: Town, task_id: str, got: list[tuple[int, bytes]], count: i
                     break
                 count -= 1
                 got.append(raw(event))
-    await events.aclose()  # type: ignore[attr-defined]
+    await events.aclose()
 
 
 async def test_who_is_far_behind_is_told_everything_in_bounded_stretches(

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from msgspec import structs
 
 from covenant.model import event as e
+from covenant.model.agent import AgentId
 from covenant.model.command import AddArtifact, AddMessage, RejectTask, ReplyDirectly, ShowTask, UpdateTask
 from covenant.model.error import (
     ContextMismatch,
@@ -177,9 +178,9 @@ def _has_said(record: TaskRecord, lease_id: str, outcome: Outcome, message: Mess
     return record.outcome is outcome and result is not None and (result.lease_id, result.message) == (lease_id, message)
 
 
-def _held(lease_id: str, by: object, view: View, ctx: Context) -> TaskRecord:
+def _held(lease_id: str, by: AgentId | None, view: View, ctx: Context) -> TaskRecord:
     lease_id = check_id(lease_id, "lease_id")
-    record = task_of_lease(lease_id, by, view, ctx)  # type: ignore[arg-type]
+    record = task_of_lease(lease_id, by, view, ctx)
     held(lease_id, record)
     return record
 
