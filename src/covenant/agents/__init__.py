@@ -1,0 +1,48 @@
+"""Durable agents: write a loop, kill it anywhere, lose and repeat nothing. See docs/agents.md."""
+
+from covenant.agents.context import AgentContext, AgentEntry, EntryRole, EntryType
+from covenant.agents.definition import Agent, TaskFunction, agent, task
+from covenant.agents.error import (
+    AgentError,
+    AllTasksFailed,
+    CancelRequested,
+    CheckpointUnread,
+    EffectFailed,
+    Fatal,
+    RunFailed,
+    RunInDoubt,
+    Suspended,
+    TaskFailed,
+)
+from covenant.agents.local import Local, RunHandle, run_local
+from covenant.agents.pending import PendingTask, Selected, SignalWait, Timer
+from covenant.agents.worker import AgentWorker
+
+__all__ = [
+    "Agent",
+    "AgentContext",
+    "AgentEntry",
+    "AgentError",
+    "AgentWorker",
+    "AllTasksFailed",
+    "CancelRequested",
+    "CheckpointUnread",
+    "EffectFailed",
+    "EntryRole",
+    "EntryType",
+    "Fatal",
+    "Local",
+    "PendingTask",
+    "RunFailed",
+    "RunHandle",
+    "RunInDoubt",
+    "Selected",
+    "SignalWait",
+    "Suspended",
+    "TaskFailed",
+    "TaskFunction",
+    "Timer",
+    "agent",
+    "run_local",
+    "task",
+]

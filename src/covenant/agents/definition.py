@@ -1,0 +1,119 @@
+"""What a user writes: agents, and the tasks that they ask for, as functions with types.
+
+Types are read from the annotations; what cannot be read is said when the function is defined, and not when it is run.
+"""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+from msgspec import Struct
+
+from covenant.agents import values
+from covenant.model.task import DuplicateSafety
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Agent(Struct, frozen=True):
+    """A durable agent: its function, and what goes in and out of it."""
+
+    name: str
+    function: Callable[..., Awaitable[Any]]
+    input_type: Any = None
+    output_type: Any = None
+    state_type: Any = None
+    description: str = ""
+    takes_input: bool = True
+
+    def __call__(self, *args: Any) -> Awaitable[Any]:
+        return self.function(*args)
+
+
+class TaskFunction(Struct, frozen=True):
+    """A function that does tasks of one kind."""
+
+    name: str
+    function: Callable[..., Any]
+    input_type: Any = None
+    output_type: Any = None
+    safety: DuplicateSafety = "unsafe"
+    attempts: int = 1
+    backoff_ms: int = 1000
+    takes_context: bool = False
+    takes_input: bool = True
+
+    def __call__(self, *args: Any) -> Any:
+        return self.function(*args)
+
+
+def agent(name: str, *, state: Any = None, description: str = "") -> Callable[[F], Agent]:
+    """Make a durable agent of `async def function(ctx, input) -> output`."""
+
+    def define(function: F) -> Agent:
+        if not inspect.iscoroutinefunction(function):
+            raise TypeError(f"agent {name}: `async def` is needed")
+        parameters, hints = _signature(function)
+        if not 1 <= len(parameters) <= 2:
+            raise TypeError(f"agent {name}: a function of (ctx) or (ctx, input) is needed")
+        takes_input = len(parameters) == 2
+        given = hints.get(parameters[1]) if takes_input else None
+        doc = description or inspect.getdoc(function) or ""
+        return Agent(_checked(name), function, given, hints.get("return"), state, doc, takes_input)
+
+    return define
+
+
+def task(
+    name: str, *, idempotent: bool = False, attempts: int = 1, backoff_ms: int = 1000
+) -> Callable[[F], TaskFunction]:
+    """Let a function do the tasks of one kind: `def function(input)` or `(ctx, input)`, plain or async. Attempts beyond
+    the first are for what may be done twice."""
+
+    def define(function: F) -> TaskFunction:
+        parameters, hints = _signature(function)
+        if len(parameters) > 2:
+            raise TypeError(f"task {name}: a function of (input) or (ctx, input) is needed")
+        if attempts < 1 or backoff_ms < 0:
+            raise ValueError(f"task {name}: attempts are at least 1, and backoff_ms 0")
+        if attempts > 1 and not idempotent:
+            raise ValueError(f"task {name}: what may not be done twice has one attempt; say idempotent=True")
+        takes_context = len(parameters) == 2
+        given = hints.get(parameters[-1]) if parameters else None
+        safety: DuplicateSafety = "idempotent" if idempotent else "unsafe"
+        return TaskFunction(
+            _checked(name),
+            function,
+            given,
+            hints.get("return"),
+            safety,
+            attempts,
+            backoff_ms,
+            takes_context,
+            bool(parameters),
+        )
+
+    return define
+
+
+def _signature(function: Callable[..., Any]) -> tuple[list[str], dict[str, Any]]:
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = [p.name for p in inspect.signature(function).parameters.values() if p.kind in positional]
+    try:
+        hints = typing.get_type_hints(function)
+    except NameError as unknown:
+        raise TypeError(f"{function.__name__}: a type in its annotations is not known: {unknown}") from None
+    return parameters, hints
+
+
+def _checked(name: str) -> str:
+    if not name or name != name.strip():
+        raise ValueError("a name says something, without blanks around it")
+    return name
+
+
+def called_with(definition: Agent, value: Any) -> tuple[Any, ...]:
+    return (values.typed(value, definition.input_type),) if definition.takes_input else ()
