@@ -358,9 +358,9 @@ class Mailbox:
         loaded: RunLoaded = await self._engine.ask(LoadRun(self._agent, _lease_id(lease), after))
         return loaded
 
-    async def look_around(self, lease: Delivery | str, wait: Wait) -> Standing:
-        """What of this is there, for the holder of a run."""
-        standing: Standing = await self._engine.ask(LookAround(self._agent, _lease_id(lease), wait))
+    async def look_around(self, lease: Delivery | str, wait: Wait, *, every: bool = False) -> Standing:
+        """What of this is there, for the holder of a run: the first signal for each pattern, or every one."""
+        standing: Standing = await self._engine.ask(LookAround(self._agent, _lease_id(lease), wait, every))
         return standing
 
     async def find_entry(self, lease: Delivery | str, key: str) -> EntryFound | None:

@@ -17,7 +17,7 @@ import random
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from types import TracebackType
 from typing import Any, Final, NoReturn, Protocol, TypeAlias, TypeVar
@@ -65,8 +65,6 @@ _BEATS_AT_ONCE: Final = 16
 T = TypeVar("T")
 Block: TypeAlias = Content | str
 Piece: TypeAlias = Part | Block
-Returned: TypeAlias = Result | Message | Block | Sequence[Block] | None
-Handler: TypeAlias = Callable[["WorkContext"], Returned | Awaitable[Returned]]
 
 _PASSING: Final = (Unreachable, StoreUnavailable, Draining, RateLimited, TooManyWaiters, Internal)
 _LEASE_LOST: Final = (LeaseSuperseded, TaskTerminal, UnknownLease, Unauthenticated)  # to this worker, at least
@@ -97,7 +95,14 @@ class _Reply(Struct, frozen=True):
     message: Message
 
 
-Outcome: TypeAlias = Result | Release | _Rejection | _Reply
+class Settled(Struct, frozen=True):
+    """Returned by a handler that has dealt with its lease itself: there is nothing to be told."""
+
+
+Returned: TypeAlias = Result | Message | Settled | Block | Sequence[Block] | None
+Handler: TypeAlias = Callable[["WorkContext"], Returned | Awaitable[Returned]]
+
+Outcome: TypeAlias = Result | Release | Settled | _Rejection | _Reply
 
 
 class WorkContext:
@@ -125,6 +130,11 @@ class WorkContext:
     @property
     def task(self) -> Task:
         return self.delivery.task
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the lease is no longer this worker's."""
+        return self._is_lost
 
     @property
     def text(self) -> str:
@@ -324,6 +334,7 @@ class Worker:
         self._incarnation = incarnation
         self._grace_ms = grace_ms
         self._stopping = asyncio.Event()
+        self._is_up = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None  # while it runs
         self._running: asyncio.Task[None] | None = None
         self._receiving: asyncio.Task[list[Delivery]] | None = None
@@ -348,6 +359,15 @@ class Worker:
         self._prepare()
         await self._serve()
 
+    async def up(self) -> None:
+        """Until it receives; or it has failed, and says why."""
+        assert self._running is not None
+        waiting = asyncio.create_task(self._is_up.wait())
+        await asyncio.wait({waiting, self._running}, return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+        if self._running.done():
+            self._running.result()
+
     def stop(self) -> None:
         """Take nothing more, finish what is under way. From any thread, or from a signal handler of the loop."""
         if self._loop is not None and not self._loop.is_closed():
@@ -365,6 +385,7 @@ class Worker:
             line = await _line_of(self._box)
             self._patience = _Patience(self._box)
             async with _Pulse(line, self._heartbeat_ms) as self._pulse:
+                self._is_up.set()
                 await self._work_on()
         finally:
             self._loop = None
@@ -393,7 +414,7 @@ class Worker:
             if self._receiving.done() and not self._stopping.is_set():
                 receiving, self._receiving = self._receiving, None
                 for delivery in receiving.result():
-                    self._begin(delivery)
+                    self.begin(delivery)
 
     async def _stopped_or(self, *others: asyncio.Task[Any]) -> None:
         stopped = asyncio.create_task(self._stopping.wait())
@@ -402,10 +423,25 @@ class Worker:
         finally:
             stopped.cancel()
 
-    def _begin(self, delivery: Delivery) -> None:
-        job = asyncio.create_task(self._work(WorkContext(delivery, self._box, self._patience)))
+    def begin(self, delivery: Delivery) -> None:
+        """Work on a lease that this worker got in another way than by receiving."""
+        job = asyncio.create_task(self._work(self.context_of(delivery)))
         self._jobs.add(job)
         job.add_done_callback(self._jobs.discard)
+
+    def context_of(self, delivery: Delivery) -> WorkContext:
+        return WorkContext(delivery, self._box, self._patience)
+
+    def holding(self, ctx: WorkContext) -> AbstractContextManager[None]:
+        """Signs of life for a lease beside those that it works on itself."""
+        return self._pulse.holding(ctx)
+
+    def is_holding(self, lease_id: str) -> bool:
+        return self._pulse.is_holding(lease_id)
+
+    async def patiently(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Until the mailbox has answered, however long it is away. The call may be repeated."""
+        return await self._patience.until_answered(call)
 
     async def _take_nothing_more(self) -> None:
         """A receive that is cancelled takes nothing; one that was quicker than that is given back."""
@@ -456,10 +492,13 @@ class Worker:
             return ctx._ending
         return ctx._ending or outcome
 
-    async def _returned_by(self, ctx: WorkContext) -> Result | Release | None:
+    async def _returned_by(self, ctx: WorkContext) -> Result | Release | Settled | None:
         """Whatever goes wrong in there is an answer, too; unless it is that nobody wants one any more."""
         try:
-            return seal_result(_result_of(await self._handle(ctx), ctx.delivery), self._box.limits)
+            returned = await self._handle(ctx)
+            if isinstance(returned, Settled):
+                return returned
+            return seal_result(_result_of(returned, ctx.delivery), self._box.limits)
         except Release as release:
             return release
         except asyncio.CancelledError as canceled:
@@ -477,7 +516,7 @@ class Worker:
         if self._is_async:
             returned: Any = self._handler(ctx)
         else:
-            returned = await _in_thread(lambda: self._handler(ctx))
+            returned = await in_thread(lambda: self._handler(ctx))
         return await returned if inspect.isawaitable(returned) else returned
 
     def _error(self, ctx: WorkContext, failed: BaseException) -> Result:
@@ -495,6 +534,8 @@ class Worker:
 
     async def _tell(self, ctx: WorkContext, outcome: Outcome) -> None:
         match outcome:
+            case Settled():
+                pass
             case Release():
                 await self._box.release(ctx.lease_id, reason=outcome.reason, not_before_ms=outcome.not_before_ms)
             case _Rejection():
@@ -571,7 +612,7 @@ def _artifact(what: Piece | Sequence[Piece], name: str | None, artifact_id: str 
     return Artifact(artifact_id=known or RandomIds().lease(), parts=tuple(parts), name=name)
 
 
-async def _in_thread(work: Callable[[], T]) -> T:
+async def in_thread(work: Callable[[], T]) -> T:
     """In a thread of its own, which does not keep the process from ending."""
     future: concurrent.futures.Future[T] = concurrent.futures.Future()
     future.set_running_or_notify_cancel()  # from here on nobody can cancel it
@@ -699,6 +740,10 @@ class _Pulse:
             yield
         finally:
             self._drop(ctx)
+
+    def is_holding(self, lease_id: str) -> bool:
+        with self._gate:
+            return lease_id in self._held
 
     def _drop(self, ctx: WorkContext) -> None:
         with self._gate:

@@ -1,6 +1,6 @@
 """Durable agents: write a loop, kill it anywhere, lose and repeat nothing. See docs/agents.md."""
 
-from covenant.agents.context import AgentContext, AgentEntry, EntryRole, EntryType
+from covenant.agents.context import AgentContext, AgentEntry
 from covenant.agents.definition import Agent, TaskFunction, agent, task
 from covenant.agents.error import (
     AgentError,
@@ -15,8 +15,9 @@ from covenant.agents.error import (
     TaskFailed,
 )
 from covenant.agents.local import Local, RunHandle, run_local
-from covenant.agents.pending import PendingTask, Selected, SignalWait, Timer
+from covenant.agents.pending import PendingTask, Selected, Settled, SignalWait, Timer
 from covenant.agents.worker import AgentWorker
+from covenant.model.run import EntryRole, EntryType
 
 __all__ = [
     "Agent",
@@ -37,6 +38,7 @@ __all__ = [
     "RunHandle",
     "RunInDoubt",
     "Selected",
+    "Settled",
     "SignalWait",
     "Suspended",
     "TaskFailed",

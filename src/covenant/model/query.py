@@ -130,6 +130,7 @@ class LookAround(_Query, frozen=True):
 
     lease_id: str
     wait: Wait
+    every: bool = False  # every signal that fits, and not the first for each pattern
 
 
 class FindEntry(_Query, frozen=True):

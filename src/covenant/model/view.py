@@ -146,6 +146,7 @@ class QueueEntry(Struct, frozen=True, gc=False, omit_defaults=True):
     leased_to: AgentId | None = None
     leased_at_ms: int | None = None
     heartbeat_ms: int | None = None
+    incarnation: str | None = None  # of the worker that holds it
     not_before_ms: int | None = None
     follows: str | None = None
     replayed: bool = False

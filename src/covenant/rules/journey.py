@@ -37,7 +37,7 @@ from covenant.rules.page import Room
 from covenant.rules.protocol import first_message
 from covenant.rules.repair import declared_safety
 from covenant.rules.retention import is_retained
-from covenant.rules.run import checked_wait, held_run, look, marked
+from covenant.rules.run import checked_wait, every_signal, held_run, look, marked
 from covenant.rules.sight import lease_age_ms, lent, visible_task
 
 _NUMBER_MAX: Final = 2**53
@@ -108,14 +108,16 @@ def _step_seen(number: int, step: Step, run: Run, view: View) -> StepSeen:
 
 def look_around(query: LookAround, view: View, ctx: Context) -> Standing:
     record, run = held_run(query.lease_id, query.by, view, ctx)
-    found = look(checked_wait(query.wait, ctx), record.task.id, view, ctx)
+    wait = checked_wait(query.wait, ctx)
+    found = look(wait, record.task.id, view, ctx)
+    signals = every_signal(wait.signals, record.task.id, view, ctx) if query.every else found.signals
     return Standing(
         record.task.id,
         0 if run is None else run.step,
         record.generation,
         ctx.now,
         outcomes=found.outcomes,
-        signals=found.signals,
+        signals=signals,
         cancel_requested=record.cancel_reason is not None,
         cancel_reason=record.cancel_reason,
     )

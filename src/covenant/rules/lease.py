@@ -77,5 +77,7 @@ def release(command: ReleaseLease, view: View, ctx: Context) -> Commit:
     if record.cancel_reason is not None:
         events, then = end_asked(record, view)
         return Commit(events, Released(record.task.id, record.attempt, record.generation + 1), then=then)
+    if record.is_run and command.not_before_ms is None:  # it goes on where it was: no new attempt
+        return Commit((e.Woken(record.task.id),), Released(record.task.id, record.attempt, record.generation))
     released = e.Requeued(record.task.id, lease_id, "released", command.reason, command.not_before_ms)
     return Commit((released,), Released(record.task.id, record.attempt, record.generation + 1))

@@ -8,9 +8,9 @@ in the commit that brings what it waits for (`rules.wake`). So no wake-up can fa
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from hashlib import sha256
-from itertools import islice, takewhile
+from itertools import takewhile
 from typing import Any, Final
 
 import msgspec
@@ -34,7 +34,6 @@ from covenant.model.error import (
     KeyReused,
     LeaseMismatch,
     Malformed,
-    NotARun,
     NotInDoubt,
     NotLeased,
     NotPermitted,
@@ -396,6 +395,14 @@ def _matching(
     return [seen(signal, task_id, view) for signal in found.values()]
 
 
+def every_signal(patterns: Sequence[str], task_id: str, view: View, ctx: Context) -> list[SignalSeen]:
+    """All that fit and that one answer carries, oldest first."""
+    room = Room(ctx.limits)
+    waiting = view.signals(task_id, ctx.limits.signals_max)
+    fitting = (signal for signal in waiting if any(matches(pattern, signal.name) for pattern in patterns))
+    return list(takewhile(room.takes, (seen(signal, task_id, view) for signal in fitting)))
+
+
 def seen(signal: Signal, task_id: str, view: View) -> SignalSeen:
     message = None
     if signal.said is not None:
@@ -554,7 +561,8 @@ def _check_own(by: AgentId | None, record: TaskRecord) -> None:
 
 
 def resume(command: ResumeRun, view: View, ctx: Context) -> Commit:
-    """A dead worker's run goes on under a new lease, and its own tasks that may be done twice are given back."""
+    """A dead worker's run goes on under a new lease, and its own tasks that may be done twice are given back. One that
+    its worker has not begun with has nothing behind it: that it is a run at all, only its agent knows."""
     task_id = check_id(command.task_id, "task_id")
     check_text(command.reason, "reason", ctx.limits.text_bytes_max)
     check_text(command.incarnation, "incarnation", ctx.limits.text_bytes_max)
@@ -563,14 +571,12 @@ def resume(command: ResumeRun, view: View, ctx: Context) -> Commit:
     lease, run = record.lease, view.get(run_key(task_id))
     if lease is None:
         raise NotLeased(f"task {task_id} is not in flight", task_id=task_id, state=record.state)
-    if not isinstance(run, Run):
-        raise NotARun(f"task {task_id} is no run, or has not begun", task_id=task_id)
     if lease.incarnation != command.dead:
         raise LeaseMismatch("it is held by another worker", task_id=task_id, expected=command.dead)
     if lease.incarnation == command.incarnation:
         raise Malformed("a worker cannot vouch for its own death", field="dead")
     _check_dead(command, record, ctx)
-    if run.resumes >= ctx.limits.resumes_max and command.by is not None:
+    if isinstance(run, Run) and run.resumes >= ctx.limits.resumes_max and command.by is not None:
         raise ResumesExhausted(
             f"it was taken up {run.resumes} times and got no further: the operator decides", task_id=task_id
         )
@@ -819,7 +825,3 @@ def held_run(lease_id: str, by: AgentId | None, view: View, ctx: Context) -> tup
     record = task_of_lease(check_id(lease_id, "lease_id"), by, view, ctx)
     held(lease_id, record)
     return record, _run_of(record, view)
-
-
-def inbox(task_id: str, view: View, ctx: Context) -> Iterator[Signal]:
-    return islice(iter(view.signals(task_id, ctx.limits.signals_max)), ctx.limits.signals_max)

@@ -53,6 +53,7 @@ def entry_of(record: TaskRecord, view: View, ctx: Context, late: Sequence[Result
         leased_to=lease.holder if lease else None,
         leased_at_ms=lease.leased_ms if lease else None,
         heartbeat_ms=lease.seen_ms if lease else None,
+        incarnation=lease.incarnation if lease else None,
         not_before_ms=record.not_before_ms,
         follows=leader_of(record, view),
         replayed=record.replayed,

@@ -1,0 +1,203 @@
+"""Agents in one process: the same engine, no daemon. (Contract 20-24.)
+
+`run_local` is a run from beginning to end: called again in the same folder after a crash, with the same input, it is
+the same run, and goes on. `Local` is the house behind it, for runs that want to be signaled.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any, Final
+
+from covenant.agents import values
+from covenant.agents.definition import Agent, TaskFunction
+from covenant.agents.error import RunFailed, RunInDoubt
+from covenant.agents.worker import CONCURRENCY, WARM_MAX, AgentWorker, nothing
+from covenant.mailbox import Mailbox, OpenMailbox
+from covenant.model.agent import AgentId
+from covenant.model.content import Json
+from covenant.model.error import NotARun
+from covenant.model.limits import Limits
+from covenant.model.record import Outcome, TaskState
+from covenant.model.run import RunSeen, RunStatus, Signaled, Verdict
+from covenant.model.task import Task
+from covenant.rules.content_key import canonical
+from covenant.rules.context import Ids
+from covenant.store.clock import Clock, SystemClock
+
+CALLER: Final = "caller@local"
+HOUSE: Final = "agents@local"
+_RUNS: Final = uuid.UUID("8f0a3ab8-9c40-5f0e-9b52-5f1f6d1b7e55")
+_INTENT_CHARS: Final = 200
+
+
+class RunHandle:
+    """A run of a house that is open."""
+
+    def __init__(self, house: Local, run_id: str, output_type: Any) -> None:
+        self._house = house
+        self.id = run_id
+        self._output_type = output_type
+
+    async def result(self) -> Any:
+        """What the agent returned. When it failed: `RunFailed`; when it cannot go on by itself: `RunInDoubt`."""
+        entry = await self._house.caller.wait_generation(self.id, 0)
+        while entry.outcome is None:
+            await self._house.check_doubt(self.id)
+            entry = await self._house.caller.wait_generation(self.id, entry.generation, wait_ms=1000)
+        answer = await self._house.caller.get_result(self.id)
+        assert answer is not None
+        if entry.outcome is not Outcome.ANSWERED or answer.status == "error":
+            raise RunFailed(self.id, answer.error_message or "error", values.value_of(answer.result))
+        return values.typed(values.value_of(answer.result), self._output_type)
+
+    async def signal(self, name: str, value: Any = None, *, key: str | None = None) -> Signaled:
+        return await self._house.caller.signal_run(self.id, name, values.plain(value), key=key)
+
+    async def cancel(self, reason: str = "canceled by its caller", *, graceful: bool = False) -> None:
+        await self._house.caller.cancel_task(self.id, reason=reason, graceful=graceful)
+
+    async def judge(self, effect: str, verdict: Verdict, *, reason: str, value: Any = None) -> None:
+        await self._house.box.judge_effect(self.id, effect, verdict, reason=reason, value=values.plain(value))
+
+    async def status(self) -> RunSeen:
+        return await self._house.caller.get_run(self.id)
+
+
+class Local:
+    """`async with Local("file:./run", agents=[…], tasks=[…]) as house: run = await house.start(agent, input)`."""
+
+    def __init__(
+        self,
+        store: str = "memory:",
+        *,
+        agents: Sequence[Agent],
+        tasks: Sequence[TaskFunction] = (),
+        limits: Limits | None = None,
+        clock: Clock | None = None,
+        ids: Ids | None = None,
+        concurrency: int = CONCURRENCY,
+        warm_max: int = WARM_MAX,
+        probe: Callable[[str], None] = nothing,
+        box: Mailbox | None = None,
+    ) -> None:
+        self._store = store
+        self._given = box
+        self._opened: OpenMailbox | None = None
+        self._options: dict[str, Any] = {"limits": limits, "clock": clock, "ids": ids}
+        self._agents = agents
+        self._tasks = tasks
+        self._concurrency = concurrency
+        self._warm_max = warm_max
+        self._clock = clock or SystemClock()
+        self._probe = probe
+        self._types = {agent.name: agent.output_type for agent in agents}
+
+    async def __aenter__(self) -> Local:
+        if self._given is None:
+            self._opened = Mailbox.open(self._store, **self._options)
+            self.box: Mailbox = await self._opened.__aenter__()
+        else:
+            self.box = self._given
+        self.caller = self.box.of(CALLER)
+        self.agent = AgentId.named(HOUSE)
+        self.worker = AgentWorker(
+            self.box.of(self.agent),
+            agents=self._agents,
+            tasks=self._tasks,
+            concurrency=self._concurrency,
+            warm_max=self._warm_max,
+            clock=self._clock,
+            probe=self._probe,
+        )
+        await self.worker.__aenter__()
+        await self.worker.take_all_over()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            await self.worker.__aexit__(kind, error, trace)
+        finally:
+            if self._opened is not None:
+                await self._opened.close()
+
+    async def start(self, agent: Agent | str, input: Any = None, *, run_id: str | None = None) -> RunHandle:
+        """Begin a run, or find the one with this id. Without an id every call begins another."""
+        task = self._task(agent, input, run_id or str(uuid.uuid4()))
+        await self.caller.send_task(task)
+        return self.find(agent, task.id)
+
+    def find(self, agent: Agent | str, run_id: str) -> RunHandle:
+        return RunHandle(self, run_id, self._types.get(_name(agent)))
+
+    async def signal_or_start(
+        self,
+        agent: Agent | str,
+        run_id: str,
+        name: str,
+        value: Any = None,
+        *,
+        input: Any = None,
+        key: str | None = None,
+    ) -> RunHandle:
+        """Tell the run something; if there is none, it begins with it."""
+        start = self._task(agent, input, run_id)
+        await self.caller.signal_run(run_id, name, values.plain(value), key=key, start=start)
+        return self.find(agent, run_id)
+
+    def _task(self, agent: Agent | str, input: Any, run_id: str) -> Task:
+        name, value = _name(agent), values.plain(input)
+        text = bytes(values.raw(value))[:_INTENT_CHARS].decode(errors="ignore")
+        return Task(
+            id=run_id, recipient=self.agent, intent_text=f"{name} {text}", task_kind=name, content=(Json(value),)
+        )
+
+    async def check_doubt(self, run_id: str) -> None:
+        """Raise if the run waits for what only a person can tell. Here, everything that a former process held is
+        known to be held by nobody."""
+        try:
+            run = await self.caller.get_run(run_id)
+        except NotARun:
+            return
+        if run.status is RunStatus.EFFECT_IN_DOUBT:
+            raise RunInDoubt(run_id, list(run.doubts))
+        if run.status not in (RunStatus.AWAITING_WORK, RunStatus.CHILD_IN_DOUBT):
+            return
+        doubts = []
+        for awaited in run.awaits:
+            task_id = awaited.removeprefix("task ")
+            if task_id != awaited and await self._is_orphaned(task_id):
+                doubts.append(awaited)
+        if doubts:
+            raise RunInDoubt(run_id, doubts)
+
+    async def _is_orphaned(self, task_id: str) -> bool:
+        entry = await self.box.get_task(task_id)
+        return entry.state is TaskState.IN_FLIGHT and not self.worker.is_holding(entry.lease_id)
+
+
+async def run_local(
+    agent: Agent,
+    input: Any = None,
+    *,
+    store: str = "memory:",
+    tasks: Sequence[TaskFunction] = (),
+    key: str | None = None,
+    **options: Any,
+) -> Any:
+    """One run from beginning to end. In a store that lasts, the same agent and input (or the same `key`) is the same
+    run: it goes on where it was, or its result is returned again."""
+    value = values.plain(input)
+    named = canonical([agent.name, key] if key is not None else [agent.name, None, value])
+    run_id = str(uuid.uuid5(_RUNS, named.decode()))
+    async with Local(store, agents=[agent], tasks=tasks, **options) as house:
+        handle = await house.start(agent, input, run_id=run_id)
+        return await handle.result()
+
+
+def _name(agent: Agent | str) -> str:
+    return agent if isinstance(agent, str) else agent.name

@@ -1,0 +1,99 @@
+"""What a run remembers since its last checkpoint, and what it has done since its last commit. (Contract 20, 22.)
+
+Every operation has a key: what it is, a hash of its content, and how often the same has come before in this call of
+the function. Other content cannot shift it, so a path that is taken on one call and not on the next moves nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from msgspec import UNSET, Raw, UnsetType
+
+from covenant.agents import values
+from covenant.model.run import NOTHING, EntryDraft, Memo, RunCommit, RunLoaded, Wait
+from covenant.model.task import Result, Task
+from covenant.rules.content_key import content_hash
+
+
+class Memory:
+    """Of the operations since the last checkpoint: what each came to."""
+
+    def __init__(self) -> None:
+        self._memos: dict[str, Memo] = {}
+        self._seen: Counter[str] = Counter()
+        self.entry_ids: dict[int, str] = {}
+        self.outcomes: dict[str, Result] = {}  # of the run's tasks that have ended
+
+    def learn(self, loaded: RunLoaded) -> None:
+        """A page of what was committed before."""
+        for step in loaded.steps:
+            self._memos.update((memo.key, memo) for memo in step.memos)
+            self.entry_ids.update(step.entries)
+            self.outcomes.update((result.task_id, result) for result in step.outcomes)
+
+    def key(self, operation: str, content: Any) -> str:
+        """The key of an operation that comes now. It counts: ask once for each."""
+        digest = content_hash(operation, content)
+        count = self._seen[digest]
+        self._seen[digest] += 1
+        return f"{digest}#{count}" if count else digest
+
+    def recall(self, key: str) -> Memo | None:
+        return self._memos.get(key)
+
+    def keep(self, memo: Memo) -> None:
+        self._memos[memo.key] = memo
+
+    def forget(self) -> None:
+        """A checkpoint: what lies before it is not looked for any more."""
+        self._memos.clear()
+        self._seen.clear()
+
+
+class Batch:
+    """What the next commit will carry."""
+
+    def __init__(self) -> None:
+        self.entries: list[EntryDraft] = []
+        self.memos: list[Memo] = []
+        self.tasks: dict[str, Task] = {}
+        self.begins: list[str] = []
+        self.answers: list[Result] = []
+        self.cancels: list[str] = []
+        self.takes: list[str] = []
+        self.checkpoint: Raw | UnsetType = UNSET
+
+    @property
+    def is_empty(self) -> bool:
+        return not (
+            self.entries
+            or self.memos
+            or self.tasks
+            or self.begins
+            or self.answers
+            or self.cancels
+            or self.takes
+            or self.checkpoint is not UNSET
+        )
+
+    def commit(self, number: int, leaf: int, wait: Wait | None, result: Result | None) -> RunCommit:
+        return RunCommit(
+            number=number,
+            entries=tuple(self.entries),
+            memos=tuple(self.memos),
+            tasks=tuple(self.tasks.values()),
+            begins=tuple(self.begins),
+            answers=tuple(self.answers),
+            cancels=tuple(self.cancels),
+            takes=tuple(self.takes),
+            checkpoint=self.checkpoint,
+            leaf=leaf,
+            wait=wait,
+            result=result,
+        )
+
+
+def noted(key: str, value: Any) -> Memo:
+    return Memo(key, NOTHING if value is None else values.raw(value))
