@@ -268,8 +268,7 @@ class Driver:
         awaited = [waiting.wait for waiting in self._waits if waiting.wait is not None]
         wanted = {i for wait in awaited for i in wait.tasks if i not in self.memory.outcomes}
         mine = {i for i in wanted if i in self._own or self._can_do(i)}
-        done = mine | self.memory.outcomes.keys()
-        only_mine = all(not wait.signals and wait.until_ms is None and wait.tasks <= done for wait in awaited)
+        only_mine = wanted == mine and all(not wait.signals and wait.until_ms is None for wait in awaited)
         if only_mine:
             self.batch.begins += [i for i in sorted(mine) if i not in self._own and i not in self.batch.begins]
         if only_mine or self._own or self._cancels_due:
@@ -680,7 +679,8 @@ class Driver:
 
     async def perform(self, function: Callable[..., Any], key: str) -> dict[str, Any]:
         """An effect: what it returned, or how it failed."""
-        takes_key = bool(inspect.signature(function).parameters)
+        parameters = inspect.signature(function).parameters.values()
+        takes_key = any(parameter.default is inspect.Parameter.empty for parameter in parameters)
         self._host.probe("an effect")
         try:
             made = function(key) if takes_key else function()
