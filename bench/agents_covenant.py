@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import uuid
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -50,7 +51,7 @@ def _by_effects(tool: Tool) -> tuple[Agent, list[TaskFunction]]:
     async def scripted(ctx: AgentContext, steps: int) -> str:
         transcript: list[Any] = []
         for number in range(steps):
-            found = await ctx.run(f"lookup {number}", lambda number=number: tool.lookup(number))
+            found = await ctx.run(f"lookup {number}", partial(tool.lookup, number))
             transcript.append(entry_of(number, found))
             await ctx.append("tool_result", transcript[-1])
         return digest_of(transcript)

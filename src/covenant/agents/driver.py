@@ -59,6 +59,7 @@ LOST: Final = (LeaseSuperseded, TaskTerminal, UnknownLease, Unauthenticated)
 LINGER_S: Final = 0.01  # how long the result of a task of one's own waits for the next commit of its run
 _PAGE: Final = 1000
 _INTENT_CHARS: Final = 200
+_DIGEST_CHARS: Final = 24
 
 log = logging.getLogger("covenant.agents")
 
@@ -541,7 +542,7 @@ class Driver:
     ) -> str:
         content_key = task_key(self.run_id, kind, value, key=key, instance=instance)
         child_id = task_id(content_key)
-        digest = digest_of_input(value)
+        digest = digest_of_input(value)[:_DIGEST_CHARS]
         memo = self.memory.recall(content_key)
         known = self._digests.get(child_id) or (None if memo is None else values.unraw(memo.value))
         if known is not None and known != digest:

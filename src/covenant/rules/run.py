@@ -194,7 +194,8 @@ class _Committing:
             raise Malformed("no such message", field="said")
         self.entries = number
         key = entry_key(self.task_id, number)
-        kept = e.EntryKept(key, draft.id, draft.role, draft.parent, draft.content, draft.type, said, draft.turn)
+        parent = None if draft.parent == number - 1 else draft.parent
+        kept = e.EntryKept(key, draft.id, draft.role, parent, draft.content, draft.type, said, draft.turn)
         self.events.append(kept)
 
     def _say(self, message: Message) -> int:
