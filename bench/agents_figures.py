@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
+from contextlib import suppress
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
@@ -12,10 +13,14 @@ from typing import Any, Final
 from msgspec.json import encode
 
 from bench.agents_script import entry_of, found
-from bench.serve_seats import seats_of
+from bench.serve_seats import Served
 from bench.work import Figures
-from covenant import Mailbox, Result, Text
-from covenant.agents import Agent, AgentContext, AgentWorker, Local, agent
+from covenant import Mailbox, Result, Task, Text
+from covenant.agents import Agent, AgentContext, AgentWorker, Local, RunHandle, agent
+from covenant.model.content import Json
+from covenant.model.error import NotARun
+from covenant.model.run import RunStatus
+from covenant.store.journal.snapshot import PLAIN
 
 _RUN: Final = str(uuid.UUID(int=2))
 _BATCH: Final = 50
@@ -24,7 +29,9 @@ _BATCH: Final = 50
 async def wakes(folder: Path, server: str, times: int) -> Figures:
     """From the moment in which a worker posts the result of a task to the next line of the agent that waits for it; the
     three are processes or connections of their own, on one machine."""
-    first, second = seats_of(Path(server))[:2]
+    served = Served.read(Path(server))
+    first, second = served.seats[:2]
+    url = f"unix:{served.socket}"
     posted: list[float] = []
     gone_on: list[float] = []
 
@@ -36,13 +43,10 @@ async def wakes(folder: Path, server: str, times: int) -> Figures:
         return count
 
     async with (
-        Mailbox.open(first.url, token=first.token) as mine,
-        Mailbox.open(second.url, token=second.token) as other,
+        Mailbox.open(url, token=first.token) as mine,
+        Mailbox.open(url, token=second.token) as other,
         AgentWorker(mine, agents=[waiter]),
     ):
-        from covenant import Task
-        from covenant.model.content import Json
-
         await other.send_task(
             Task(recipient=first.agent, intent_text="wait", task_kind="waiter", content=(Json(times),))
         )
@@ -61,12 +65,25 @@ def _teller() -> Agent:
         for number in range(entries):
             await ctx.append("tool_result", entry_of(number, found(number)))
             if number % _BATCH == _BATCH - 1:
-                await ctx.run(f"pause {number}", lambda: None, idempotent=True)
-                await ctx.checkpoint_free_pause() if False else None
+                await ctx.run(f"pause {number}", _nothing)  # its start is committed first
         await ctx.wait_for_signal("go")
         return entries
 
     return teller
+
+
+def _nothing() -> None:
+    pass
+
+
+async def _until_it_waits(handle: RunHandle, entries: int) -> None:
+    """Nobody is told when a run parks: it is asked."""
+    while True:
+        with suppress(NotARun):
+            run = await handle.status()
+            if run.entries == entries and run.status is RunStatus.AWAITING_INPUT:
+                return
+        await asyncio.sleep(0.01)
 
 
 async def resumed(folder: Path, entries: int) -> Figures:
@@ -76,13 +93,7 @@ async def resumed(folder: Path, entries: int) -> Figures:
     url = f"file:{folder / 'data'}"
     async with Local(url, agents=[told]) as house:
         handle = await house.start(told, entries, run_id=_RUN)
-        while True:
-            try:
-                if (await handle.status()).status == "awaiting_input":
-                    break
-            except Exception:
-                pass
-            await asyncio.sleep(0.01)
+        await _until_it_waits(handle, entries)
     async with Local(url, agents=[told]) as house:
         handle = house.find(told, _RUN)
         start = time.perf_counter()
@@ -109,15 +120,8 @@ async def paused(folder: Path, pauses: int) -> Figures:
     data = folder / "data"
     async with Local(f"file:{data}", agents=[sleeper], warm_max=1000) as house:
         handle = await house.start(sleeper, pauses, run_id=_RUN)
-        while True:
-            await asyncio.sleep(0.05)
-            try:
-                run = await handle.status()
-            except Exception:
-                continue
-            if run.entries == pauses and run.status == "awaiting_input":
-                break
+        await _until_it_waits(handle, pauses)
         engine: Any = house.box._engine
-        await engine.housekeeper._save("snapshot-")
+        await engine._keeper._save(PLAIN)
         size = max(path.stat().st_size for path in data.glob("snapshot-*.jsonl"))
     return {"snapshot_bytes": float(size), "raw_bytes": float(raw)}

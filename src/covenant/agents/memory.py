@@ -6,6 +6,7 @@ the function. Other content cannot shift it, so a path that is taken on one call
 
 from __future__ import annotations
 
+from base64 import urlsafe_b64encode
 from collections import Counter
 from typing import Any, Final
 
@@ -16,7 +17,7 @@ from covenant.model.run import NOTHING, EntryDraft, Memo, RunCommit, RunLoaded, 
 from covenant.model.task import Result, Task
 from covenant.rules.content_key import content_hash
 
-_KEY_CHARS: Final = 24  # 96 bits: enough among the operations of one run, and there are many
+_KEY_BYTES: Final = 12  # enough among the operations of one run; and there are many of them
 
 
 class Memory:
@@ -37,7 +38,8 @@ class Memory:
 
     def key(self, operation: str, content: Any) -> str:
         """The key of an operation that comes now. It counts: ask once for each."""
-        digest = content_hash(operation, content)[:_KEY_CHARS]
+        hashed = bytes.fromhex(content_hash(operation, content))[:_KEY_BYTES]
+        digest = urlsafe_b64encode(hashed).decode()
         count = self._seen[digest]
         self._seen[digest] += 1
         return f"{digest}#{count}" if count else digest

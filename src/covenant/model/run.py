@@ -57,8 +57,8 @@ class RunStatus(StrEnum):
 
 class Entry(Struct, gc=False, omit_defaults=True):
     """One thing that was said or done, for people to read and for the agent to go on from. Its parent is the number of
-    another, 0 at the root; None is the one before it. The content of what the dialog holds already is there: `said` is its number, 0 the task's
-    own message."""
+    another, 0 at the root; None is the one before it. The content of what the dialog holds already is there: `said` is
+    its number, 0 the task's own message."""
 
     id: str
     role: EntryRole
@@ -113,7 +113,7 @@ class Wait(Struct, frozen=True, gc=False, omit_defaults=True):
     doubt: str | None = None  # the effect that nobody knows the outcome of
 
 
-class Step(Struct, gc=False, omit_defaults=True):
+class Step(Struct, gc=False, omit_defaults=True, rename={"memos": "m"}):
     """What a run remembers of one stretch between two waits."""
 
     order: int
