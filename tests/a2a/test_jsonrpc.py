@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
@@ -15,6 +17,7 @@ from covenant.model import command as c
 from covenant.model.query import ListPushes
 from covenant.model.record import Asks
 from covenant.model.task import Result
+from covenant.serve.a2a.directory import DIRECT_REPLY
 from tests.a2a.served import NEWER, VERSION, Site, agent_says, events_of, message, start_site
 
 CALL = {"jsonrpc": "2.0", "id": 1, "method": "ListTasks", "params": {}}
@@ -383,6 +386,45 @@ async def test_a_stream_without_news_says_that_it_lives() -> None:
             seen = [line async for line in _until(response.aiter_lines(), ":")]
             assert seen[0] == "id: 1"
         await site.daemon.stop()
+
+
+@asynccontextmanager
+async def crowded(card: dict[str, Any] | None = None) -> AsyncIterator[Site]:
+    """Alice has as many waits open as she may."""
+    async with httpx.AsyncClient() as client:
+        site = await start_site(client, card, bounds=Bounds(waits_max=1))
+        try:
+            with site.exchange.waits.one(site.exchange.authenticate(site.tokens["alice"]).agent.pubkey):
+                yield site
+        finally:
+            await site.daemon.stop()
+
+
+async def test_who_may_not_wait_is_answered_what_its_message_has_led_to() -> None:
+    async with crowded() as site:
+        first = (await site.rpc("SendMessage", {"message": message()}, **NEWER))["task"]
+        assert (first["status"]["state"], first["generation"]) == ("TASK_STATE_SUBMITTED", "1")
+        more = (await site.rpc("SendMessage", {"message": message("more", taskId=first["id"])}, **NEWER))["task"]
+        assert (more["id"], more["generation"]) == (first["id"], "2")
+
+
+async def test_who_may_not_wait_for_a_direct_reply_is_shown_the_task() -> None:
+    async with crowded({"name": "writer", "capabilities": {"extensions": [{"uri": DIRECT_REPLY}]}}) as site:
+        for at_once in (True, False):
+            params = {"message": message(), "configuration": {"returnImmediately": at_once}}
+            sent = await site.rpc("SendMessage", params)
+            assert sent["task"]["status"]["state"] == "TASK_STATE_SUBMITTED"
+
+
+async def test_a_stream_too_many_is_refused_before_its_message_is_taken() -> None:
+    async with crowded() as site:
+        first = await site.start()
+        calls = {"SendStreamingMessage": {"message": message("another")}, "SubscribeToTask": {"id": first["id"]}}
+        for method, params in calls.items():
+            async with opened(site, method, params) as response:
+                await response.aread()
+            assert (response.status_code, reason(response.json()["error"])) == (429, "TOO_MANY_REQUESTS")
+        assert (await site.rpc("ListTasks"))["totalSize"] == 1
 
 
 async def test_a_client_that_hangs_up_leaves_nothing_behind(site: Site) -> None:

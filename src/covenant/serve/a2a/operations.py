@@ -28,7 +28,7 @@ from covenant.exchange.follow import follow
 from covenant.model import command as c
 from covenant.model import query as q
 from covenant.model.agent import AgentId
-from covenant.model.error import CovenantError, TaskTerminal, UnknownPush
+from covenant.model.error import CovenantError, RateLimited, TaskTerminal, TooManyWaiters, UnknownPush
 from covenant.model.message import Message
 from covenant.model.peer import Caller
 from covenant.model.protocol import RESTARTED, State, StreamResponse, TaskShown
@@ -91,15 +91,16 @@ class Operations:
         """Task first, then what happens to it; or the one message that is the whole answer."""
         self._check_streams(agent)
         _check_history(request.configuration.history_length)
-        task_id, generation = await self._send(caller, agent, request, key, at_once=not agent.replies)
-        if agent.replies:
-            await self._settle(caller, task_id, generation, begun=True)
-        dialog = await self._shown(caller, agent, task_id, request.configuration.history_length)
-        if dialog.reply is not None:
-            yield Event(dialog.generation, StreamResponse(message=dialog.reply))
-            return
-        async for event in self._from_snapshot(caller, agent, dialog):
-            yield event
+        with self._exchange.waits.one(caller.agent.pubkey):
+            task_id, generation = await self._send(caller, agent, request, key, at_once=not agent.replies)
+            if agent.replies:
+                await self._begin(caller, task_id, generation, has_place=True)
+            dialog = await self._shown(caller, agent, task_id, request.configuration.history_length)
+            if dialog.reply is not None:
+                yield Event(dialog.generation, StreamResponse(message=dialog.reply))
+                return
+            async for event in self._from_snapshot(caller, agent, dialog):
+                yield event
 
     async def _shown(self, caller: Caller, agent: Agent, task_id: str, history: int | None) -> Dialog:
         """The message that is the whole answer, or the task. A task that was shown is not taken back."""
@@ -149,16 +150,23 @@ class Operations:
         return sent
 
     async def _settle(self, caller: Caller, task_id: str, generation: int, begun: bool) -> None:
-        """Until the task has ended or waits for an answer; with `begun`, until somebody has done more than take it. Or
-        the time that a request may take is over."""
-        exchange = self._exchange
-        if not begun:
-            await exchange.settle(caller, task_id)
+        """Until the task has ended or waits for an answer, or with `begun` until somebody has begun with it; or the
+        time that a request may take is over. Who may not wait does not: its message has been taken."""
+        try:
+            if begun:
+                await self._begin(caller, task_id, generation)
+            else:
+                await self._exchange.settle(caller, task_id)
+        except (RateLimited, TooManyWaiters):
             return
+
+    async def _begin(self, caller: Caller, task_id: str, generation: int, has_place: bool = False) -> None:
+        """Until somebody has done more than take it."""
+        exchange = self._exchange
         deadline = exchange.now_ms() + exchange.bounds.wait_ms_max
         after = generation - 1
         while (left := deadline - exchange.now_ms()) > 0 and not exchange.is_draining:
-            entry = await exchange.watch(caller, task_id, after, left)
+            entry = await exchange.watch(caller, task_id, after, left, has_place=has_place)
             if entry.outcome is not None or entry.asks is not None:
                 return
             if not (await self._asked(caller, task_id, 0, False, True)).is_hidden:
@@ -220,21 +228,22 @@ class Operations:
         """Behind a generation that the caller has seen: everything that came after it, also of a task that has ended.
         Without one: the task as it is, then what happens to it."""
         self._check_streams(agent)
-        if after is None and request.metadata is not None:
-            after = _number(request.metadata.get(CURSOR), CURSOR)
-        resumes = after is not None and after > 0
-        dialog = await self._dialog(caller, agent, request.id, None, artifacts=not resumes)
-        task_id = dialog.task.id
-        if after is not None and resumes:
-            if after > dialog.generation:
-                raise Fault(INVALID_PARAMS, f"task {task_id} is not that far", field=CURSOR)
-            async for event in self._behind(caller, agent, task_id, after):
+        with self._exchange.waits.one(caller.agent.pubkey):
+            if after is None and request.metadata is not None:
+                after = _number(request.metadata.get(CURSOR), CURSOR)
+            resumes = after is not None and after > 0
+            dialog = await self._dialog(caller, agent, request.id, None, artifacts=not resumes)
+            task_id = dialog.task.id
+            if after is not None and resumes:
+                if after > dialog.generation:
+                    raise Fault(INVALID_PARAMS, f"task {task_id} is not that far", field=CURSOR)
+                async for event in self._behind(caller, agent, task_id, after):
+                    yield event
+                return
+            if dialog.state.is_terminal:
+                raise Fault(UNSUPPORTED, f"task {task_id} has ended", taskId=task_id)
+            async for event in self._from_snapshot(caller, agent, dialog):
                 yield event
-            return
-        if dialog.state.is_terminal:
-            raise Fault(UNSUPPORTED, f"task {task_id} has ended", taskId=task_id)
-        async for event in self._from_snapshot(caller, agent, dialog):
-            yield event
 
     async def _from_snapshot(self, caller: Caller, agent: Agent, dialog: Dialog) -> AsyncIterator[Event]:
         yield Event(dialog.generation, StreamResponse(task=dialog.task))
