@@ -9,13 +9,14 @@ import pytest
 
 from covenant import Text
 from covenant.a2a import wire as a
-from covenant.a2a.fault import CONFLICT, GENERATION, TASK_NOT_FOUND, UNSUPPORTED, kind_of
+from covenant.a2a.fault import CONFLICT, GENERATION, TASK_NOT_FOUND, TOO_LARGE, UNSUPPORTED, kind_of
 from covenant.model import command as c
 from covenant.model.error import CovenantError
 from covenant.model.message import Message, Part
 from covenant.model.protocol import StreamResponse
 from covenant.model.record import Asks
 from covenant.model.task import Result
+from covenant.rules.push import PUSHES_MAX
 from tests.a2a.conftest import Town, piece, says
 
 
@@ -132,6 +133,36 @@ async def test_a_message_with_a_webhook_that_cannot_be_makes_no_task(town: Town)
             await town.send(task_push_notification_config=a.PushSettings(url=url))
     listing = await town.operations.list_tasks(town.alice, town.agent, a.ListTasks())
     assert listing.total_size == 0
+
+
+async def test_a_message_whose_webhook_is_one_too_many_is_refused_with_it(town: Town) -> None:
+    task = await town.send()
+    for n in range(PUSHES_MAX):
+        hook = a.PushSettings(task_id=task.id, id=f"hook {n}", url="http://hook")
+        await town.operations.set_push(town.alice, town.agent, hook)
+    more = town.send(says("more", task_id=task.id), task_push_notification_config=a.PushSettings(url="http://other"))
+    assert await refused(more) is TOO_LARGE
+    assert ((now := await town.get(task.id)).generation, len(now.history)) == ("1", 1)
+
+
+async def test_a_webhook_that_comes_with_every_message_of_a_task_is_one(town: Town) -> None:
+    hook = a.PushSettings(url="http://hook")
+    task = await town.send(task_push_notification_config=hook)
+    for n in range(2):
+        await town.send(says(f"more {n}", task_id=task.id), task_push_notification_config=hook)
+    pushes = await town.operations.list_pushes(town.alice, town.agent, a.ListPushes(task_id=task.id))
+    assert len(pushes.configs) == 1
+
+
+async def test_a_direct_reply_is_given_again_whatever_came_with_the_message(town: Town) -> None:
+    """Contract 17."""
+    hook = a.PushSettings(url="http://hook")
+    asked: dict[str, Any] = {"return_immediately": False, "task_push_notification_config": hook}
+    sending = asyncio.ensure_future(town.send(key="k-1", **asked))
+    delivery = await town.lease()
+    hello = Message(message_id="r-1", role="ROLE_AGENT", parts=(Part(text="hello"),))
+    await town.work(c.ReplyDirectly(None, delivery.lease_id, hello))
+    assert await town.send(key="k-1", **asked) == await sending
 
 
 async def test_a_poll_is_held_until_the_generation_is_higher(town: Town) -> None:

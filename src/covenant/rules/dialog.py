@@ -29,6 +29,7 @@ from covenant.rules.cache import keep_answer, succession
 from covenant.rules.context import Commit, Context, View
 from covenant.rules.envelope import check_count, check_flag, check_id, check_text, seal_artifact, seal_message
 from covenant.rules.lease import held
+from covenant.rules.push import brought
 from covenant.rules.sight import task_of_lease, visible_task
 
 MESSAGES_MAX = 2**31
@@ -63,7 +64,9 @@ def add_message(command: AddMessage, view: View, ctx: Context) -> Commit:
         raise _too_many(ctx)
     said = e.Said(said_key(task_id, record.said + 1), message)
     messaged = e.Messaged(task_id, queued=record.lease is None)
-    return Commit((messaged, said), Moved(task_id, record.generation + 1))
+    generation = record.generation + 1
+    hook = brought(command.push, task_id, generation, view, ctx)
+    return Commit((messaged, said, *hook), Moved(task_id, generation))
 
 
 def show(command: ShowTask, view: View, ctx: Context) -> Commit:

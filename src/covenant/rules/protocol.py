@@ -32,7 +32,7 @@ from covenant.rules.evolve import steps_of
 from covenant.rules.lease import held
 from covenant.rules.page import Room
 from covenant.rules.retention import is_retained
-from covenant.rules.sight import task_of_lease, visible_task
+from covenant.rules.sight import is_hidden, task_of_lease, visible_task
 
 HISTORY_DEFAULT: Final = 100
 _HISTORY_MAX: Final = 2**31
@@ -198,11 +198,6 @@ def get_dialog(query: GetDialog, view: View, ctx: Context) -> Dialog:
     history = query.history if query.history is None else check_count(query.history, "historyLength", _HISTORY_MAX)
     task = shown(record, view, history, query.artifacts)
     return Dialog(task, record.generation, state_of(record), record.task.recipient, reply, is_hidden(record))
-
-
-def is_hidden(record: TaskRecord) -> bool:
-    """Whether it may still be answered by a message, and there be no task."""
-    return record.protocol and not record.shown and record.outcome is None
 
 
 def get_place(query: GetPlace, view: View, ctx: Context) -> Place:

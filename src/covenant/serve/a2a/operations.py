@@ -37,7 +37,6 @@ from covenant.model.task import Task
 from covenant.model.view import Dialog, DialogPage, Sent
 from covenant.rules.dialog import text_of
 from covenant.rules.envelope import check_text
-from covenant.rules.push import check_config
 
 PAGE_DEFAULT: Final = 50
 PAGE_MAX: Final = 100
@@ -116,25 +115,22 @@ class Operations:
         """The task, and the generation that the message led to. `at_once`: the task is shown, whatever comes."""
         message, settings = request.message, request.configuration
         push = settings.task_push_notification_config
+        hook = None
         if push is not None:
             self._check_pushes(agent)
-            check_config(_push_of(push), self._exchange.store.context)  # before anything is done
-        if message.task_id:
-            await self._check_there(caller, agent, message.task_id)
-            guard = _number(settings.if_generation_match, "ifGenerationMatch")
-            command = c.AddMessage(self._exchange.by(caller), message.task_id, message, guard)
-            moved = await self._exchange.run(caller, command)
-            task_id, generation = moved.task_id, moved.generation
-        else:
-            sent = await self._send_first(caller, agent, message, key, at_once)
-            task_id, generation = sent.task_id, max(1, sent.generation)
-        if push is not None:
-            config = _push_of(push, f"{task_id}\n{push.url}")
-            by = self._exchange.by(caller)
-            await self._exchange.run(caller, c.SetPush(by, task_id, config, from_start=not message.task_id))
-        return task_id, generation
+            hook = _push_of(push)
+        if not message.task_id:
+            sent = await self._send_first(caller, agent, message, key, hook, at_once)
+            return sent.task_id, max(1, sent.generation)
+        await self._check_there(caller, agent, message.task_id)
+        guard = _number(settings.if_generation_match, "ifGenerationMatch")
+        command = c.AddMessage(self._exchange.by(caller), message.task_id, message, guard, hook)
+        moved = await self._exchange.run(caller, command)
+        return moved.task_id, moved.generation
 
-    async def _send_first(self, caller: Caller, agent: Agent, message: Message, key: str | None, at_once: bool) -> Sent:
+    async def _send_first(
+        self, caller: Caller, agent: Agent, message: Message, key: str | None, push: PushConfig | None, at_once: bool
+    ) -> Sent:
         """A task of its own. Under the same key, the same caller's message to the same agent is the same task."""
         if key is None and message.metadata is not None:
             key = message.metadata.get(KEY)
@@ -146,7 +142,8 @@ class Operations:
             message=message,
             context_id=message.context_id or str(uuid.uuid4()),
         )
-        sent: Sent = await self._exchange.run(caller, c.SendTask(caller.agent, task, protocol=True, shown=at_once))
+        command = c.SendTask(caller.agent, task, protocol=True, shown=at_once, push=push)
+        sent: Sent = await self._exchange.run(caller, command)
         return sent
 
     async def _settle(self, caller: Caller, task_id: str, generation: int, begun: bool) -> None:
@@ -305,7 +302,7 @@ class Operations:
     async def set_push(self, caller: Caller, agent: Agent, request: wire.PushSettings) -> wire.PushSettings:
         self._check_pushes(agent)
         task_id = await self._check_there(caller, agent, request.task_id or "")
-        config = _push_of(request)
+        config = _push_of(request, str(uuid.uuid4()))
         await self._exchange.run(caller, c.SetPush(self._exchange.by(caller), task_id, config))
         return _shown_push(config, task_id)
 
@@ -388,11 +385,10 @@ def _moment(text: str | None) -> int | None:
     return int(moment.timestamp() * 1000)
 
 
-def _push_of(settings: wire.PushSettings, known_by: str | None = None) -> PushConfig:
-    """Without an id of its own it gets one: the same whenever it is known by the same."""
-    made = uuid.uuid4() if known_by is None else uuid.uuid5(uuid.NAMESPACE_URL, known_by)
+def _push_of(settings: wire.PushSettings, made: str = "") -> PushConfig:
+    """Without an id of its own it gets the one that was made for it."""
     return PushConfig(
-        id=settings.id or str(made),
+        id=settings.id or made,
         url=settings.url,
         token=settings.token or None,
         authentication=settings.authentication,
