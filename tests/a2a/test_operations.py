@@ -6,10 +6,11 @@ import asyncio
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from covenant import Text
 from covenant.a2a import wire as a
-from covenant.a2a.fault import CONFLICT, GENERATION, TASK_NOT_FOUND, TOO_LARGE, UNSUPPORTED, kind_of
+from covenant.a2a.fault import CONFLICT, GENERATION, INVALID_PARAMS, TASK_NOT_FOUND, TOO_LARGE, UNSUPPORTED, kind_of
 from covenant.model import command as c
 from covenant.model.error import CovenantError
 from covenant.model.message import Message, Part
@@ -17,6 +18,7 @@ from covenant.model.protocol import StreamResponse
 from covenant.model.record import Asks
 from covenant.model.task import Result
 from covenant.rules.push import PUSHES_MAX
+from covenant.serve.a2a.operations import KEY
 from tests.a2a.conftest import Town, piece, says
 
 
@@ -117,6 +119,33 @@ async def test_a_first_message_under_the_same_key_is_the_same_task(town: Town) -
     assert (await town.send(key="k-1")).id == first.id
     assert (await town.send(key="k-2")).id != first.id
     assert await refused(town.send(says("other"), key="k-1")) is CONFLICT
+
+
+async def test_a_key_is_of_one_caller_and_one_agent(town: Town) -> None:
+    first = await town.send(key="k-1")
+    request = a.SendMessage(message=says(), configuration=a.Configuration(return_immediately=True))
+    theirs = await town.operations.send_message(town.writer, town.agent, request, "k-1")
+    assert theirs.task is not None and theirs.task.id != first.id
+
+
+async def test_a_message_to_a_task_is_added_once_under_its_key(town: Town) -> None:
+    """Also when it was guarded, and when the task has ended since."""
+    task = await town.send(key="k-1")
+    more = says("more", task_id=task.id)
+    for _ in range(3):
+        now = await town.send(more, key="k-1", if_generation_match=1)
+        assert (now.generation, len(now.history)) == ("2", 2)
+    assert (await town.send(more, key="k-2")).generation == "3"
+    assert await refused(town.send(says("other", task_id=task.id), key="k-1")) is CONFLICT
+    await town.finish(await town.lease())
+    assert (await town.send(more, key="k-1")).generation == "5"
+
+
+async def test_a_key_says_something(town: Town) -> None:
+    task = await town.send()
+    for message in (says(), says(task_id=task.id)):
+        assert await refused(town.send(message, key=" ")) is INVALID_PARAMS
+        assert await refused(town.send(structs.replace(message, metadata={KEY: 5}))) is INVALID_PARAMS
 
 
 async def test_a_first_message_that_is_retried_sets_its_webhook_once(town: Town) -> None:

@@ -31,11 +31,13 @@ from covenant.model.record import (
     Part,
     Record,
     Said,
+    SendKey,
     SignedHead,
     Slot,
     TaskRecord,
     TaskState,
     Tombstone,
+    owner_of,
 )
 from covenant.rules.context import Context
 from covenant.rules.evolve import CREATING, EVOLVE
@@ -43,8 +45,8 @@ from covenant.rules.grant import pin_of
 from covenant.rules.retention import at_rest, is_forgotten, is_retained, tombstone_of
 from covenant.store.ledger import DueTimes, LazyLedger, Ledger, Shelf
 
-_OF_A_TASK = (Part, Late, Said, Chunk)  # go with their task
-_BRINGING = (e.Parted, e.LateKept, e.Said, e.ChunkKept, e.PushSet)  # them, and webhooks
+_OF_A_TASK = (Part, Late, Said, Chunk, SendKey)  # go with their task
+_BRINGING = (e.Parted, e.LateKept, e.Said, e.ChunkKept, e.KeyTaken, e.PushSet)  # them, and webhooks
 _SHARE_WORTH_LISTING = 8  # an eighth of what is numbered: then one listing costs less than a look for each
 
 
@@ -170,7 +172,7 @@ class State:
     def _is_unknown(self, event: Event, old: Record | Tombstone | None) -> bool:
         """Whether it goes on with a story whose beginning was dropped."""
         if type(event) in _BRINGING:
-            return self._is_orphan(event.key)
+            return self._is_orphan(event.key, event)
         return type(event) not in CREATING and (old is None or type(old) is Tombstone)
 
     def restore(self, key: Key, record: Record) -> None:
@@ -195,7 +197,7 @@ class State:
             if old is None:
                 self._late.setdefault(_late_task(key), []).append(key)
             self.rested.append(key)
-        elif type(new) is Said or type(new) is Chunk:
+        elif type(new) is Said or type(new) is Chunk or type(new) is SendKey:
             self.rested.append(key)
         elif type(new) is Push:
             self._move_push(key, old if type(old) is Push else None, new)
@@ -483,7 +485,7 @@ class State:
         keep: deque[Key] = deque()
         for key in self.rested:
             record = self.records.get(key)
-            if type(record) in _OF_A_TASK and self._is_orphan(key):
+            if type(record) in _OF_A_TASK and self._is_orphan(key, record):
                 self.forget(key)
             elif record is not None and type(record) is not Tombstone:
                 keep.append(key)
@@ -500,9 +502,9 @@ class State:
             for key in [key for key in self._pushes[task_id] if self._is_orphan(key)]:
                 self.forget(key)
 
-    def _is_orphan(self, key: Key) -> bool:
+    def _is_orphan(self, key: Key, of: object = None) -> bool:
         """Whether the task that it belongs to is gone."""
-        owner = self.get(key.split(":")[1])
+        owner = self.get(owner_of(key, of))
         return owner is None or type(owner) is Tombstone
 
     # --- the view -----------------------------------------------------------------------------------------

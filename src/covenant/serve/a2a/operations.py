@@ -6,7 +6,6 @@ protocol shows of it is a projection of that one record.
 
 from __future__ import annotations
 
-import hashlib
 import uuid
 from collections.abc import AsyncIterator
 from datetime import datetime
@@ -36,7 +35,6 @@ from covenant.model.push import PushConfig
 from covenant.model.task import Task
 from covenant.model.view import Dialog, DialogPage, Sent
 from covenant.rules.dialog import text_of
-from covenant.rules.envelope import check_text
 
 PAGE_DEFAULT: Final = 50
 PAGE_MAX: Final = 100
@@ -119,12 +117,14 @@ class Operations:
         if push is not None:
             self._check_pushes(agent)
             hook = _push_of(push)
+        if key is None and message.metadata is not None:
+            key = message.metadata.get(KEY)
         if not message.task_id:
             sent = await self._send_first(caller, agent, message, key, hook, at_once)
             return sent.task_id, max(1, sent.generation)
         await self._check_there(caller, agent, message.task_id)
         guard = _number(settings.if_generation_match, "ifGenerationMatch")
-        command = c.AddMessage(self._exchange.by(caller), message.task_id, message, guard, hook)
+        command = c.AddMessage(self._exchange.by(caller), message.task_id, message, guard, hook, key)
         moved = await self._exchange.run(caller, command)
         return moved.task_id, moved.generation
 
@@ -132,17 +132,13 @@ class Operations:
         self, caller: Caller, agent: Agent, message: Message, key: str | None, push: PushConfig | None, at_once: bool
     ) -> Sent:
         """A task of its own. Under the same key, the same caller's message to the same agent is the same task."""
-        if key is None and message.metadata is not None:
-            key = message.metadata.get(KEY)
-        task_id = "" if key is None else task_id_of(caller.agent, agent.id, key, self._exchange)
         task = Task(
-            id=task_id,
             recipient=agent.id,
             intent_text=text_of(message),
             message=message,
             context_id=message.context_id or str(uuid.uuid4()),
         )
-        command = c.SendTask(caller.agent, task, protocol=True, shown=at_once, push=push)
+        command = c.SendTask(caller.agent, task, protocol=True, shown=at_once, push=push, key=key)
         sent: Sent = await self._exchange.run(caller, command)
         return sent
 
@@ -335,13 +331,6 @@ class Operations:
     def _check_streams(self, agent: Agent) -> None:
         if not agent.streams:
             raise Fault(UNSUPPORTED, f"{agent.id.display} does not stream")
-
-
-def task_id_of(caller: AgentId, agent: AgentId, key: str, exchange: Exchange) -> str:
-    """The id that stands for a key: whoever sends under it again means the same task."""
-    check_text(key, "Idempotency-Key", exchange.store.limits.key_bytes_max)
-    name = "\n".join(("covenant.send-key.v1", caller.pubkey, agent.pubkey, key))
-    return str(uuid.UUID(bytes=hashlib.sha256(name.encode()).digest()[:16], version=5))
 
 
 def _check_history(length: int | None) -> None:
