@@ -185,6 +185,7 @@ async def test_a_webhook_that_comes_with_every_message_of_a_task_is_one(town: To
 
 async def test_a_direct_reply_is_given_again_whatever_came_with_the_message(town: Town) -> None:
     """Contract 17."""
+    town.replies()
     hook = a.PushSettings(url="http://hook")
     asked: dict[str, Any] = {"return_immediately": False, "task_push_notification_config": hook}
     sending = asyncio.ensure_future(town.send(key="k-1", **asked))
@@ -244,16 +245,49 @@ async def test_a_stranger_does_not_see_the_task(town: Town) -> None:
     assert await refused(operations.get_task(carol, town.agent, a.GetTask(id=task.id))) is TASK_NOT_FOUND
 
 
+async def listed(town: Town) -> list[str]:
+    listing = await town.operations.list_tasks(town.alice, town.agent, a.ListTasks())
+    assert listing.total_size == len(listing.tasks)
+    return [task.id for task in listing.tasks]
+
+
 async def test_a_direct_reply_is_a_message_and_no_task(town: Town) -> None:
+    """Nor was there one to be seen before."""
+    town.replies()
     sending = asyncio.ensure_future(town.send(return_immediately=False))
     delivery = await town.lease()
+    assert await listed(town) == []
     hello = Message(message_id="r-1", role="ROLE_AGENT", parts=(Part(text="hello"),))
     await town.work(c.ReplyDirectly(None, delivery.lease_id, hello))
     reply = await sending
     assert isinstance(reply, Message) and reply.parts == hello.parts
+    assert reply.task_id is None and reply.context_id
     assert await refused(town.get(delivery.task.id)) is TASK_NOT_FOUND
-    listing = await town.operations.list_tasks(town.alice, town.agent, a.ListTasks())
-    assert (listing.tasks, listing.total_size) == ([], 0)
+    assert await listed(town) == []
+
+
+async def test_a_task_that_may_yet_be_none_is_listed_when_it_is_seen_to_be_one(town: Town) -> None:
+    town.replies()
+    sending = asyncio.ensure_future(town.send(return_immediately=False))
+    first = await town.lease()
+    other = asyncio.ensure_future(town.send(return_immediately=False))
+    second = await town.lease()
+    await town.work(c.UpdateTask(None, second.lease_id, says("half way")))
+    assert await listed(town) == [second.task.id]
+    await town.get(first.task.id)
+    assert await listed(town) == [second.task.id, first.task.id]
+    await town.finish(first)
+    assert await listed(town) == [first.task.id, second.task.id]
+    await town.finish(second)
+    await asyncio.gather(sending, other)
+
+
+async def test_a_task_of_an_agent_that_does_not_reply_is_one_from_the_start(town: Town) -> None:
+    sending = asyncio.ensure_future(town.send(return_immediately=False))
+    delivery = await town.lease()
+    assert await listed(town) == [delivery.task.id]
+    await town.work(c.ReplyDirectly(None, delivery.lease_id, says("hello")))
+    assert (await sending).status.message.parts == says("hello").parts
 
 
 async def test_tasks_are_listed_by_their_last_status_and_paged_without_a_gap(town: Town) -> None:

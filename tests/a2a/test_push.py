@@ -172,6 +172,7 @@ async def test_a_message_and_its_webhook_are_one_commit(house: House) -> None:
 
 
 async def test_of_what_is_answered_by_a_message_only_the_message_is_told(house: House, receiver: Receiver) -> None:
+    house.replies()
     hook = a.PushSettings(url=receiver.url("one"))
     sending = asyncio.ensure_future(house.send(return_immediately=False, task_push_notification_config=hook))
     delivery = await house.lease()
@@ -185,6 +186,7 @@ async def test_of_what_is_answered_by_a_message_only_the_message_is_told(house: 
 
 
 async def test_a_task_that_is_shown_late_is_told_from_its_beginning(house: House, receiver: Receiver) -> None:
+    house.replies()
     hook = a.PushSettings(url=receiver.url("one"))
     sending = asyncio.ensure_future(house.send(return_immediately=False, task_push_notification_config=hook))
     delivery = await house.lease()

@@ -73,9 +73,8 @@ class Operations:
         """Waits for the end of the task, or for a question, unless it is told not to; at most for a bounded time."""
         _check_history(request.configuration.history_length)
         settings = request.configuration
-        at_once = settings.return_immediately and not agent.replies
-        task_id, generation = await self._send(caller, agent, request, key, at_once)
-        if not at_once:
+        task_id, generation = await self._send(caller, agent, request, key)
+        if agent.replies or not settings.return_immediately:
             await self._settle(caller, task_id, generation, begun=settings.return_immediately)
         dialog = await self._shown(caller, agent, task_id, settings.history_length)
         if dialog.reply is not None:
@@ -89,7 +88,7 @@ class Operations:
         self._check_streams(agent)
         _check_history(request.configuration.history_length)
         with self._exchange.waits.one(caller.agent.pubkey):
-            task_id, generation = await self._send(caller, agent, request, key, at_once=not agent.replies)
+            task_id, generation = await self._send(caller, agent, request, key)
             if agent.replies:
                 await self._begin(caller, task_id, generation, has_place=True)
             dialog = await self._shown(caller, agent, task_id, request.configuration.history_length)
@@ -107,10 +106,8 @@ class Operations:
             dialog = await self._dialog(caller, agent, task_id, history, direct=True)
         return dialog
 
-    async def _send(
-        self, caller: Caller, agent: Agent, request: wire.SendMessage, key: str | None, at_once: bool
-    ) -> tuple[str, int]:
-        """The task, and the generation that the message led to. `at_once`: the task is shown, whatever comes."""
+    async def _send(self, caller: Caller, agent: Agent, request: wire.SendMessage, key: str | None) -> tuple[str, int]:
+        """The task, and the generation that the message led to."""
         message, settings = request.message, request.configuration
         push = settings.task_push_notification_config
         hook = None
@@ -120,7 +117,7 @@ class Operations:
         if key is None and message.metadata is not None:
             key = message.metadata.get(KEY)
         if not message.task_id:
-            sent = await self._send_first(caller, agent, message, key, hook, at_once)
+            sent = await self._send_first(caller, agent, message, key, hook)
             return sent.task_id, max(1, sent.generation)
         await self._check_there(caller, agent, message.task_id)
         guard = _number(settings.if_generation_match, "ifGenerationMatch")
@@ -129,16 +126,16 @@ class Operations:
         return moved.task_id, moved.generation
 
     async def _send_first(
-        self, caller: Caller, agent: Agent, message: Message, key: str | None, push: PushConfig | None, at_once: bool
+        self, caller: Caller, agent: Agent, message: Message, key: str | None, push: PushConfig | None
     ) -> Sent:
-        """A task of its own. Under the same key, the same caller's message to the same agent is the same task."""
+        """A task of its own: from the start, unless the agent says that it may answer with a message instead."""
         task = Task(
             recipient=agent.id,
             intent_text=text_of(message),
             message=message,
             context_id=message.context_id or str(uuid.uuid4()),
         )
-        command = c.SendTask(caller.agent, task, protocol=True, shown=at_once, push=push, key=key)
+        command = c.SendTask(caller.agent, task, protocol=True, shown=not agent.replies, push=push, key=key)
         sent: Sent = await self._exchange.run(caller, command)
         return sent
 
