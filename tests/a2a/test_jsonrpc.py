@@ -18,7 +18,7 @@ from covenant.model.query import ListPushes
 from covenant.model.record import Asks
 from covenant.model.task import Result
 from covenant.serve.a2a.directory import DIRECT_REPLY
-from tests.a2a.served import NEWER, VERSION, Site, agent_says, events_of, message, start_site
+from tests.a2a.served import NEWER, VERSION, Site, agent_says, events_of, hesitate, message, start_site
 
 CALL = {"jsonrpc": "2.0", "id": 1, "method": "ListTasks", "params": {}}
 
@@ -357,6 +357,38 @@ async def test_what_is_refused_before_the_first_event_is_no_stream(
         await response.aread()
     assert response.headers["content-type"] == "application/json"
     assert response.json()["error"]["code"] == code
+
+
+async def test_what_is_refused_after_a_stream_has_begun_is_its_last_word(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without an id: it is no event to go on behind."""
+    task = await site.start()
+    await site.finish(await site.lease())
+    run = site.exchange.run
+    hesitate(site, monkeypatch, run)
+    params = {"message": message("more", taskId=task["id"])}
+    async with opened(site, "SendStreamingMessage", params) as response:
+        [(number, told)] = await events_of(response.aiter_lines())
+    assert (number, told["jsonrpc"], told["id"]) == ("", "2.0", "s-1")
+    assert (told["error"]["code"], reason(told["error"])) == (-32004, "UNSUPPORTED_OPERATION")
+    hesitate(site, monkeypatch, run)
+    headers = {**VERSION, **site.auth("alice")}
+    async with site.client.stream("POST", f"{site.url}/message:stream", json=params, headers=headers) as response:
+        [(_, told)] = await events_of(response.aiter_lines())
+    assert (told["error"]["code"], told["error"]["status"]) == (400, "FAILED_PRECONDITION")
+    assert told["error"]["details"][0]["reason"] == "UNSUPPORTED_OPERATION"
+
+
+async def test_a_stream_that_fails_says_so(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def broken(*_: Any) -> None:
+        raise ValueError("a bug")
+
+    hesitate(site, monkeypatch, broken)
+    async with opened(site, "SendStreamingMessage", {"message": message()}) as response:
+        [(_, told)] = await events_of(response.aiter_lines())
+    assert (told["error"]["code"], reason(told["error"])) == (-32603, "INTERNAL_ERROR")
+    assert "bug" not in json.dumps(told)
 
 
 async def test_a_finished_task_takes_no_plain_subscription(site: Site) -> None:

@@ -7,7 +7,7 @@ protocol shows of it is a projection of that one record.
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from datetime import datetime
 from typing import Final
 
@@ -83,7 +83,7 @@ class Operations:
 
     async def send_streaming(
         self, caller: Caller, agent: Agent, request: wire.SendMessage, key: str | None = None
-    ) -> AsyncIterator[Event]:
+    ) -> AsyncGenerator[Event, None]:
         """Task first, then what happens to it; or the one message that is the whole answer."""
         self._check_streams(agent)
         _check_history(request.configuration.history_length)
@@ -214,7 +214,7 @@ class Operations:
 
     async def subscribe(
         self, caller: Caller, agent: Agent, request: wire.SubscribeToTask, after: int | None = None
-    ) -> AsyncIterator[Event]:
+    ) -> AsyncGenerator[Event, None]:
         """Behind a generation that the caller has seen: everything that came after it, also of a task that has ended.
         Without one: the task as it is, then what happens to it."""
         self._check_streams(agent)
@@ -235,13 +235,13 @@ class Operations:
             async for event in self._from_snapshot(caller, agent, dialog):
                 yield event
 
-    async def _from_snapshot(self, caller: Caller, agent: Agent, dialog: Dialog) -> AsyncIterator[Event]:
+    async def _from_snapshot(self, caller: Caller, agent: Agent, dialog: Dialog) -> AsyncGenerator[Event, None]:
         yield Event(dialog.generation, StreamResponse(task=dialog.task))
         if not dialog.state.is_terminal:
             async for event in self._behind(caller, agent, dialog.task.id, dialog.generation):
                 yield event
 
-    async def _behind(self, caller: Caller, agent: Agent, task_id: str, after: int) -> AsyncIterator[Event]:
+    async def _behind(self, caller: Caller, agent: Agent, task_id: str, after: int) -> AsyncGenerator[Event, None]:
         """Everything behind a generation. Where the log does not reach back so far, the task as it is comes in its
         place, and says so: also when it is the reader who has fallen behind."""
         while True:
