@@ -14,7 +14,7 @@ import pytest
 from covenant import Text
 from covenant.exchange.bounds import Bounds
 from covenant.model import command as c
-from covenant.model.query import ListPushes
+from covenant.model.query import ListInputs, ListPushes
 from covenant.model.record import Asks
 from covenant.model.task import Result
 from covenant.serve.a2a.directory import DIRECT_REPLY
@@ -288,6 +288,20 @@ async def test_null_is_what_is_not_said(site: Site) -> None:
     }
     task = (await site.rpc("SendMessage", params))["task"]
     assert task["history"][0]["parts"] == [{"data": None}]
+
+
+async def test_what_is_said_beside_a_message_reaches_the_worker(site: Site) -> None:
+    beside: dict[str, Any] = {
+        "metadata": {"trace": "t-1"},
+        "configuration": {"acceptedOutputModes": ["text/plain"], "returnImmediately": True},
+    }
+    told = {"covenant/requestMetadata": {"trace": "t-1"}, "covenant/acceptedOutputModes": ["text/plain"]}
+    first = (await site.rpc("SendMessage", {"message": message(metadata={"own": 1}), **beside}))["task"]
+    delivery = await site.lease()
+    assert delivery.task.message is not None and delivery.task.message.metadata == {"own": 1, **told}
+    await site.rpc("SendMessage", {"message": message("more", taskId=first["id"]), **beside})
+    heard = await site.exchange.ask(site.writer, ListInputs(site.writer.agent, delivery.lease_id))
+    assert heard.inputs[0].message.metadata == told
 
 
 # --- streams ---------------------------------------------------------------------------------------------------

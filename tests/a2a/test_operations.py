@@ -16,7 +16,7 @@ from covenant.model.error import CovenantError
 from covenant.model.message import Message, Part
 from covenant.model.protocol import StreamResponse
 from covenant.model.record import Asks
-from covenant.model.task import Result
+from covenant.model.task import Result, Task
 from covenant.rules.push import PUSHES_MAX
 from covenant.serve.a2a.operations import KEY
 from tests.a2a.conftest import Town, piece, says
@@ -243,6 +243,17 @@ async def test_a_stranger_does_not_see_the_task(town: Town) -> None:
     _, token = await town.exchange.enroll(operator, "carol@lab", None, ("a2a.send.*",))
     carol = town.exchange.authenticate(token)
     assert await refused(operations.get_task(carol, town.agent, a.GetTask(id=task.id))) is TASK_NOT_FOUND
+
+
+async def test_a_task_is_seen_from_both_of_its_sides_and_listed_for_who_sent_it_by_the_protocol(town: Town) -> None:
+    by_mailbox = Task(recipient=town.writer.agent, intent_text="by the mailbox")
+    sent = await town.exchange.run(town.alice, town.exchange.send(town.alice, by_mailbox))
+    task = await town.send()
+    for task_id in (sent.task_id, task.id):
+        assert (await town.get(task_id)).id == task_id
+        seen = await town.operations.get_task(town.writer, town.agent, a.GetTask(id=task_id))
+        assert seen.id == task_id
+    assert await listed(town) == [task.id]
 
 
 async def listed(town: Town) -> list[str]:

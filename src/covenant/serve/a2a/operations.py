@@ -40,6 +40,8 @@ PAGE_DEFAULT: Final = 50
 PAGE_MAX: Final = 100
 CURSOR: Final = "covenant/afterGeneration"  # in the metadata of a request, for clients that cannot set a header
 KEY: Final = "covenant/idempotencyKey"  # in the metadata of a message, for clients that cannot set a header
+REQUEST_METADATA: Final = "covenant/requestMetadata"  # in that of a message: what stood beside it in its request
+OUTPUT_MODES: Final = "covenant/acceptedOutputModes"
 _GENERATION_MAX: Final = 2**63 - 1
 
 
@@ -108,7 +110,7 @@ class Operations:
 
     async def _send(self, caller: Caller, agent: Agent, request: wire.SendMessage, key: str | None) -> tuple[str, int]:
         """The task, and the generation that the message led to."""
-        message, settings = request.message, request.configuration
+        message, settings = _whole(request), request.configuration
         push = settings.task_push_notification_config
         hook = None
         if push is not None:
@@ -328,6 +330,14 @@ class Operations:
     def _check_streams(self, agent: Agent) -> None:
         if not agent.streams:
             raise Fault(UNSUPPORTED, f"{agent.id.display} does not stream")
+
+
+def _whole(request: wire.SendMessage) -> Message:
+    """The message with what was said beside it: a worker gets the message, and nothing else of the request."""
+    beside = {REQUEST_METADATA: request.metadata, OUTPUT_MODES: request.configuration.accepted_output_modes}
+    said = {name: value for name, value in beside.items() if value}
+    message = request.message
+    return structs.replace(message, metadata={**(message.metadata or {}), **said}) if said else message
 
 
 def _check_history(length: int | None) -> None:
