@@ -16,6 +16,7 @@ from covenant.model.record import (
     Part,
     Record,
     Said,
+    SendKey,
     Slot,
     TaskRecord,
     TaskState,
@@ -35,7 +36,7 @@ def at_rest(record: Record) -> bool:
         return record.leader is None and record.due_ms is None
     if type(record) is Grant:
         return record.revoked_ms is not None
-    return type(record) in (Late, Said, Chunk)
+    return type(record) in (Late, Said, Chunk, SendKey)
 
 
 def is_retained(record: TaskRecord, ctx: Context) -> bool:

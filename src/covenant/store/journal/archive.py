@@ -33,9 +33,11 @@ from covenant.model.record import (
     Part,
     Record,
     Said,
+    SendKey,
     Slot,
     TaskRecord,
     Tombstone,
+    owner_of,
 )
 from covenant.rules.context import Context
 from covenant.rules.retention import is_forgotten, is_retained, tombstone_of
@@ -57,7 +59,7 @@ create table meta (name text primary key, value text not null) without rowid;
 create table rest (
     n integer primary key,
     key text not null unique,
-    kind text not null,             -- task, part, said, chunk, late, slot, grant, tombstone
+    kind text not null,             -- task, part, said, chunk, late, slot, grant, send_key, tombstone
     sender integer,                 -- agent.id, for tasks and slots
     recipient integer,
     parent text,
@@ -96,6 +98,7 @@ _DECODERS: Final[dict[str, msgspec.json.Decoder[Any]]] = {
     "slot": msgspec.json.Decoder(Slot),
     "tombstone": msgspec.json.Decoder(Tombstone),
     "grant": msgspec.json.Decoder(Grant),
+    "send_key": msgspec.json.Decoder(SendKey),
 }
 
 
@@ -274,6 +277,7 @@ class Archive:
     def bury(self, ctx: Context) -> tuple[int, int]:
         """Turn tasks past retention into tombstones, and drop what is past those, in steps."""
         buried = forgotten = after = 0
+        gone: set[Key] = set()  # with this pass
         while rows := self._writer.execute(
             "select n, key, kind, body from rest where n > ? and kind != 'slot' order by n limit ?",
             (after, _PRUNE_ROWS),
@@ -287,11 +291,15 @@ class Archive:
                         record = tombstone_of(record)
                         self._bury(n, key, record)
                         buried += 1
+                        if is_forgotten(record, ctx):
+                            gone.add(key)
                     if type(record) is Tombstone and is_forgotten(record, ctx):
                         self._writer.execute("delete from rest where n = ?", (n,))
                         forgotten += 1
-                    elif type(record) in (Part, Late, Said, Chunk) and not self._owner_is_kept(key):
-                        self._writer.execute("delete from rest where n = ?", (n,))
+                    elif type(record) in (Part, Late, Said, Chunk, SendKey):
+                        owner = owner_of(key, record)
+                        if owner in gone or not self._is_kept(owner):
+                            self._writer.execute("delete from rest where n = ?", (n,))
             time.sleep(0)
         return buried, forgotten
 
@@ -311,9 +319,9 @@ class Archive:
             first = f"{prefix}{task_id}:"
             self._writer.execute("delete from rest where key >= ? and key < ?", (first, first[:-1] + ";"))
 
-    def _owner_is_kept(self, key: Key) -> bool:
+    def _is_kept(self, task_id: Key) -> bool:
         """Parts and late results go with their task; one that is still in memory has no row here."""
-        row = self._writer.execute("select kind from rest where key = ?", (key.split(":")[1],)).fetchone()
+        row = self._writer.execute("select kind from rest where key = ?", (task_id,)).fetchone()
         return row is None or row[0] == "task"
 
     def beyond_segments(self, dropped_until: int) -> Iterator[Saved]:

@@ -20,7 +20,20 @@ from covenant.model.card import Card
 from covenant.model.error import StoreDamaged, UnsupportedFormat
 from covenant.model.peer import Grant, Peer
 from covenant.model.push import Push
-from covenant.model.record import Chunk, Horizon, Key, Late, Part, Record, Said, SignedHead, Slot, TaskRecord, Tombstone
+from covenant.model.record import (
+    Chunk,
+    Horizon,
+    Key,
+    Late,
+    Part,
+    Record,
+    Said,
+    SendKey,
+    SignedHead,
+    Slot,
+    TaskRecord,
+    Tombstone,
+)
 from covenant.store.journal.files import Files
 from covenant.store.journal.line import FORMAT_VERSION, split_lines
 from covenant.store.journal.segment import Position
@@ -96,6 +109,11 @@ class SavedHead(Struct, tag="head", tag_field="kind", gc=False):
     record: SignedHead
 
 
+class SavedSendKey(Struct, tag="send_key", tag_field="kind", gc=False):
+    key: Key
+    record: SendKey
+
+
 Saved = (
     SavedTask
     | SavedPart
@@ -110,6 +128,7 @@ Saved = (
     | SavedPeer
     | SavedGrant
     | SavedHead
+    | SavedSendKey
 )
 
 _SAVED: Final[dict[type, type]] = {
@@ -126,6 +145,7 @@ _SAVED: Final[dict[type, type]] = {
     Peer: SavedPeer,
     Grant: SavedGrant,
     SignedHead: SavedHead,
+    SendKey: SavedSendKey,
 }
 
 
