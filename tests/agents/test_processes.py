@@ -156,7 +156,7 @@ async def test_a_frozen_worker_whose_run_went_on_elsewhere_writes_nothing() -> N
             first = await asyncio.to_thread(Being, _scripted, house.socket, token, None, f"{folder}/first", gate)
             assert await first.hear() == "up"
             run_id = await _start(alice, house, 10)
-            while not Path(f"{folder}/first").exists() or "3\n" not in Path(f"{folder}/first").read_text():  # noqa: ASYNC110, E501
+            while not Path(f"{folder}/first").exists() or "3\n" not in Path(f"{folder}/first").read_text():  # noqa: ASYNC110
                 await asyncio.sleep(0.01)  # until it is in the middle of its fourth step
             os.kill(first.pid, signal.SIGSTOP)
             second = await asyncio.to_thread(Being, _scripted, house.socket, token, None, f"{folder}/second", None)

@@ -31,6 +31,7 @@ _SILENT = (
     e.GrantRevoked,
     e.HeadSigned,
     e.PushDelivered,
+    e.KeyTaken,
 )
 _CARRIED = ("lease_id", "reason", "cause", "outcome", "number")
 
