@@ -194,7 +194,8 @@ class _Committing:
             raise Malformed("no such message", field="said")
         self.entries = number
         key = entry_key(self.task_id, number)
-        kept = e.EntryKept(key, draft.id, draft.role, draft.parent, draft.content, draft.type, said, draft.turn)
+        parent = None if draft.parent == number - 1 else draft.parent
+        kept = e.EntryKept(key, draft.id, draft.role, parent, draft.content, draft.type, said, draft.turn)
         self.events.append(kept)
 
     def _say(self, message: Message) -> int:
@@ -662,6 +663,7 @@ def sweep(command: SweepRun, view: View, ctx: Context) -> Commit:
 
 def _sweep_steps(run: Run, view: View, ctx: Context) -> Commit:
     events: list[e.Event] = []
+    let_go: set[str] = set()
     swept = run.swept
     limit = ctx.limits.step_records_max
     for number, step in view.pieces(step_key(run.task_id, ""), run.swept + 1, min(run.floor, run.swept + limit)):
@@ -669,18 +671,18 @@ def _sweep_steps(run: Run, view: View, ctx: Context) -> Commit:
             break
         swept = number
         events.append(e.StepDropped(step_key(run.task_id, number)))
-        named = {memo.task for memo in step.memos if memo.task is not None} if isinstance(step, Step) else ()
-        events += [e.Drained(task_id) for task_id in sorted(named) if _is_let_go(view.get(task_id), events)]
+        for memo in step.memos if isinstance(step, Step) else ():
+            if memo.task is not None and memo.task not in let_go and _is_finished(view.get(memo.task)):
+                let_go.add(memo.task)
+                events.append(e.Drained(memo.task))
     if len(events) < limit:
         swept = min(run.floor, run.swept + limit)
     events.append(e.RunSwept(run_key(run.task_id), swept))
     return Commit(tuple(events), then=(SweepRun(None, run.task_id),))
 
 
-def _is_let_go(child: object, events: list[e.Event]) -> bool:
-    if not isinstance(child, TaskRecord) or child.state is not TaskState.RESULT_PENDING:
-        return False
-    return not any(type(event) is e.Drained and event.key == child.task.id for event in events)
+def _is_finished(child: object) -> bool:
+    return isinstance(child, TaskRecord) and child.state is TaskState.RESULT_PENDING
 
 
 def _sweep_rest(run: Run, after: int, view: View, ctx: Context) -> Commit:
@@ -803,10 +805,13 @@ def check_value(value: Raw, field: str, ctx: Context) -> Raw:
     if size > ctx.limits.content_bytes_max:
         raise TooLarge(f"{field} has {size} bytes", field=field, size=size, limit=ctx.limits.content_bytes_max)
     try:
-        check_json(msgspec.json.decode(value), ctx.limits)
+        body = bytes(value)
+        decoded = msgspec.json.decode(body)
+        if body.count(b"[") + body.count(b"{") > ctx.limits.content_depth_max:  # else it cannot be too deep
+            check_json(decoded, ctx.limits)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as wrong:
         raise Malformed(f"{field}: {wrong}", field=field) from None
-    return value.copy()
+    return Raw(body)
 
 
 def check_name(value: str, field: str, ctx: Context) -> str:
