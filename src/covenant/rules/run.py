@@ -38,6 +38,7 @@ from covenant.model.error import (
     NotLeased,
     NotPermitted,
     NotProvenDead,
+    ResultConflict,
     ResultGone,
     ResumesExhausted,
     TaskConflict,
@@ -93,6 +94,7 @@ from covenant.rules.send import send
 from covenant.rules.sight import lent, task_of_lease, visible_task
 
 _NUMBER_MAX: Final = 2**53
+_SIGNS_OF_LIFE: Final = 8  # in the time after which a silent worker may be taken for dead
 _VERDICTS: Final = ("done", "failed", "retry")
 
 
@@ -132,6 +134,8 @@ class _Committing:
         self.outcomes: dict[str, Result] = {}  # of tasks that end in this commit
         self.sent: dict[str, Task] = {}
         self.leases: dict[str, str] = {}
+        self.marks: set[str] = set()
+        self.taken: set[str] = set()
         self.said = record.said
         self.generation = record.generation
 
@@ -139,6 +143,8 @@ class _Committing:
         made = self.made
         if self.run is None:
             self._begin()
+        else:
+            self._show_life()
         for result in made.answers:
             self._answer(result)
         for draft in made.entries:
@@ -165,11 +171,20 @@ class _Committing:
                 key = signal_key(self.task_id, self.ctx.ids.lease())
                 self.events.append(e.Signaled(key, name, said=number))
 
+    def _show_life(self) -> None:
+        """A commit is a sign of life; where steps come fast, one of several is enough."""
+        lease = self.record.lease
+        assert lease is not None
+        if self.ctx.now - lease.seen_ms >= self.ctx.limits.run_lapse_ms // _SIGNS_OF_LIFE:
+            self.events.append(e.Heartbeat(self.task_id))
+
     def _answer(self, result: Result) -> None:
         """A task that the run's own holder did. If it lost that task meanwhile, what it went on to do is void."""
         child = self.view.get(check_id(result.task_id, "task_id"))
         if not isinstance(child, TaskRecord) or child.run != self.task_id:
             raise NotPermitted("it answers the tasks of its own run only", task_id=result.task_id)
+        if result.task_id in self.outcomes:
+            raise ResultConflict(f"task {result.task_id} is answered twice", task_id=result.task_id)
         posted = post(PostResult(self.agent, result, self.incarnation), self.view, self.ctx)
         if isinstance(posted.reply, CovenantError):
             raise posted.reply
@@ -184,8 +199,9 @@ class _Committing:
             raise Malformed("the parent of an entry comes before it", field="parent")
         if draft.key is not None:
             key, digest = marked(self.task_id, draft.key), digest_of_entry(draft)
-            if self.view.get(key) is not None:
+            if key in self.marks or self.view.get(key) is not None:
                 raise KeyReused(f"an entry under the key {draft.key} is there", key=draft.key)
+            self.marks.add(key)
             self.events.append(e.Marked(key, number, digest))
         said = draft.said
         if draft.says is not None:
@@ -223,8 +239,11 @@ class _Committing:
         """A task of the run. Its id is told by what it asks for: there before, it is the same."""
         own = structs.replace(task, parent=self.task_id)
         sealed = seal_task(own, self.agent, self.ctx)
-        known = self.view.get(sealed.id)
-        if known is None:
+        twin, known = self.sent.get(sealed.id), self.view.get(sealed.id)
+        if twin is not None:
+            if digest_of(twin) != digest_of(sealed):
+                raise TaskConflict(f"the id {sealed.id} is taken by other content", task_id=sealed.id)
+        elif known is None:
             self.sent[sealed.id] = sealed
             self.events.append(e.Sent(sealed.id, sealed, run=self.task_id))
         elif not isinstance(known, TaskRecord):
@@ -239,6 +258,8 @@ class _Committing:
         if task is None or task.recipient.pubkey != self.agent.pubkey:
             raise NotPermitted("a run takes up its own tasks to itself", task_id=task_id)
         if isinstance(child, TaskRecord) and (child.run != self.task_id or child.ready_for is None):
+            return
+        if task_id in self.leases:
             return
         lease_id = self.ctx.ids.lease()
         self.leases[task_id] = lease_id
@@ -256,8 +277,9 @@ class _Committing:
     def _take(self, signal_id: str) -> None:
         key = signal_key(self.task_id, check_text_of(signal_id, "takes", self.ctx))
         signal = self.view.get(key)
-        if not isinstance(signal, Signal) or signal.taken:
+        if not isinstance(signal, Signal) or signal.taken or key in self.taken:
             raise Malformed(f"no signal {signal_id} waits", field="takes")
+        self.taken.add(key)
         self.events.append(e.SignalTaken(key, _has_key(signal)))
 
     def _finish(self) -> Standing:
@@ -590,7 +612,7 @@ def resume(command: ResumeRun, view: View, ctx: Context) -> Commit:
     given_back = [
         child
         for child in view.leases(0, ctx.limits.scan_max, record.recipient)
-        if child.run == task_id and child.lease is not None and child.lease.incarnation == command.dead
+        if child.run == task_id and _held_by(child, record.recipient, command.dead)
     ]
     safe = [child for child in given_back if declared_safety(child) == "idempotent" and child.cancel_reason is None]
     requeued = [
@@ -620,6 +642,11 @@ def resume(command: ResumeRun, view: View, ctx: Context) -> Commit:
     given = [event.key for event in requeued]
     reply = Resumed(lent(record.task), told, record.attempt, record.generation + restates, given)
     return Commit(events, reply, (row,))
+
+
+def _held_by(child: TaskRecord, agent: str, incarnation: str) -> bool:
+    """An agent knows of its own workers only: others may give theirs the same names."""
+    return child.recipient == agent and child.lease is not None and child.lease.incarnation == incarnation
 
 
 def _is_taken_over(command: ResumeRun, record: TaskRecord) -> bool:
