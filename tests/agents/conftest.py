@@ -52,7 +52,7 @@ async def open_house(place: str, warm_max: int, folder: Path, clock: ManualClock
         await realm.enroll(daemon)
         box = await realm.open(daemon, place)
         closing.append(box.close)
-        return House(box, clock, warm_max, url_of(daemon, place), realm.tokens)
+        return House(box, clock, warm_max, url_of(daemon, place), realm.tokens, url_of(daemon, "http"))
 
     yield open_it
     await close()

@@ -25,7 +25,7 @@ from covenant.model.task import Result
 from covenant.model.view import Dialog
 from covenant.store.clock import ManualClock
 
-PATIENCE_S: Final = 20
+PATIENCE_S: Final = 5
 COLD: Final = 0
 WARM: Final = 1000
 PARKED: Final = frozenset(
@@ -34,7 +34,7 @@ PARKED: Final = frozenset(
 
 
 class House:
-    """`url` and `token`: where its workers find it, if it is not in this process."""
+    """`url` and `tokens`: how its workers come in, if it is not in this process; `a2a_url`: where it speaks A2A."""
 
     def __init__(
         self,
@@ -43,14 +43,16 @@ class House:
         warm_max: int,
         url: str | None = None,
         tokens: dict[str, str] | None = None,
+        a2a_url: str = "",
     ) -> None:
         self.box = box
+        self.a2a_url = a2a_url
         self.clock = clock
         self.alice, self.bob, self.carol = (box.of(f"{name}@lab") for name in ("alice", "bob", "carol"))
         self.places: list[str] = []
         self._warm_max = warm_max
         self._url = url
-        self._tokens = tokens or {}
+        self.tokens = tokens or {}
         self._moved = asyncio.Event()
 
     @property
@@ -61,7 +63,7 @@ class House:
     def worker(self, *agents: Agent, tasks: Sequence[TaskFunction] = (), name: str = "bob", **more: Any) -> AgentWorker:
         where: str | Mailbox = self.box.of(f"{name}@lab")
         if self._url is not None:
-            where, more["token"] = self._url, self._tokens[f"{name}@lab"]
+            where, more["token"] = self._url, self.tokens[f"{name}@lab"]
         options = {"warm_max": self._warm_max, "clock": self.clock, "probe": self.hear, **more}
         return AgentWorker(where, agents=agents, tasks=tasks, **options)
 

@@ -34,6 +34,7 @@ from covenant.model.error import (
     KeyReused,
     LeaseMismatch,
     Malformed,
+    NotARun,
     NotInDoubt,
     NotLeased,
     NotPermitted,
@@ -142,7 +143,7 @@ class _Committing:
     def all(self) -> Commit:
         made = self.made
         if self.run is None:
-            self._begin()
+            self.events += _beginning(self.record, self.view, self.ctx)
         else:
             self._show_life()
         for result in made.answers:
@@ -161,15 +162,6 @@ class _Committing:
         standing = self._finish()
         then = (SweepRun(None, self.task_id),) if made.checkpoint is not UNSET else ()
         return Commit(tuple(self.events), standing, then=then)
-
-    def _begin(self) -> None:
-        """What its sender said while nobody had begun waits for the run as signals."""
-        self.events += [e.Begun(self.task_id), e.RunBegun(run_key(self.task_id), self.task_id, self.agent.pubkey)]
-        for number, said in self.view.pieces(said_key(self.task_id, ""), 1, self.record.said):
-            if isinstance(said, Said) and said.message.role == "ROLE_USER":
-                name = _named_in(said.message) or MESSAGE
-                key = signal_key(self.task_id, self.ctx.ids.lease())
-                self.events.append(e.Signaled(key, name, said=number))
 
     def _show_life(self) -> None:
         """A commit is a sign of life; where steps come fast, one of several is enough."""
@@ -324,6 +316,17 @@ class _Committing:
             self.record.cancel_reason is not None and not ended,
             self.record.cancel_reason,
         )
+
+
+def _beginning(record: TaskRecord, view: View, ctx: Context) -> list[e.Event]:
+    """What its sender said while nobody had begun waits for the run as signals."""
+    task_id = record.task.id
+    events: list[e.Event] = [e.Begun(task_id), e.RunBegun(run_key(task_id), task_id, record.recipient)]
+    for number, said in view.pieces(said_key(task_id, ""), 1, record.said):
+        if isinstance(said, Said) and said.message.role == "ROLE_USER":
+            name = _named_in(said.message) or MESSAGE
+            events.append(e.Signaled(signal_key(task_id, ctx.ids.lease()), name, said=number))
+    return events
 
 
 def _repeated(made: RunCommit, record: TaskRecord, view: View, ctx: Context) -> Standing:
@@ -586,7 +589,7 @@ def _check_own(by: AgentId | None, record: TaskRecord, ctx: Context) -> None:
 
 def resume(command: ResumeRun, view: View, ctx: Context) -> Commit:
     """A dead worker's run goes on under a new lease, and its own tasks that may be done twice are given back. One that
-    its worker has not begun with has nothing behind it: that it is a run at all, only its agent knows."""
+    its worker has not begun with begins here: that it is a run at all, only its agent knows."""
     task_id = check_id(command.task_id, "task_id")
     check_text(command.reason, "reason", ctx.limits.text_bytes_max)
     check_text(command.dead, "dead", ctx.limits.text_bytes_max)
@@ -598,6 +601,8 @@ def resume(command: ResumeRun, view: View, ctx: Context) -> Commit:
     if isinstance(run, Run) and run.dead == command.dead and _is_taken_over(command, record):
         lease_id = "" if lease is None else lease.lease_id
         return Commit((), Resumed(lent(record.task), lease_id, record.attempt, record.generation))
+    if run is None and command.by is None:
+        raise NotARun(f"task {task_id} is no run, or has not begun", task_id=task_id)
     if lease is None:
         raise NotLeased(f"task {task_id} is not in flight", task_id=task_id, state=record.state)
     if lease.incarnation != command.dead:
@@ -633,6 +638,7 @@ def resume(command: ResumeRun, view: View, ctx: Context) -> Commit:
         reason=command.reason,
     )
     events: tuple[e.Event, ...] = (
+        *(_beginning(record, view, ctx) if run is None else ()),
         e.TakenUp(task_id, lease_id, command.incarnation or ""),
         *((e.Woken(task_id, restates),) if is_left else ()),
         e.RunResumed(run_key(task_id), command.dead),
