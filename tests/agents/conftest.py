@@ -14,13 +14,15 @@ from covenant.store.clock import ManualClock
 from tests.agents.house import COLD, WARM, House
 from tests.daemons import Realmful, start_daemon, url_of
 
-ENGINES: Final = ("memory", "file", "unix", "http")
+SERVED: Final = ("unix", "http")
+ENGINES: Final = ("memory", "file", *SERVED)
 Open = Callable[..., Awaitable[House]]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "place" in metafunc.fixturenames:
-        metafunc.parametrize("place", ENGINES if "everywhere" in metafunc.fixturenames else ("memory",))
+        places = ENGINES if "everywhere" in metafunc.fixturenames else ("memory",)
+        metafunc.parametrize("place", SERVED if "served" in metafunc.fixturenames else places)
     if "warm_max" in metafunc.fixturenames:
         metafunc.parametrize("warm_max", (WARM, COLD), ids=("warm", "cold"))
 
@@ -28,6 +30,11 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.fixture
 def everywhere() -> None:
     """Whoever asks for this runs on every engine, here and behind a daemon."""
+
+
+@pytest.fixture
+def served() -> None:
+    """Whoever asks for this runs only behind a daemon."""
 
 
 @pytest.fixture

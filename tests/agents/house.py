@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import msgspec
 
-from covenant import Answer, Json, Mailbox, OpenMailbox, Task
+from covenant import Answer, Json, Mailbox, OpenMailbox, QueueEntry, Task
 from covenant.agents import Agent, AgentWorker, RunFailed, TaskFunction, values
 from covenant.model.command import AddMessage
 from covenant.model.error import NotARun
@@ -103,6 +103,14 @@ class House:
                 if seen is not None and seen.status in (statuses or PARKED):
                     return seen
                 await self._moved.wait()
+
+    async def until_task(self, task_id: str, is_so: Callable[[QueueEntry], bool]) -> QueueEntry:
+        """Until a task of a run has come so far."""
+        async with asyncio.timeout(PATIENCE_S):
+            entry = await self.box.get_task(task_id)
+            while not is_so(entry):
+                entry = await self.box.wait_generation(task_id, entry.generation, wait_ms=1000)
+        return entry
 
     async def _seen(self, run_id: str) -> RunSeen | None:
         try:
