@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from covenant import Answer, Json, Mailbox, OpenMailbox, QueueEntry, Task
-from covenant.agents import Agent, AgentWorker, RunFailed, TaskFunction, values
+from covenant.agents import Agent, AgentContext, AgentWorker, RunFailed, TaskFunction, values
 from covenant.model.command import AddMessage
 from covenant.model.error import NotARun
 from covenant.model.message import Message, Part
@@ -26,6 +26,7 @@ from covenant.model.view import Dialog
 from covenant.store.clock import ManualClock
 
 PATIENCE_S: Final = 5
+PAUSE: Final = "pause"
 COLD: Final = 0
 WARM: Final = 1000
 PARKED: Final = frozenset(
@@ -84,6 +85,14 @@ class House:
         )
         await self.alice.send_task(task)
         return task.id
+
+    async def through(self, agent: Agent, input: Any = None, *, tasks: Sequence[TaskFunction] = ()) -> tuple[str, Any]:
+        """A run from beginning to end: whenever it pauses, it is told to go on. Its id, and what it returned."""
+        async with self.worker(agent, tasks=tasks):
+            run_id = await self.begin(agent, input)
+            while (await self.until(run_id, RunStatus.AWAITING_INPUT, RunStatus.ENDED)).outcome is None:
+                await self.signal(run_id, PAUSE)
+            return run_id, await self.result(run_id)
 
     async def say(self, run_id: str, text: str, *, signal: str | None = None, message_id: str | None = None) -> None:
         """As an A2A client says something to a task."""
@@ -195,3 +204,8 @@ def user_message(text: str, *, signal: str | None = None, message_id: str | None
         parts=(Part(text=text),),
         metadata=None if signal is None else {"signal": signal},
     )
+
+
+async def pause(ctx: AgentContext) -> None:
+    """Be put away, and taken up again."""
+    await ctx.wait_for_signal(PAUSE)
