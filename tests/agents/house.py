@@ -111,7 +111,13 @@ class House:
                 seen = await self._seen(run_id)
                 if seen is not None and seen.status in (statuses or PARKED):
                     return seen
-                await self._moved.wait()
+                generation = 1 if seen is None else seen.generation
+                moving = asyncio.create_task(self._moved.wait())
+                telling = asyncio.create_task(self.alice.wait_generation(run_id, generation, wait_ms=1000))
+                await asyncio.wait((moving, telling), return_when=asyncio.FIRST_COMPLETED)
+                moving.cancel()
+                telling.cancel()
+                await asyncio.wait((moving, telling))
 
     async def until_task(self, task_id: str, is_so: Callable[[QueueEntry], bool]) -> QueueEntry:
         """Until a task of a run has come so far."""
@@ -125,6 +131,8 @@ class House:
         try:
             return await self.alice.get_run(run_id)
         except NotARun:
+            if await self.alice.get_result(run_id) is not None:
+                await self.result(run_id)  # it failed before it was one
             return None
 
     async def answer(self, run_id: str) -> Answer:

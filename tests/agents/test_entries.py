@@ -351,26 +351,43 @@ async def test_a_limit_of_messages_counts_from_the_leaf(house: House) -> None:
     assert result == [[], [5], [2, 3, 4, 5], [0, 1, 2, 3, 4, 5], [0, 1, 2, 3, 4, 5]]
 
 
-async def test_long_histories_are_read_whole_after_a_checkpoint(house: House) -> None:
+async def test_a_long_history_is_read_whole(house: House) -> None:
     @agent("long")
-    async def long(ctx: AgentContext) -> int:
-        if ctx.state is None:
-            for n in range(900):
+    async def long(ctx: AgentContext) -> list[int]:
+        state = ctx.state or {"from": 0}
+        for start in range(state["from"], 2700, 900):
+            for n in range(start, start + 900):
                 await ctx.append("user", n)
-            await ctx.checkpoint({"half": True})
-            for n in range(900, 1800):
-                await ctx.append("user", n)
-            await pause(ctx)
-        return len(await ctx.load_messages())
+            await ctx.checkpoint({"from": start + 900})
+        await pause(ctx)
+        return [entry.content for entry in await ctx.load_messages()]
 
-    @agent("longer")
-    async def longer(ctx: AgentContext) -> int:
-        for n in range(2500):
+    assert (await house.through(long))[1] == list(range(2700))
+
+
+async def test_more_than_a_commit_carries_ends_the_run_and_says_so(house: House) -> None:
+    @agent("endless")
+    async def endless(ctx: AgentContext) -> None:
+        for n in range(2000):
             await ctx.append("user", n)
         await pause(ctx)
-        return len(await ctx.load_messages())
 
-    _, count = await house.through(longer)
-    assert count == 2500
-    with pytest.raises(RunFailed):
-        await house.through(long)
+    with pytest.raises(RunFailed, match="at most 1000 entries"):
+        await house.through(endless)
+
+
+async def test_an_entry_that_is_there_already_does_not_move_the_run(house: House) -> None:
+    @agent("prompted")
+    async def prompted(ctx: AgentContext) -> list[Any]:
+        turn = ctx.state or 0
+        await ctx.append("system", "be kind", key="prompt")
+        while turn < 3:
+            await ctx.append("user", turn)
+            await ctx.append("system", "be kind", key="prompt")
+            await ctx.append("assistant", turn)
+            await pause(ctx)
+            turn += 1
+            await ctx.checkpoint(turn)
+        return texts(await ctx.load_messages())
+
+    assert (await house.through(prompted))[1] == ["be kind", 0, 0, 1, 1, 2, 2]
