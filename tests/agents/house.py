@@ -103,13 +103,15 @@ class House:
         """Whether it had been told before."""
         return (await self.alice.signal_run(run_id, name, value, key=key)).duplicate
 
-    async def until(self, run_id: str, *statuses: RunStatus) -> RunSeen:
+    async def until(
+        self, run_id: str, *statuses: RunStatus, is_so: Callable[[RunSeen], bool] = lambda _: True
+    ) -> RunSeen:
         """Until the run stands there, or waits for whatever."""
         async with asyncio.timeout(PATIENCE_S):
             while True:
                 self._moved.clear()
                 seen = await self._seen(run_id)
-                if seen is not None and seen.status in (statuses or PARKED):
+                if seen is not None and seen.status in (statuses or PARKED) and is_so(seen):
                     return seen
                 generation = 1 if seen is None else seen.generation
                 moving = asyncio.create_task(self._moved.wait())
@@ -118,6 +120,10 @@ class House:
                 moving.cancel()
                 telling.cancel()
                 await asyncio.wait((moving, telling))
+
+    async def paused(self, run_id: str) -> None:
+        """Until the run waits for nothing but to be told to go on."""
+        await self.until(run_id, is_so=lambda seen: list(seen.awaits) == [f"signal {PAUSE}"])
 
     async def until_task(self, task_id: str, is_so: Callable[[QueueEntry], bool]) -> QueueEntry:
         """Until a task of a run has come so far."""

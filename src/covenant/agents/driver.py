@@ -206,7 +206,10 @@ class Driver:
     async def _is_fresh(self) -> bool:
         """Whether the run stands where this function left it."""
         union = self._union() or Wait(until_ms=0)
-        standing = await self._ask(lambda: self._box.look_around(self._lease_id, union))
+        looked = structs.replace(union, tasks=union.tasks - self.batch.tasks.keys())
+        if not looked.tasks and not looked.signals and looked.until_ms is None:
+            looked = Wait(until_ms=0)
+        standing = await self._ask(lambda: self._box.look_around(self._lease_id, looked))
         if standing.number != self._number:
             return False
         self._absorb(standing)
@@ -648,7 +651,7 @@ class Driver:
         fitting = [
             s for s in self._inbox.values() if s.id not in self.taken and any(matches(p, s.name) for p in patterns)
         ]
-        return min(fitting, key=lambda signal: signal.at_ms, default=None)
+        return min(fitting, key=lambda signal: signal.order, default=None)
 
     def _is_over(self, until: int | None) -> bool:
         return until is not None and self._store_now >= until

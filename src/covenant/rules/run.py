@@ -434,7 +434,7 @@ def seen(signal: Signal, task_id: str, view: View) -> SignalSeen:
     if signal.said is not None:
         said = view.get(said_key(task_id, signal.said))
         message = said.message if isinstance(said, Said) else None
-    return SignalSeen(signal.id, signal.name, signal.at_ms, signal.value, signal.said, message)
+    return SignalSeen(signal.id, signal.name, signal.at_ms, signal.order, signal.value, signal.said, message)
 
 
 def matches(pattern: str, name: str) -> bool:
