@@ -284,17 +284,21 @@ class Driver:
         return child_id in self._kinds and child_id not in self._others
 
     def _union(self) -> Wait | None:
-        """All that any place in the function waits for; the first of it is enough to look again."""
+        """All that any place in the function waits for; the first of it is enough to look again. An effect in doubt is
+        decided before anything else goes on."""
         waits = [waiting.wait for waiting in self._waits if waiting.wait is not None]
         if not waits:
             return None
+        doubted = next((wait for wait in waits if wait.doubt is not None), None)
+        if doubted is not None:
+            return doubted
         ended = self.memory.outcomes
         if len(waits) == 1:
             only = waits[0]
             left = frozenset(i for i in only.tasks if i not in ended)
-            return Wait(left, True, False, only.signals, only.until_ms, only.doubt) if only.first else only
+            return Wait(left, True, False, only.signals, only.until_ms) if only.first else only
         tasks = frozenset(i for wait in waits for i in wait.tasks if i not in ended)
-        signals = tuple(dict.fromkeys(name for wait in waits for name in wait.signals if wait.doubt is None))
+        signals = tuple(dict.fromkeys(name for wait in waits for name in wait.signals))
         times = [wait.until_ms for wait in waits if wait.until_ms is not None]
         return Wait(tasks, True, False, signals, min(times, default=None))
 
@@ -632,8 +636,11 @@ class Driver:
     async def hear(self, patterns: tuple[str, ...], until: int | None, doubt: str | None = None) -> SignalSeen | None:
         """The oldest signal that fits, or None when the time is over."""
         wait = Wait(signals=patterns, until_ms=until, doubt=doubt)
-        await self.wait(wait, lambda: self._heard(patterns) is not None or self._is_over(until))
-        return self._heard(patterns)
+        while True:  # another place may have been quicker to take what was there
+            await self.wait(wait, lambda: self._heard(patterns) is not None or self._is_over(until))
+            heard = self._heard(patterns)
+            if heard is not None or self._is_over(until):
+                return heard
 
     async def first_of(self, wait: Wait) -> SignalSeen | None:
         outcomes = self.memory.outcomes
@@ -643,6 +650,8 @@ class Driver:
             return ended or self._heard(wait.signals) is not None or self._is_over(wait.until_ms)
 
         await self.wait(wait, is_there)
+        while not is_there():  # another place was quicker to take what was there
+            await self.wait(wait, is_there)
         if any(i in outcomes for i in wait.tasks):
             return None
         return self._heard(wait.signals)
@@ -657,6 +666,8 @@ class Driver:
         return until is not None and self._store_now >= until
 
     async def signals_like(self, pattern: str) -> list[SignalSeen]:
+        if not self._number:
+            await self.flush()  # what its sender said before the run began waits for it from then on
         looked = Wait(signals=(pattern,))
         standing = await self._ask(lambda: self._box.look_around(self._lease_id, looked, every=True))
         return [signal for signal in standing.signals if signal.id not in self.taken]
