@@ -12,6 +12,7 @@ import pytest
 
 from covenant import ForceError, Limits, RepairRequest, Task
 from covenant.agents import AgentContext, AgentWorker, CancelRequested, RunFailed, Suspended, TaskFailed, agent, task
+from covenant.model.command import ResumeRun
 from covenant.model.error import Malformed, ResumesExhausted, TaskTerminal
 from covenant.model.record import Outcome, TaskState
 from covenant.model.run import RunStatus
@@ -470,7 +471,7 @@ async def test_a_run_that_kills_every_worker_is_left_to_the_operator(open_house:
         await house.bob.of(house.bob.agent, incarnation="x").resume_run(
             run_id, dead=held.incarnation, evidence="attested", reason="x"
         )
-    await house.box.resume_run(run_id, dead=held.incarnation, evidence="attested", reason="mended")
+    await house.engine.run(ResumeRun(None, run_id, None, held.incarnation, "attested", "mended"))
     async with house.worker(kills):
         assert await house.result(run_id) == "at last"
 
