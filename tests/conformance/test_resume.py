@@ -131,14 +131,31 @@ async def test_a_run_that_gets_no_further_is_left_to_the_operator(
     assert (await bob.get_run(RUN)).resumes == 0
 
 
+async def test_a_run_that_was_not_begun_is_resumed_by_its_agent(
+    box: OpenMailbox, alice: Mailbox, bob: Mailbox, second: Mailbox
+) -> None:
+    """Contract 23: a worker may die between its lease and its first commit. It counts as any other time."""
+    await alice.send_task(plain(bob, id=RUN))
+    await take(bob)
+    dead = (await bob.get_task(RUN)).incarnation
+    assert dead is not None
+    with refused("not_a_run"):
+        await box.resume_run(RUN, dead=dead, evidence="attested", reason="x")
+    resumed = await second.resume_run(RUN, dead=dead, evidence="attested", reason="x")
+    again = await second.resume_run(RUN, dead=dead, evidence="attested", reason="x")
+    assert again.lease_id == resumed.lease_id
+    assert (await alice.get_run(RUN)).resumes == 1
+    assert (await second.commit_run(resumed.lease_id, step(1))).number == 1
+
+
 async def test_what_is_no_run_in_flight_is_not_resumed(
-    alice: Mailbox, bob: Mailbox, second: Mailbox, carol: Mailbox
+    box: OpenMailbox, alice: Mailbox, bob: Mailbox, second: Mailbox, carol: Mailbox
 ) -> None:
     """Contract 23: a parked one waits for nobody's death; a task that nobody has begun goes through repair."""
     await alice.send_task(plain(bob, id=uid(2)))
     held = await take(bob)
     with refused("not_a_run"):
-        await second.resume_run(uid(2), dead="x", reason="x")
+        await box.resume_run(uid(2), dead="x", reason="x")
     await bob.send_result(Result.ok(held, DONE))
     await parked_on(alice, bob, Wait(signals=("go",)))
     with refused("not_leased"):

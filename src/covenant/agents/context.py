@@ -34,6 +34,7 @@ from covenant.model.run import (
     Wait,
 )
 from covenant.model.task import Result, Task
+from covenant.rules.run import digest_of_entry, matches
 
 if TYPE_CHECKING:
     from covenant.agents.driver import Driver
@@ -159,33 +160,31 @@ class AgentContext:
 
     async def _enter(self, draft: EntryDraft, content: Any) -> str:
         self._operate()
+        if draft.key is not None:
+            return await self._enter_once(draft, content)
         driver = self._driver
-        marked = ["key", draft.key] if draft.key is not None else [draft.role.value, draft.type.value, content]
-        key = driver.memory.key("entry", marked)
+        key = driver.memory.key("entry", [draft.role.value, draft.type.value, content])
         memo = driver.memory.recall(key)
-        if memo is not None and memo.entry is not None:
-            if draft.key is not None:
-                await self._check_once(draft)
-            driver.leaf = memo.entry
-            return driver.memory.entry_ids[memo.entry]
-        if draft.key is not None and (driver.checkpoints or memo is not None):
-            found = await self._check_once(draft)
-            if found is not None:
-                driver.leaf = found
-                return driver.memory.entry_ids[found]
-        return driver.enter(key, draft, content, self._turn)
+        if memo is None or memo.entry is None:
+            return driver.enter(key, draft, content, self._turn)
+        driver.leaf = memo.entry
+        return driver.memory.entry_ids[memo.entry]
 
-    async def _check_once(self, draft: EntryDraft) -> int | None:
-        from covenant.rules.run import digest_of_entry
-
+    async def _enter_once(self, draft: EntryDraft, content: Any) -> str:
+        """The function may come by again, also in one call and behind a checkpoint. Only where it added the entry does
+        the run stand below it."""
         assert draft.key is not None
-        found = await self._driver.find_entry(draft.key)
+        driver = self._driver
+        key, _, count = driver.memory.key("entry", ["key", draft.key]).partition("#")
+        memo = driver.memory.recall(key)
+        found = await driver.find_entry(draft.key) if memo is not None or driver.checkpoints else None
         if found is None:
-            return None
+            return driver.enter(key, draft, content, self._turn)
         if found.digest != digest_of_entry(draft):
             raise KeyReused(f"the entry under {draft.key!r} has other content", key=draft.key)
-        self._driver.memory.entry_ids[found.number] = found.id
-        return found.number
+        if memo is not None and not count:
+            driver.leaf = found.number
+        return found.id
 
     # --- checkpoints --------------------------------------------------------------------------------------
 
@@ -442,8 +441,6 @@ class AgentContext:
         wait = Wait(tasks=frozenset(ids), first=True, signals=tuple(patterns), until_ms=until)
         found = await driver.first_of(wait)
         if isinstance(found, SignalSeen):
-            from covenant.rules.run import matches
-
             index = next(at for pattern, at in patterns.items() if matches(pattern, found.name))
             return self._take(key, found, index=index)
         done = [at for task_id, at in ids.items() if task_id in outcomes]

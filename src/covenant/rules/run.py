@@ -34,6 +34,7 @@ from covenant.model.error import (
     KeyReused,
     LeaseMismatch,
     Malformed,
+    NotARun,
     NotInDoubt,
     NotLeased,
     NotPermitted,
@@ -142,7 +143,7 @@ class _Committing:
     def all(self) -> Commit:
         made = self.made
         if self.run is None:
-            self._begin()
+            self.events += _beginning(self.record, self.view, self.ctx)
         else:
             self._show_life()
         for result in made.answers:
@@ -161,15 +162,6 @@ class _Committing:
         standing = self._finish()
         then = (SweepRun(None, self.task_id),) if made.checkpoint is not UNSET else ()
         return Commit(tuple(self.events), standing, then=then)
-
-    def _begin(self) -> None:
-        """What its sender said while nobody had begun waits for the run as signals."""
-        self.events += [e.Begun(self.task_id), e.RunBegun(run_key(self.task_id), self.task_id, self.agent.pubkey)]
-        for number, said in self.view.pieces(said_key(self.task_id, ""), 1, self.record.said):
-            if isinstance(said, Said) and said.message.role == "ROLE_USER":
-                name = _named_in(said.message) or MESSAGE
-                key = signal_key(self.task_id, self.ctx.ids.lease())
-                self.events.append(e.Signaled(key, name, said=number))
 
     def _show_life(self) -> None:
         """A commit is a sign of life; where steps come fast, one of several is enough."""
@@ -326,6 +318,17 @@ class _Committing:
         )
 
 
+def _beginning(record: TaskRecord, view: View, ctx: Context) -> list[e.Event]:
+    """What its sender said while nobody had begun waits for the run as signals."""
+    task_id = record.task.id
+    events: list[e.Event] = [e.Begun(task_id), e.RunBegun(run_key(task_id), task_id, record.recipient)]
+    for number, said in view.pieces(said_key(task_id, ""), 1, record.said):
+        if isinstance(said, Said) and said.message.role == "ROLE_USER":
+            name = _named_in(said.message) or MESSAGE
+            events.append(e.Signaled(signal_key(task_id, ctx.ids.lease()), name, said=number))
+    return events
+
+
 def _repeated(made: RunCommit, record: TaskRecord, view: View, ctx: Context) -> Standing:
     """The answer was lost: it is told again, as far as it is still so."""
     is_held = record.lease is not None and record.lease.lease_id == made_lease(record, view)
@@ -431,7 +434,7 @@ def seen(signal: Signal, task_id: str, view: View) -> SignalSeen:
     if signal.said is not None:
         said = view.get(said_key(task_id, signal.said))
         message = said.message if isinstance(said, Said) else None
-    return SignalSeen(signal.id, signal.name, signal.at_ms, signal.value, signal.said, message)
+    return SignalSeen(signal.id, signal.name, signal.at_ms, signal.order, signal.value, signal.said, message)
 
 
 def matches(pattern: str, name: str) -> bool:
@@ -586,8 +589,8 @@ def _check_own(by: AgentId | None, record: TaskRecord, ctx: Context) -> None:
 
 def resume(command: ResumeRun, view: View, ctx: Context) -> Commit:
     """A dead worker's run goes on under a new lease; a task of a run that may be done twice is done again, by who asks.
-    A run that its worker has not begun with has nothing behind it: that it is one at all, only its agent knows. The
-    operator asks for nobody in particular, and so leaves it to whoever comes."""
+    A run that its worker has not begun with begins here: that it is one at all, only its agent knows. The operator
+    asks for nobody in particular, and so leaves it to whoever comes."""
     task_id = check_id(command.task_id, "task_id")
     check_text(command.reason, "reason", ctx.limits.text_bytes_max)
     check_text(command.dead, "dead", ctx.limits.text_bytes_max)
@@ -599,6 +602,9 @@ def resume(command: ResumeRun, view: View, ctx: Context) -> Commit:
     if isinstance(run, Run) and run.dead == command.dead and _is_taken_over(command, record):
         lease_id = "" if lease is None else lease.lease_id
         return Commit((), Resumed(lent(record.task), lease_id, record.attempt, record.generation))
+    is_redone = run is None and record.run is not None and declared_safety(record) == "idempotent"
+    if run is None and command.by is None and not is_redone:
+        raise NotARun(f"task {task_id} is no run, or has not begun", task_id=task_id)
     if lease is None:
         raise NotLeased(f"task {task_id} is not in flight", task_id=task_id, state=record.state)
     if lease.incarnation != command.dead:
@@ -620,7 +626,7 @@ def resume(command: ResumeRun, view: View, ctx: Context) -> Commit:
         events, then = end_asked(record, view)
         reply = Resumed(lent(record.task), "", record.attempt, record.generation + 1)
         return Commit(events, reply, (row,), then)
-    if not isinstance(run, Run) and record.run is not None and declared_safety(record) == "idempotent":
+    if is_redone:
         return _redo(command, record, row, ctx)
     return _take_over(command, record, run if isinstance(run, Run) else None, row, view, ctx)
 
@@ -647,18 +653,19 @@ def _take_over(
         raise ResumesExhausted(
             f"it was taken up {run.resumes} times and got no further: the operator decides", task_id=task_id
         )
-    counted = () if run is None else (e.RunResumed(run_key(task_id), command.dead),)
+    begun = _beginning(record, view, ctx) if run is None else ()
+    counted = e.RunResumed(run_key(task_id), command.dead)
     lease_id = ctx.ids.lease()
     if command.incarnation is not None:
         taken_up = e.TakenUp(task_id, lease_id, command.incarnation)
         reply = Resumed(lent(record.task), lease_id, record.attempt, record.generation)
-        return Commit((taken_up, *counted), reply, (row,))
+        return Commit((*begun, taken_up, counted), reply, (row,))
     restates = record.asks is not None
     woken = (e.TakenUp(task_id, lease_id, ""), e.Woken(task_id, restates))
     requeued = _requeue_of_the_dead(command, record, view, ctx)
     given = [event.key for event in requeued]
     reply = Resumed(lent(record.task), "", record.attempt, record.generation + restates, given)
-    return Commit((*woken, *counted, *requeued), reply, (row,))
+    return Commit((*begun, *woken, counted, *requeued), reply, (row,))
 
 
 def _requeue_of_the_dead(command: ResumeRun, record: TaskRecord, view: View, ctx: Context) -> list[e.Requeued]:
