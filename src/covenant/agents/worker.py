@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import inspect
 import logging
 import os
 from collections import OrderedDict
@@ -49,6 +50,8 @@ def nothing(place: str) -> None:
 
 class AgentWorker:
     """`async with AgentWorker(…):` works until the block ends; `await worker.run()` until `stop` is called."""
+
+    _worker_type: type[Worker] = Worker
 
     def __init__(
         self,
@@ -140,7 +143,7 @@ class AgentWorker:
         agent = box.agent
         self.box = box.of(agent, incarnation=self._incarnation)
         self._lock = None if self._home is None else _Lock(self._home, agent.pubkey, self._incarnation)
-        self._worker = Worker(
+        self._worker = self._worker_type(
             box, self._handle, self._concurrency, self._heartbeat_ms, self._incarnation, grace_ms=self._grace_ms
         )
 
@@ -263,6 +266,16 @@ class AgentWorker:
         if asyncio.iscoroutinefunction(function.function):
             return await function.function(*arguments)
         return await in_thread(lambda: function.function(*arguments))
+
+    async def perform(self, function: Callable[..., Any], key: str, idempotent: bool) -> Any:
+        """An effect of a run; the function gets the key if it needs an argument."""
+        parameters = inspect.signature(function).parameters.values()
+        takes_key = any(parameter.default is inspect.Parameter.empty for parameter in parameters)
+        made = function(key) if takes_key else function()
+        return await made if inspect.isawaitable(made) else made
+
+    def chance(self, key: str) -> bytes:
+        return os.urandom(16)
 
     # --- the runs of the dead -----------------------------------------------------------------------------
 
