@@ -89,7 +89,7 @@ class AgentWorker:
         self._grace_ms = grace_ms
         self._warm_max = warm_max
         self._warm: OrderedDict[str, Driver] = OrderedDict()
-        self._incarnation = RandomIds().lease()
+        self.incarnation = RandomIds().lease()
         self._opened: OpenMailbox | None = None
         self._lock: _Lock | None = None
         self._worker: Worker | None = None
@@ -141,10 +141,10 @@ class AgentWorker:
         else:
             box = self._where
         agent = box.agent
-        self.box = box.of(agent, incarnation=self._incarnation)
-        self._lock = None if self._home is None else _Lock(self._home, agent.pubkey, self._incarnation)
+        self.box = box.of(agent, incarnation=self.incarnation)
+        self._lock = None if self._home is None else _Lock(self._home, agent.pubkey, self.incarnation)
         self._worker = self._worker_type(
-            box, self._handle, self._concurrency, self._heartbeat_ms, self._incarnation, grace_ms=self._grace_ms
+            box, self._handle, self._concurrency, self._heartbeat_ms, self.incarnation, grace_ms=self._grace_ms
         )
 
     # --- what is leased -----------------------------------------------------------------------------------
@@ -321,7 +321,7 @@ class AgentWorker:
             holder = dead
             if holder is None:
                 holder = (await self.box.get_task(run_id)).incarnation
-            if holder is None or holder == self._incarnation:
+            if holder is None or holder == self.incarnation:
                 return
             resumed = await self.box.resume_run(
                 run_id, dead=holder, evidence=evidence, reason="its worker is dead" if dead else "its worker is silent"
