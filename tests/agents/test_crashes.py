@@ -139,3 +139,18 @@ def test_a_driver_that_loses_something_is_found_out(
     monkeypatch.setattr(whose, name, mutant)
     with pytest.raises(AssertionError, match="died at point"):
         kill_everywhere(made, script, fresh_chance=True)
+
+
+# --- what was found ----------------------------------------------------------------------------------------
+
+FOUND = [
+    pytest.param([[["settled", [["safe", 1, None], ["remote", 1, None]]]]], id="a-safe-task-of-a-parked-run"),
+    pytest.param([[["effect", "e", True, False]], [["effect", "e", True, False]]], id="an-effect-in-two-phases"),
+    pytest.param([[["append", "user", 1]]], id="before-the-first-commit"),
+]
+
+
+@pytest.mark.parametrize("made", FOUND)
+@pytest.mark.parametrize("warm_max", [WARM, COLD], ids=["warm", "cold"])
+def test_no_death_of_a_worker_is_noticed_in(made: list[Any], warm_max: int) -> None:
+    kill_everywhere(made, [], fresh_chance=True, warm_max=warm_max)

@@ -28,7 +28,7 @@ from covenant.model.error import CovenantError, Malformed
 from covenant.model.record import TaskState
 from covenant.model.run import Evidence
 from covenant.model.task import Result, Task
-from covenant.model.view import Delivery
+from covenant.model.view import Delivery, QueueEntry
 from covenant.store.clock import Clock, RandomIds, SystemClock
 from covenant.worker import Release, Settled, WorkContext, Worker, in_thread
 
@@ -307,6 +307,8 @@ class AgentWorker:
             for entry in page.tasks:
                 if self._is_run_of_ours(entry.task):
                     await self._resume(entry.task.id, evidence, dead)
+                elif evidence == "attested":
+                    await self._give_up_for(entry, dead)
             cursor = page.cursor
             if cursor is None:
                 return
@@ -330,6 +332,17 @@ class AgentWorker:
             log.info("run %s is not taken up: %s", run_id, refused.code)
             return
         self._worker.begin(Delivery(resumed.task, resumed.lease_id, resumed.attempt, resumed.generation))
+
+    async def _give_up_for(self, entry: QueueEntry, dead: str | None) -> None:
+        """A task that the dead had, and that may be done twice, is given back for them."""
+        is_ours = entry.task.recipient == self.box.agent and entry.task.task_kind in self.tasks
+        is_dead = entry.incarnation != self.incarnation if dead is None else entry.incarnation == dead
+        if not is_ours or not is_dead or not entry.task.is_idempotent or entry.lease_id is None:
+            return
+        try:
+            await self.box.release(entry.lease_id, reason="its worker is dead")
+        except CovenantError as refused:
+            log.info("task %s is not given back: %s", entry.task.id, refused.code)
 
     async def patiently(self, call: Callable[[], Awaitable[T]]) -> T:
         assert self._worker is not None

@@ -208,7 +208,9 @@ class World:
         for orphan in orphans:
             self.doubts += 1
             self._deeds.setdefault(orphan.task.id, Deed()).is_judged = True
-            order = Requeue("idempotent" if orphan.task.is_idempotent else "operator_accepted")
+            if orphan.task.is_idempotent:
+                self.faults.append(f"the task {orphan.task.task_kind} may be done twice, and was left with the dead")
+            order = Requeue("operator_accepted")
             await self.box.repair_task(RepairRequest(orphan.task.id, order, "its worker is dead"))
         return bool(orphans)
 
