@@ -65,6 +65,7 @@ OTHERS = [remote, remote_fails]
 async def program(ctx: AgentContext, phases: list[list[Statement]]) -> list[Any]:
     state = ctx.state or {"phase": 0, "found": []}
     found = list(state["found"])
+    await ctx.append("system", "instructions", key="first")
     for phase in range(state["phase"], len(phases)):
         await block(ctx, phases[phase], found)
         if phase + 1 < len(phases):

@@ -34,6 +34,7 @@ from covenant.model.run import (
     Wait,
 )
 from covenant.model.task import Result, Task
+from covenant.rules.run import digest_of_entry, matches
 
 if TYPE_CHECKING:
     from covenant.agents.driver import Driver
@@ -160,31 +161,27 @@ class AgentContext:
     async def _enter(self, draft: EntryDraft, content: Any) -> str:
         self._operate()
         driver = self._driver
-        marked = ["key", draft.key] if draft.key is not None else [draft.role.value, draft.type.value, content]
-        key = driver.memory.key("entry", marked)
+        once = [] if draft.key is None else [draft.key]
+        key = driver.memory.key("entry", [draft.role.value, draft.type.value, content, *once])
         memo = driver.memory.recall(key)
-        if memo is not None and memo.entry is not None:
-            if draft.key is not None:
-                await self._check_once(draft)
-            driver.leaf = memo.entry
-            return driver.memory.entry_ids[memo.entry]
-        if draft.key is not None and (driver.checkpoints or memo is not None):
-            found = await self._check_once(draft)
-            if found is not None:
-                driver.leaf = found
-                return driver.memory.entry_ids[found]
-        return driver.enter(key, draft, content, self._turn)
+        if memo is None:
+            found = None if draft.key is None else await self._find_once(draft.key, draft)
+            if found is None:
+                return driver.enter(key, draft, content, self._turn)
+            memo = Memo(key, values.raw(driver.leaf), found)
+            driver.remember(memo)
+        assert memo.entry is not None
+        leaf = values.unraw(memo.value)
+        driver.leaf = memo.entry if leaf is None else leaf
+        return driver.memory.entry_ids[memo.entry]
 
-    async def _check_once(self, draft: EntryDraft) -> int | None:
-        from covenant.rules.run import digest_of_entry
-
-        assert draft.key is not None
-        found = await self._driver.find_entry(draft.key)
+    async def _find_once(self, name: str, draft: EntryDraft) -> int | None:
+        """An entry that is there already stays where it is, and what follows comes where it would have come."""
+        found = await self._driver.find_entry(name)
         if found is None:
             return None
         if found.digest != digest_of_entry(draft):
-            raise KeyReused(f"the entry under {draft.key!r} has other content", key=draft.key)
-        self._driver.memory.entry_ids[found.number] = found.id
+            raise KeyReused(f"the entry under {name!r} has other content", key=name)
         return found.number
 
     # --- checkpoints --------------------------------------------------------------------------------------
@@ -442,8 +439,6 @@ class AgentContext:
         wait = Wait(tasks=frozenset(ids), first=True, signals=tuple(patterns), until_ms=until)
         found = await driver.first_of(wait)
         if isinstance(found, SignalSeen):
-            from covenant.rules.run import matches
-
             index = next(at for pattern, at in patterns.items() if matches(pattern, found.name))
             return self._take(key, found, index=index)
         done = [at for task_id, at in ids.items() if task_id in outcomes]

@@ -48,7 +48,7 @@ from covenant.model.run import (
 from covenant.model.task import Idempotency, Result, Task
 from covenant.model.view import Delivery
 from covenant.rules.content_key import digest_of_input, task_id, task_key
-from covenant.rules.run import matches
+from covenant.rules.run import digest_of_entry, matches
 from covenant.store.clock import Clock
 
 T = TypeVar("T")
@@ -126,6 +126,7 @@ class Driver:
         self._inbox: dict[str, SignalSeen] = {}
         self._entry_numbers: dict[str, int] = {}
         self._known: dict[int, AgentEntry] = {}
+        self._once: dict[str, EntryFound] = {}  # entries by their key
         self._digests: dict[str, str] = {}
         self._sent: dict[str, Task] = {}
         self._kinds: dict[str, str] = {}  # of the tasks that this worker has a function for
@@ -478,10 +479,20 @@ class Driver:
         self._known[number] = AgentEntry(draft.id, draft.role, content, draft.type, number, parent, self.now_ms(), turn)
         if key is not None:
             self.remember(Memo(key, entry=number))
+        if draft.key is not None:
+            self._once[draft.key] = EntryFound(number, draft.id, digest_of_entry(draft))
         return draft.id
 
     async def find_entry(self, key: str) -> EntryFound | None:
-        return await self._ask(lambda: self._box.find_entry(self._lease_id, key))
+        """The entry that was added under a key, also if it is not committed yet."""
+        found = self._once.get(key)
+        if found is None and self.is_resuming:
+            found = await self._ask(lambda: self._box.find_entry(self._lease_id, key))
+        if found is not None:
+            self._once[key] = found
+            self.memory.entry_ids[found.number] = found.id
+            self._entry_numbers[found.id] = found.number
+        return found
 
     async def number_of(self, entry_id: str) -> int:
         number = self._entry_numbers.get(entry_id)

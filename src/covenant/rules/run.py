@@ -132,6 +132,7 @@ class _Committing:
         self.outcomes: dict[str, Result] = {}  # of tasks that end in this commit
         self.sent: dict[str, Task] = {}
         self.leases: dict[str, str] = {}
+        self.marks: set[str] = set()
         self.said = record.said
         self.generation = record.generation
 
@@ -184,8 +185,9 @@ class _Committing:
             raise Malformed("the parent of an entry comes before it", field="parent")
         if draft.key is not None:
             key, digest = marked(self.task_id, draft.key), digest_of_entry(draft)
-            if self.view.get(key) is not None:
+            if self.view.get(key) is not None or key in self.marks:
                 raise KeyReused(f"an entry under the key {draft.key} is there", key=draft.key)
+            self.marks.add(key)
             self.events.append(e.Marked(key, number, digest))
         said = draft.said
         if draft.says is not None:

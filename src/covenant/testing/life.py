@@ -41,7 +41,7 @@ class Life:
         self._world = world
         self._dies_at = dies_at
         self._is_up = False
-        gate = Gate(world.engine, self.point, world.moved)
+        gate = Gate(world.engine, world.moved, self.point, self._check)
         self._house = _House(
             agents=[agent],
             tasks=[_watched(function, world) for function in tasks],
@@ -65,11 +65,14 @@ class Life:
             await asyncio.Event().wait()
 
     def point(self, place: str) -> None:
-        if self.is_dead:
-            raise asyncio.CancelledError
+        self._check()
         self.points.append(place)
         if len(self.points) == self._dies_at:
             self._die()
+            raise asyncio.CancelledError
+
+    def _check(self) -> None:
+        if self.is_dead:
             raise asyncio.CancelledError
 
     def _probe(self, place: str) -> None:
