@@ -8,9 +8,7 @@ from its first line, and finds everything that it did. (Contract 20, 22-24.)
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
-import random
 from collections.abc import Awaitable, Callable, Coroutine
 from enum import Enum
 from typing import Any, Final, Protocol, TypeVar
@@ -86,6 +84,12 @@ class Host(Protocol):
     async def do(self, function: TaskFunction, delivery: Delivery) -> Result | None:
         """Do a task; None when it was given back for another attempt."""
 
+    async def perform(self, function: Callable[..., Any], key: str, idempotent: bool) -> Any:
+        """Do an effect, and get what it returned."""
+
+    def chance(self, key: str) -> bytes:
+        """Sixteen bytes for the operation under this key."""
+
     def probe(self, place: str) -> None:
         """Told of every step, for those who test what a crash there would do."""
 
@@ -122,7 +126,7 @@ class Driver:
         self._inbox: dict[str, SignalSeen] = {}
         self._entry_numbers: dict[str, int] = {}
         self._known: dict[int, AgentEntry] = {}
-        self._marks: dict[str, EntryFound] = {}  # by their keys
+        self._once: dict[str, EntryFound] = {}  # entries by their key
         self._digests: dict[str, str] = {}
         self._sent: dict[str, Task] = {}
         self._kinds: dict[str, str] = {}  # of the tasks that this worker has a function for
@@ -454,8 +458,12 @@ class Driver:
     def now_ms(self) -> int:
         return self._host.clock.now_ms() + self._offset_ms
 
-    def chance(self) -> float:
-        return random.random()
+    def chance(self, key: str) -> bytes:
+        return self._host.chance(self._within_run(key))
+
+    def _within_run(self, key: str) -> str:
+        """The key of an operation for those outside. Behind a checkpoint the same operation is another."""
+        return f"{self.run_id}:{self.checkpoints}:{key}"
 
     def note(self, key: str, value: Any) -> Memo:
         memo = noted(key, value)
@@ -476,19 +484,21 @@ class Driver:
         self.memory.entry_ids[number] = draft.id
         self._entry_numbers[draft.id] = number
         self._known[number] = AgentEntry(draft.id, draft.role, content, draft.type, number, parent, self.now_ms(), turn)
-        if draft.key is not None:
-            self._marks[draft.key] = EntryFound(number, draft.id, digest_of_entry(draft))
         if key is not None:
             self.remember(Memo(key, entry=number))
+        if draft.key is not None:
+            self._once[draft.key] = EntryFound(number, draft.id, digest_of_entry(draft))
         return draft.id
 
     async def find_entry(self, key: str) -> EntryFound | None:
-        """The entry under a key, which may not be committed yet."""
-        found = self._marks.get(key)
-        if found is None:
+        """The entry that was added under a key, also if it is not committed yet."""
+        found = self._once.get(key)
+        if found is None and self.is_resuming:
             found = await self._ask(lambda: self._box.find_entry(self._lease_id, key))
         if found is not None:
-            self._marks[key] = found
+            self._once[key] = found
+            self.memory.entry_ids[found.number] = found.id
+            self._entry_numbers[found.id] = found.number
         return found
 
     async def number_of(self, entry_id: str) -> int:
@@ -703,14 +713,11 @@ class Driver:
 
         self._beside(wake())
 
-    async def perform(self, function: Callable[..., Any], key: str) -> dict[str, Any]:
+    async def perform(self, function: Callable[..., Any], key: str, idempotent: bool) -> dict[str, Any]:
         """An effect: what it returned, or how it failed."""
-        parameters = inspect.signature(function).parameters.values()
-        takes_key = any(parameter.default is inspect.Parameter.empty for parameter in parameters)
         self._host.probe("an effect")
         try:
-            made = function(key) if takes_key else function()
-            value = await made if inspect.isawaitable(made) else made
+            value = await self._host.perform(function, self._within_run(key), idempotent)
             return {"value": values.plain(value)}
         except Exception as failed:
             return {"error": f"{type(failed).__name__}: {failed}"}
