@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, Protocol
 
+from covenant.client import run
 from covenant.client.remote import Tokens
 from covenant.client.reply import refusal_of
 from covenant.client.unheard import Unheard
@@ -249,15 +250,14 @@ class RemoteEngine:
     def page(self, limit: int) -> int:
         return check_count(limit, "limit", self.limits.page_max)
 
+    def cursor(self, cursor: str | None) -> str | None:
+        if cursor is not None and type(cursor) is not str:
+            raise BadCursor("a cursor is text")
+        return cursor
+
     async def audit(self, limit: int) -> list[AuditRow]:
         reply: w.AuditReply = await self.call(w.RecentAudit(limit=limit), w.AuditReply)
         return list(reversed(reply.rows[:limit]))
-
-
-def _cursor(cursor: str | None) -> str | None:
-    if cursor is not None and type(cursor) is not str:
-        raise BadCursor("a cursor is text")
-    return cursor
 
 
 def _whom(by: AgentId | None, agent: AgentId | None) -> str | None:
@@ -400,7 +400,7 @@ async def _repair(x: RemoteEngine, command: c.RepairTask) -> Any:
 
 
 async def _retry(x: RemoteEngine, command: c.RetryStale) -> Any:
-    request = w.RetryStale(policy=command.policy, cursor=_cursor(command.cursor), scheduled=command.scheduled)
+    request = w.RetryStale(policy=command.policy, cursor=x.cursor(command.cursor), scheduled=command.scheduled)
     done: w.AutoRetried = await x.call(request, w.AutoRetried, command.by)
     return done.report
 
@@ -428,6 +428,7 @@ _RUN: Final[dict[type, Callable[[RemoteEngine, Any], Awaitable[Any]]]] = {
     c.RepairTask: _repair,
     c.RetryStale: _retry,
     c.ForgetCached: _forget,
+    **run.RUN,
 }
 
 
@@ -463,7 +464,7 @@ async def _queue(x: RemoteEngine, query: q.ListQueue) -> QueuePage:
         min_lease_age_ms=query.min_lease_age_ms,
         deadline_within_ms=query.deadline_within_ms,
         state=query.state,
-        cursor=_cursor(query.cursor),
+        cursor=x.cursor(query.cursor),
     )
     page: w.QueueReply = await x.call(request, w.QueueReply, query.by)
     answers = _answers(w.Results(results=page.results, beside=page.beside))
@@ -472,7 +473,7 @@ async def _queue(x: RemoteEngine, query: q.ListQueue) -> QueuePage:
 
 async def _cached(x: RemoteEngine, query: q.ListCached) -> CachePage:
     reply: w.CacheReply = await x.call(
-        w.ListCache(limit=x.page(query.limit), cursor=_cursor(query.cursor)), w.CacheReply, query.by
+        w.ListCache(limit=x.page(query.limit), cursor=x.cursor(query.cursor)), w.CacheReply, query.by
     )
     return CachePage(reply.entries, reply.cursor)
 
@@ -486,7 +487,7 @@ async def _get_card(x: RemoteEngine, query: q.GetCard) -> Card | None:
 
 
 async def _cards(x: RemoteEngine, query: q.ListCards) -> CardPage:
-    request = w.ListAgents(limit=x.page(query.limit), cursor=_cursor(query.cursor))
+    request = w.ListAgents(limit=x.page(query.limit), cursor=x.cursor(query.cursor))
     page: w.Agents = await x.call(request, w.Agents, query.by)
     return CardPage([_card(one) for one in page.agents], page.cursor)
 
@@ -501,4 +502,5 @@ _ASK: Final[dict[type, Callable[[RemoteEngine, Any], Awaitable[Any]]]] = {
     q.ListCached: _cached,
     q.GetCard: _get_card,
     q.ListCards: _cards,
+    **run.ASK,
 }

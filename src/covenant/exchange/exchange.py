@@ -30,6 +30,7 @@ from covenant.model.error import (
 )
 from covenant.model.peer import Caller, Capability, Demand, GrantedView, PeerView, Role, Scope
 from covenant.model.query import CheckGrant, GetTask, ListInputs, Query
+from covenant.model.run import RunCommit
 from covenant.model.task import Result, Task
 from covenant.model.view import Compaction, Inputs, QueueEntry
 from covenant.rules.audit import rows_of, task_of
@@ -351,6 +352,9 @@ class Exchange:
 
     def post(self, caller: Caller, result: Result, incarnation: str | None) -> c.PostResult:
         return c.PostResult(self.by(caller), result, self._incarnation(caller, incarnation))
+
+    def commit_run(self, caller: Caller, lease_id: str, commit: RunCommit, incarnation: str | None) -> c.CommitRun:
+        return c.CommitRun(self.by(caller), lease_id, commit, self._incarnation(caller, incarnation))
 
     def _for(self, caller: Caller, name: str | None) -> AgentId | None:
         """Whom the caller names, or itself; the operator, if it names nobody, receives for everybody."""

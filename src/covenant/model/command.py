@@ -151,10 +151,11 @@ class CommitRun(_Command, frozen=True):
 
 
 class ResumeRun(_Command, frozen=True):
-    """Take a run from a worker that is dead: its incarnation is named, and how that is known."""
+    """Take a run from a worker that is dead: its incarnation is named, and how that is known. Without an incarnation
+    that takes it over, whoever of the agent's workers comes next does."""
 
     task_id: str
-    incarnation: str
+    incarnation: str | None
     dead: str
     evidence: Evidence
     reason: str

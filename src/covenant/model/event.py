@@ -247,6 +247,8 @@ class TaskAwaited(_Event, frozen=True, tag="task_awaited"):
 class RunResumed(_Event, frozen=True, tag="run_resumed"):
     """A run was taken from a worker that is dead."""
 
+    dead: str | None = None
+
 
 class RunClosed(_Event, frozen=True, tag="run_closed"):
     """Its task has ended."""

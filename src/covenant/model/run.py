@@ -133,6 +133,7 @@ class Run(Struct, gc=False, omit_defaults=True):
     wait: Wait | None = None
     left: int = 0  # how many of the tasks that it waits for are open
     resumes: int = 0  # after a crash, since the last step
+    dead: str | None = None  # the incarnation that it was taken from then
     closed: bool = False
     is_swept: bool = False
 
@@ -300,7 +301,8 @@ class Signaled(Struct, frozen=True, gc=False):
 
 
 class Resumed(Struct, frozen=True, gc=False):
-    """The answer to a resume: the lease under which the run goes on, and the tasks that were given back."""
+    """The answer to a resume: the lease under which the run goes on, or none when it waits for a worker, and the tasks
+    that were given back."""
 
     task: Task
     lease_id: str

@@ -433,6 +433,7 @@ def _stepped(old: Run, event: e.Stepped, order: int, at: int) -> Run:
     run.wait = None
     run.left = 0
     run.resumes = 0
+    run.dead = None
     if event.is_checkpoint:
         run.checkpoints += 1
         run.state = event.state.copy()
@@ -475,6 +476,7 @@ def _run_resumed(old: Run, event: e.RunResumed, order: int, at: int) -> Run:
     run = _copied(old)
     run.order = order
     run.resumes = old.resumes + 1
+    run.dead = event.dead
     return run
 
 

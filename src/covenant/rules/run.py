@@ -528,7 +528,7 @@ def _named_in(message: Message) -> str | None:
 def wake(command: WakeRun, view: View, ctx: Context) -> Commit:
     """By the agent itself, which has more to do than wait."""
     record = visible_task(check_id(command.task_id, "task_id"), command.by, view, ctx)
-    _check_own(command.by, record)
+    _check_own(command.by, record, ctx)
     parked = record.state is TaskState.PARKED and record.ready_for is None
     return Commit((e.Woken(record.task.id),) if parked else (), Moved(record.task.id, record.generation))
 
@@ -541,7 +541,7 @@ def judge(command: JudgeEffect, view: View, ctx: Context) -> Commit:
         raise Malformed("a verdict is `done`, `failed` or `retry`", field="verdict")
     value = check_value(command.value, "value", ctx)
     record = visible_task(task_id, command.by, view, ctx)
-    _check_own(command.by, record)
+    _check_own(command.by, record, ctx)
     run = view.get(run_key(task_id))
     wait = run.wait if isinstance(run, Run) and record.state is TaskState.PARKED else None
     if wait is None or wait.doubt is None or wait.doubt != command.effect or record.ready_for is not None:
@@ -552,8 +552,9 @@ def judge(command: JudgeEffect, view: View, ctx: Context) -> Commit:
     return Commit((signaled, e.Woken(task_id)), Moved(task_id, record.generation), (row,))
 
 
-def _check_own(by: AgentId | None, record: TaskRecord) -> None:
-    if by is not None and by.pubkey != record.recipient:
+def _check_own(by: AgentId | None, record: TaskRecord, ctx: Context) -> None:
+    """Or who holds a grant that lets it repair."""
+    if by is not None and by.pubkey != record.recipient and ctx.granted is None:
         raise NotPermitted("only the agent of a run does this, or the operator", task_id=record.task.id)
 
 
@@ -565,10 +566,15 @@ def resume(command: ResumeRun, view: View, ctx: Context) -> Commit:
     its worker has not begun with has nothing behind it: that it is a run at all, only its agent knows."""
     task_id = check_id(command.task_id, "task_id")
     check_text(command.reason, "reason", ctx.limits.text_bytes_max)
-    check_text(command.incarnation, "incarnation", ctx.limits.text_bytes_max)
+    check_text(command.dead, "dead", ctx.limits.text_bytes_max)
+    if command.incarnation is not None:
+        check_text(command.incarnation, "incarnation", ctx.limits.text_bytes_max)
     record = visible_task(task_id, command.by, view, ctx)
-    _check_own(command.by, record)
+    _check_own(command.by, record, ctx)
     lease, run = record.lease, view.get(run_key(task_id))
+    if isinstance(run, Run) and run.dead == command.dead and _is_taken_over(command, record):
+        lease_id = "" if lease is None else lease.lease_id
+        return Commit((), Resumed(lent(record.task), lease_id, record.attempt, record.generation))
     if lease is None:
         raise NotLeased(f"task {task_id} is not in flight", task_id=task_id, state=record.state)
     if lease.incarnation != command.dead:
@@ -592,6 +598,8 @@ def resume(command: ResumeRun, view: View, ctx: Context) -> Commit:
         if child.lease is not None
     ]
     lease_id = ctx.ids.lease()
+    is_left = command.incarnation is None
+    restates = is_left and record.asks is not None
     row = AuditRow(
         "resume",
         command.evidence,
@@ -602,12 +610,22 @@ def resume(command: ResumeRun, view: View, ctx: Context) -> Commit:
         reason=command.reason,
     )
     events: tuple[e.Event, ...] = (
-        e.TakenUp(task_id, lease_id, command.incarnation),
-        e.RunResumed(run_key(task_id)),
+        e.TakenUp(task_id, lease_id, command.incarnation or ""),
+        *((e.Woken(task_id, restates),) if is_left else ()),
+        e.RunResumed(run_key(task_id), command.dead),
         *requeued,
     )
-    reply = Resumed(lent(record.task), lease_id, record.attempt, record.generation, [event.key for event in requeued])
+    told = "" if is_left else lease_id
+    given = [event.key for event in requeued]
+    reply = Resumed(lent(record.task), told, record.attempt, record.generation + restates, given)
     return Commit(events, reply, (row,))
+
+
+def _is_taken_over(command: ResumeRun, record: TaskRecord) -> bool:
+    """It was done before, and the answer was lost."""
+    if command.incarnation is None:
+        return record.state is TaskState.PARKED and record.ready_for is not None
+    return record.lease is not None and record.lease.incarnation == command.incarnation
 
 
 def _check_dead(command: ResumeRun, record: TaskRecord, ctx: Context) -> None:

@@ -13,6 +13,7 @@ import msgspec
 
 from covenant.model.limits import Limits
 from covenant.serve import wire as w
+from covenant.serve.described import described
 from covenant.serve.http import Page, Receive, Response, Scope, Send, respond
 from covenant.serve.places import PLACES, Place
 from covenant.serve.status import HTTP_STATUS, RETRY_AFTER_S
@@ -27,6 +28,7 @@ TAGS: Final = {
     "results": "Answer a leased task; receive what was answered.",
     "leases": "What the holder of a task does besides answering.",
     "agents": "Which agents the A2A protocol reaches.",
+    "runs": "Durable agents: how their runs stand, and what moves them.",
     "operation": "The queue, repair, the retry gate, the cache, history.",
     "peers": "Who is enrolled.",
     "capabilities": "Who may do what.",
@@ -93,6 +95,9 @@ def _bounds(limits: Limits) -> dict[str, Schema]:
         "grant_id": _ID,
         "reason": {"minLength": 1, "maxLength": limits.text_bytes_max},
         "action": {"minLength": 1, "maxLength": 300},
+        "leaf": {"minimum": 0},
+        "key": {"minLength": 1, "maxLength": limits.key_bytes_max},
+        "effect": {"minLength": 1, "maxLength": limits.key_bytes_max},
         "tasks": {"maxItems": limits.batch_max},
     }
 
@@ -135,7 +140,9 @@ def page(limits: Limits) -> Page:
 
 def _schemas() -> dict[str, Schema]:
     kinds = [kind for place in PLACES for kind in (place.request, place.reply)]
-    _, schemas = msgspec.json.schema_components(kinds, ref_template=SCHEMA_PREFIX + "{name}")
+    known: dict[type, type] = {}
+    told = [described(kind, known) for kind in kinds]
+    _, schemas = msgspec.json.schema_components(told, ref_template=SCHEMA_PREFIX + "{name}")
     for name, members in _SHAPES.items():
         properties = schemas[name]["properties"]
         for member, bound in members.items():

@@ -26,6 +26,17 @@ class Route:
         self.fields = frozenset(field.encode_name for field in msgspec.structs.fields(place.request)) - {"id"}
         self.waits = "wait_ms" in self.fields
         self._body = self._body_decoder()
+        self._raw = [f.encode_name for f in msgspec.structs.fields(place.request) if f.type is msgspec.Raw]
+        self._beside = None if place.body in (None, "*") else self._without(str(place.body))
+
+    def _without(self, body: str) -> type[msgspec.Struct]:
+        """What a request has beside its body: that is read as what it is, and not put together with the rest."""
+        fields = [f for f in msgspec.structs.fields(self.place.request) if f.encode_name != body]
+        told = [
+            (f.name, f.type) if f.required else (f.name, f.type, msgspec.field(default=f.default, name=f.encode_name))
+            for f in fields
+        ]
+        return msgspec.defstruct("Beside", told, kw_only=True)
 
     def _body_decoder(self) -> msgspec.json.Decoder[Any] | None:
         if self.place.body is None:
@@ -46,12 +57,12 @@ class Route:
         assert self._body is not None
         decoded = decode(self._body, body)
         if name != "*":
-            if not members:
-                return self.place.request(**{name: decoded})
-            return msgspec.structs.replace(
-                read_as(self.place.request, {**members, name: msgspec.to_builtins(decoded)}, strict=False),
-                **{name: decoded},
-            )
+            assert self._beside is not None
+            beside = msgspec.structs.asdict(read_as(self._beside, members, strict=False)) if members else {}
+            return self.place.request(**beside, **{name: decoded})
+        for name in self._raw:
+            if name in decoded:
+                decoded[name] = msgspec.Raw(msgspec.json.encode(decoded[name]))
         if self.parameter is not None:
             decoded[self.parameter] = parameter
         decoded.pop("kind", None)

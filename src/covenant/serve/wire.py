@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, TypeAlias
 
-from msgspec import Struct, field
+from msgspec import Raw, Struct, field
 
 from covenant.model.agent import AgentId
 from covenant.model.audit import AuditRow
@@ -18,6 +18,19 @@ from covenant.model.message import Artifact, Message
 from covenant.model.peer import GrantedView, PeerView, Scope
 from covenant.model.record import Asks, TaskState
 from covenant.model.repair import RepairOutcome, RepairRequest, RetryPolicy, RetryReport
+from covenant.model.run import (
+    NOTHING,
+    EntryFound,
+    EntrySeen,
+    Evidence,
+    RunCommit,
+    RunLoaded,
+    RunSeen,
+    RunStatus,
+    Standing,
+    Verdict,
+    Wait,
+)
 from covenant.model.task import Result, Task
 from covenant.model.view import Answer, CachedResult, Input, QueueEntry, TreeNode
 
@@ -195,6 +208,97 @@ class ListInputs(Request, frozen=True, tag="inputs_a2a_lease"):
     after: int = 0
     wait_ms: int = 0
     cancel_known: bool = False
+
+
+class CommitRun(Request, frozen=True, tag="commit_run"):
+    """All that a run did since its last commit, and what it waits for or ends with. Under the same lease and number it
+    is done once."""
+
+    lease_id: str
+    commit: RunCommit
+    incarnation: str | None = None
+
+
+class LoadRun(Request, frozen=True, tag="load_run"):
+    """What a run remembers, for its holder: the steps behind this one, as many as an answer carries."""
+
+    lease_id: str
+    after: int = 0
+
+
+class LookAround(Request, frozen=True, tag="look_around"):
+    """For the holder of a run: what of this is there."""
+
+    lease_id: str
+    wait: Wait
+
+
+class FindEntry(Request, frozen=True, tag="find_entry"):
+    """For the holder of a run: the entry that was added under this key."""
+
+    lease_id: str
+    key: str
+
+
+class ListRuns(Request, frozen=True, tag="list_runs"):
+    """Newest first. A page may end early and still have a cursor."""
+
+    limit: int = PAGE
+    status: RunStatus | None = None
+    cursor: str | None = None
+
+
+class GetRun(Request, frozen=True, tag="get_run"):
+    task_id: str
+
+
+class RunEntries(Request, frozen=True, tag="run_entries"):
+    """The way to a leaf of a run, or to its last one, oldest first; with `every`, its other branches too. `before` goes
+    on with what lies before a page."""
+
+    task_id: str
+    limit: int = PAGE
+    leaf: int | None = None
+    before: int | None = None
+    every: bool = False
+
+
+class SignalRun(Request, frozen=True, tag="signal_run"):
+    """Tell a run something. Under the same key of the same caller it is told once; with `start`, the run begins with it
+    if there is none yet."""
+
+    task_id: str
+    name: str
+    value: Raw = NOTHING
+    key: str | None = None
+    start: Task | None = None
+
+
+class WakeRun(Request, frozen=True, tag="wake_run"):
+    """Make a run that waits ready to be taken up: for its own agent, and the operator."""
+
+    task_id: str
+
+
+class ResumeRun(Request, frozen=True, tag="resume_run"):
+    """Take a run from the incarnation of a worker that is dead: silent for long enough, or known to be. It goes on
+    under a lease of this incarnation; without one, any worker of its agent may take it up."""
+
+    task_id: str
+    dead: str
+    reason: str
+    evidence: Evidence = "lapsed"
+    incarnation: str | None = None
+
+
+class JudgeEffect(Request, frozen=True, tag="judge_effect"):
+    """Say what became of an effect that is in doubt: `done` with its value, `failed` with a message, or `retry`."""
+
+    task_id: str
+    effect: str
+    verdict: Verdict
+    reason: str
+    value: Raw = NOTHING
 
 
 class Cancel(Request, frozen=True, tag="cancel_a2a_task"):
@@ -465,6 +569,55 @@ class InputsReply(Reply, frozen=True, tag="a2a_inputs"):
     cancel_reason: str | None = None
 
 
+class StandingReply(Reply, frozen=True, tag="run_standing"):
+    standing: Standing
+
+
+class RunLoadedReply(Reply, frozen=True, tag="run_loaded"):
+    loaded: RunLoaded
+
+
+class EntryReply(Reply, frozen=True, tag="run_entry"):
+    entry: EntryFound | None = field(default_factory=lambda: None)
+
+
+class Runs(Reply, frozen=True, tag="run_list"):
+    runs: list[RunSeen]
+    cursor: str | None = None
+
+
+class RunReply(Reply, frozen=True, tag="run"):
+    run: RunSeen
+
+
+class Entries(Reply, frozen=True, tag="run_entries"):
+    """Oldest first; `before` goes on with what lies before them."""
+
+    entries: list[EntrySeen]
+    before: int | None = None
+
+
+class SignaledReply(Reply, frozen=True, tag="run_signaled"):
+    """`duplicate`: it had been told before; `started`: the run began with it."""
+
+    task_id: str
+    signal_id: str
+    generation: int
+    duplicate: bool = False
+    started: bool = False
+
+
+class ResumedReply(Reply, frozen=True, tag="run_resumed"):
+    """The lease under which the run goes on, unless it waits for a worker; `requeued` are its tasks that were given
+    back."""
+
+    task: Task
+    attempt: int
+    generation: int
+    lease_id: str | None = None
+    requeued: list[str] = field(default_factory=list)
+
+
 class CanceledReply(Reply, frozen=True, tag="a2a_canceled"):
     task_id: str
     state: TaskState
@@ -613,6 +766,17 @@ AnyRequest: TypeAlias = (
     | Reject
     | ReplyDirectly
     | ListInputs
+    | CommitRun
+    | LoadRun
+    | LookAround
+    | FindEntry
+    | ListRuns
+    | GetRun
+    | RunEntries
+    | SignalRun
+    | WakeRun
+    | ResumeRun
+    | JudgeEffect
     | Cancel
     | Repair
     | RetryStale
