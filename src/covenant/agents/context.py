@@ -7,8 +7,8 @@ not awaited is only noted, and is committed with the next wait, all at once.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
@@ -38,7 +38,6 @@ from covenant.model.task import Result, Task
 if TYPE_CHECKING:
     from covenant.agents.driver import Driver
 
-T = TypeVar("T")
 _UNREAD = "this run has a checkpoint: look at ctx.state before doing anything, and go on from there"
 
 
@@ -486,12 +485,10 @@ class AgentContext:
             memo = self._driver.note(key, make())
         return values.unraw(memo.value)
 
-    async def run(
-        self, name: str, function: Callable[..., T | Awaitable[T]], *, idempotent: bool = False, type: Any = None
-    ) -> Any:
+    async def run(self, name: str, function: Callable[..., Any], *, idempotent: bool = False, type: Any = None) -> Any:
         """An effect inside the agent, and what it came to. Its start is committed before it: if nobody knows the
         outcome, somebody has to say (`effect_in_doubt`). With `idempotent` it is done again under the same key, which
-        the function gets if it takes an argument."""
+        the function gets if it needs an argument."""
         self._operate()
         driver = self._driver
         key = driver.memory.key("run", name)

@@ -508,7 +508,7 @@ class Driver:
                 lambda at=before, size=size: self._box.run_entries(self.run_id, size, before=at)  # type: ignore[misc]
             )
             for entry in page.entries:
-                self._known[entry.number] = _entry_of(entry)
+                self._known[entry.number] = entry_of(entry)
                 self._entry_numbers[entry.id] = entry.number
             left = None if left is None else left - len(page.entries)
             before = page.before
@@ -680,7 +680,7 @@ class Driver:
 
     async def perform(self, function: Callable[..., Any], key: str) -> dict[str, Any]:
         """An effect: what it returned, or how it failed."""
-        takes_key = bool(inspect.signature(function).parameters)
+        takes_key = _needs_argument(function)
         self._host.probe("an effect")
         try:
             made = function(key) if takes_key else function()
@@ -690,7 +690,14 @@ class Driver:
             return {"error": f"{type(failed).__name__}: {failed}"}
 
 
-def _entry_of(seen: EntrySeen) -> AgentEntry:
+def _needs_argument(function: Callable[..., Any]) -> bool:
+    """What has a default is the function's own: `lambda step=step: …` keeps the value that a loop gave it."""
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    given = inspect.signature(function).parameters.values()
+    return any(p.kind in positional and p.default is inspect.Parameter.empty for p in given)
+
+
+def entry_of(seen: EntrySeen) -> AgentEntry:
     content = values.unraw(seen.content) if seen.message is None else values.content_of(seen.message)
     return AgentEntry(seen.id, seen.role, content, seen.type, seen.number, seen.parent, seen.at_ms, seen.turn)
 
