@@ -16,8 +16,9 @@ from typing import Final
 import msgspec
 
 from bench import machine
-from bench.a2a_plan import ProtocolRun
 from bench.a2a_report import protocol_sections
+from bench.agents_plan import AgentRun
+from bench.agents_report import agent_sections
 from bench.plan import Plan
 from bench.report import Section, sections
 from bench.serve_report import service_sections
@@ -37,7 +38,7 @@ def main() -> None:
     work.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(dir=work))
     began = time.monotonic()
-    run = ProtocolRun(plan, folder)
+    run = AgentRun(plan, folder)
     try:
         if options.with_core:
             run.all(with_peers=not options.no_peers, with_history=not options.no_history)
@@ -45,6 +46,8 @@ def main() -> None:
             run.service()
         if options.with_a2a:
             run.protocol()
+        if options.with_agents:
+            run.agents(with_peers=not options.no_peers)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         if not any(work.iterdir()):
@@ -56,9 +59,9 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m bench",
         description="Covenant beside the bare disk and beside its peers: durable cycles, replies, memory, start-up, "
-        "the service in front of it, and the A2A protocol.",
+        "the service in front of it, the A2A protocol, and durable agents.",
         epilog="Results go to bench/results/latest.txt and latest.json, those of --only-serve to serve.*, of "
-        "--only-a2a to a2a.*. A full run takes some 15 minutes and 4 GB.",
+        "--only-a2a to a2a.*, of --only-agents to agents.*. A full run takes some 20 minutes and 4 GB.",
     )
     parser.add_argument("--quick", action="store_true", help="some 3 minutes: short windows, 50,000 for the million")
     parser.add_argument("--rounds", type=int, metavar="N", help="turns of each comparison (default 5, quick 3)")
@@ -67,18 +70,20 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--no-peers", action="store_true", help="leave out Huey, DBOS and the hand-written queue")
     parser.add_argument("--no-history", action="store_true", help="leave out the large stores and the start-up")
     only = parser.add_mutually_exclusive_group()
-    only.add_argument("--only-core", action="store_true", help="without the service and the A2A protocol")
+    only.add_argument("--only-core", action="store_true", help="without the service, the A2A protocol and agents")
     only.add_argument("--only-serve", action="store_true", help="the service alone, some 2 minutes")
     only.add_argument("--only-a2a", action="store_true", help="the A2A protocol alone, some 2 minutes")
+    only.add_argument("--only-agents", action="store_true", help="durable agents alone, some 2 minutes")
     parser.add_argument("--memory", action="store_true", help="the store without a disk: only to try the bench itself")
     options = parser.parse_args()
     for name in ("rounds", "seconds", "many"):
         value = getattr(options, name)
         if value is not None and value <= 0:
             parser.error(f"--{name} is a number above 0")
-    options.with_core = not (options.only_serve or options.only_a2a)
-    options.with_serve = not (options.only_core or options.only_a2a)
-    options.with_a2a = not (options.only_core or options.only_serve)
+    chosen = [part for part in ("core", "serve", "a2a", "agents") if getattr(options, f"only_{part}")]
+    for part in ("core", "serve", "a2a", "agents"):
+        setattr(options, f"with_{part}", not chosen or part in chosen)
+    options.name = "latest" if not chosen or chosen == ["core"] else chosen[0]
     return options
 
 
@@ -98,7 +103,7 @@ def _plan(options: argparse.Namespace) -> Plan:
     )
 
 
-def _sections(run: ProtocolRun, options: argparse.Namespace) -> list[Section]:
+def _sections(run: AgentRun, options: argparse.Namespace) -> list[Section]:
     found: list[Section] = []
     if options.with_core:
         with_peers, with_history = not options.no_peers, not options.no_history
@@ -107,10 +112,12 @@ def _sections(run: ProtocolRun, options: argparse.Namespace) -> list[Section]:
         found += service_sections(run.rounds)
     if options.with_a2a:
         found += protocol_sections(run.rounds)
+    if options.with_agents:
+        found += agent_sections(run.rounds)
     return found
 
 
-def _publish(run: ProtocolRun, options: argparse.Namespace, seconds: float) -> None:
+def _publish(run: AgentRun, options: argparse.Namespace, seconds: float) -> None:
     found = _sections(run, options)
     rows = [row for _, of_section in found for row in of_section]
     facts = machine.facts()
@@ -128,9 +135,8 @@ def _publish(run: ProtocolRun, options: argparse.Namespace, seconds: float) -> N
         "rows": [row.as_json() for row in rows],
         "rounds": run.rounds.figures,
     }
-    name = "serve" if options.only_serve else "a2a" if options.only_a2a else "latest"
-    (RESULTS / f"{name}.txt").write_text(text + "\n")
-    (RESULTS / f"{name}.json").write_text(json.dumps(document, indent=2) + "\n")
+    (RESULTS / f"{options.name}.txt").write_text(text + "\n")
+    (RESULTS / f"{options.name}.json").write_text(json.dumps(document, indent=2) + "\n")
 
 
 if __name__ == "__main__":

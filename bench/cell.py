@@ -49,6 +49,10 @@ _CELLS: Final = {
     "messages": "a2a_load.messages",
     "streams": "a2a_streams.streams",
     "chunks": "a2a_streams.chunks",
+    "agents covenant": "agents_covenant.run",
+    "agents wakes": "agents_figures.wakes",
+    "agents resumed": "agents_figures.resumed",
+    "agents paused": "agents_figures.paused",
     "agents dbos": "agents_dbos.run",
     "agents langgraph": "agents_langgraph.run",
 }

@@ -59,6 +59,7 @@ LOST: Final = (LeaseSuperseded, TaskTerminal, UnknownLease, Unauthenticated)
 LINGER_S: Final = 0.01  # how long the result of a task of one's own waits for the next commit of its run
 _PAGE: Final = 1000
 _INTENT_CHARS: Final = 200
+_DIGEST_CHARS: Final = 24
 
 log = logging.getLogger("covenant.agents")
 
@@ -268,8 +269,7 @@ class Driver:
         awaited = [waiting.wait for waiting in self._waits if waiting.wait is not None]
         wanted = {i for wait in awaited for i in wait.tasks if i not in self.memory.outcomes}
         mine = {i for i in wanted if i in self._own or self._can_do(i)}
-        done = mine | self.memory.outcomes.keys()
-        only_mine = all(not wait.signals and wait.until_ms is None and wait.tasks <= done for wait in awaited)
+        only_mine = wanted == mine and all(not wait.signals and wait.until_ms is None for wait in awaited)
         if only_mine:
             self.batch.begins += [i for i in sorted(mine) if i not in self._own and i not in self.batch.begins]
         if only_mine or self._own or self._cancels_due:
@@ -542,7 +542,7 @@ class Driver:
     ) -> str:
         content_key = task_key(self.run_id, kind, value, key=key, instance=instance)
         child_id = task_id(content_key)
-        digest = digest_of_input(value)
+        digest = digest_of_input(value)[:_DIGEST_CHARS]
         memo = self.memory.recall(content_key)
         known = self._digests.get(child_id) or (None if memo is None else values.unraw(memo.value))
         if known is not None and known != digest:

@@ -6,8 +6,9 @@ the function. Other content cannot shift it, so a path that is taken on one call
 
 from __future__ import annotations
 
+from base64 import urlsafe_b64encode
 from collections import Counter
-from typing import Any
+from typing import Any, Final
 
 from msgspec import UNSET, Raw, UnsetType
 
@@ -15,6 +16,8 @@ from covenant.agents import values
 from covenant.model.run import NOTHING, EntryDraft, Memo, RunCommit, RunLoaded, Wait
 from covenant.model.task import Result, Task
 from covenant.rules.content_key import content_hash
+
+_KEY_BYTES: Final = 12  # enough among the operations of one run; and there are many of them
 
 
 class Memory:
@@ -35,7 +38,8 @@ class Memory:
 
     def key(self, operation: str, content: Any) -> str:
         """The key of an operation that comes now. It counts: ask once for each."""
-        digest = content_hash(operation, content)
+        hashed = bytes.fromhex(content_hash(operation, content))[:_KEY_BYTES]
+        digest = urlsafe_b64encode(hashed).decode()
         count = self._seen[digest]
         self._seen[digest] += 1
         return f"{digest}#{count}" if count else digest

@@ -73,7 +73,7 @@ async def _load(x: RemoteEngine, query: q.LoadRun) -> RunLoaded:
 
 
 async def _look(x: RemoteEngine, query: q.LookAround) -> Standing:
-    request = w.LookAround(lease_id=check_id(query.lease_id, "lease_id"), wait=query.wait)
+    request = w.LookAround(lease_id=check_id(query.lease_id, "lease_id"), wait=query.wait, every=query.every)
     reply: w.StandingReply = await x.call(request, w.StandingReply, query.by)
     return reply.standing
 

@@ -210,7 +210,7 @@ class StepDropped(_Event, frozen=True, tag="step_dropped"):
 class EntryKept(_Event, frozen=True, tag="entry_kept"):
     id: str
     role: EntryRole
-    parent: int = 0
+    parent: int | None = None
     content: Raw = NOTHING
     kind: EntryType = EntryType.MESSAGE
     said: int | None = None

@@ -57,14 +57,14 @@ class RunStatus(StrEnum):
 
 class Entry(Struct, gc=False, omit_defaults=True):
     """One thing that was said or done, for people to read and for the agent to go on from. Its parent is the number of
-    another, 0 at the root. The content of what the dialog holds already is there: `said` is its number, 0 the task's
-    own message."""
+    another, 0 at the root; None is the one before it. The content of what the dialog holds already is there: `said` is
+    its number, 0 the task's own message."""
 
     id: str
     role: EntryRole
     at_ms: int
     order: int
-    parent: int = 0
+    parent: int | None = None
     content: Raw = NOTHING
     type: EntryType = EntryType.MESSAGE
     said: int | None = None
@@ -85,7 +85,13 @@ class EntryDraft(Struct, frozen=True, gc=False, omit_defaults=True):
     key: str | None = None
 
 
-class Memo(Struct, frozen=True, gc=False, omit_defaults=True):
+class Memo(
+    Struct,
+    frozen=True,
+    gc=False,
+    omit_defaults=True,
+    rename={"key": "k", "value": "v", "entry": "e", "task": "t", "begun": "b"},  # there are many, and they are kept
+):
     """What one operation of the agent came to, under the key of the operation. An entry or a task is named, and not
     told again. `begun`: an effect whose outcome is not known yet, by its name."""
 
@@ -107,7 +113,7 @@ class Wait(Struct, frozen=True, gc=False, omit_defaults=True):
     doubt: str | None = None  # the effect that nobody knows the outcome of
 
 
-class Step(Struct, gc=False, omit_defaults=True):
+class Step(Struct, gc=False, omit_defaults=True, rename={"memos": "m"}):
     """What a run remembers of one stretch between two waits."""
 
     order: int

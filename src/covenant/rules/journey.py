@@ -175,9 +175,13 @@ def _backwards(run: Run, at: int, every: bool, view: View) -> Iterator[tuple[int
             yield at, entry
             if entry.type is EntryType.COMPACTION and not every:
                 return
-            at = at - 1 if every else entry.parent
+            at = at - 1 if every else parent_of(at, entry)
             if at == 0:
                 return
+
+
+def parent_of(number: int, entry: Entry) -> int:
+    return number - 1 if entry.parent is None else entry.parent
 
 
 def _entry_seen(number: int, entry: Entry, record: TaskRecord, view: View) -> EntrySeen:
@@ -188,7 +192,15 @@ def _entry_seen(number: int, entry: Entry, record: TaskRecord, view: View) -> En
         said = view.get(said_key(record.task.id, entry.said))
         message = said.message if isinstance(said, Said) else None
     return EntrySeen(
-        number, entry.id, entry.role, entry.at_ms, entry.parent, entry.content, entry.type, entry.turn, message
+        number,
+        entry.id,
+        entry.role,
+        entry.at_ms,
+        parent_of(number, entry),
+        entry.content,
+        entry.type,
+        entry.turn,
+        message,
     )
 
 

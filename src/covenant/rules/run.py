@@ -34,10 +34,12 @@ from covenant.model.error import (
     KeyReused,
     LeaseMismatch,
     Malformed,
+    NotARun,
     NotInDoubt,
     NotLeased,
     NotPermitted,
     NotProvenDead,
+    ResultConflict,
     ResultGone,
     ResumesExhausted,
     TaskConflict,
@@ -93,6 +95,7 @@ from covenant.rules.send import send
 from covenant.rules.sight import lent, task_of_lease, visible_task
 
 _NUMBER_MAX: Final = 2**53
+_SIGNS_OF_LIFE: Final = 8  # in the time after which a silent worker may be taken for dead
 _VERDICTS: Final = ("done", "failed", "retry")
 
 
@@ -132,13 +135,17 @@ class _Committing:
         self.outcomes: dict[str, Result] = {}  # of tasks that end in this commit
         self.sent: dict[str, Task] = {}
         self.leases: dict[str, str] = {}
+        self.marks: set[str] = set()
+        self.taken: set[str] = set()
         self.said = record.said
         self.generation = record.generation
 
     def all(self) -> Commit:
         made = self.made
         if self.run is None:
-            self._begin()
+            self.events += _beginning(self.record, self.view, self.ctx)
+        else:
+            self._show_life()
         for result in made.answers:
             self._answer(result)
         for draft in made.entries:
@@ -156,20 +163,20 @@ class _Committing:
         then = (SweepRun(None, self.task_id),) if made.checkpoint is not UNSET else ()
         return Commit(tuple(self.events), standing, then=then)
 
-    def _begin(self) -> None:
-        """What its sender said while nobody had begun waits for the run as signals."""
-        self.events += [e.Begun(self.task_id), e.RunBegun(run_key(self.task_id), self.task_id, self.agent.pubkey)]
-        for number, said in self.view.pieces(said_key(self.task_id, ""), 1, self.record.said):
-            if isinstance(said, Said) and said.message.role == "ROLE_USER":
-                name = _named_in(said.message) or MESSAGE
-                key = signal_key(self.task_id, self.ctx.ids.lease())
-                self.events.append(e.Signaled(key, name, said=number))
+    def _show_life(self) -> None:
+        """A commit is a sign of life; where steps come fast, one of several is enough."""
+        lease = self.record.lease
+        assert lease is not None
+        if self.ctx.now - lease.seen_ms >= self.ctx.limits.run_lapse_ms // _SIGNS_OF_LIFE:
+            self.events.append(e.Heartbeat(self.task_id))
 
     def _answer(self, result: Result) -> None:
         """A task that the run's own holder did. If it lost that task meanwhile, what it went on to do is void."""
         child = self.view.get(check_id(result.task_id, "task_id"))
         if not isinstance(child, TaskRecord) or child.run != self.task_id:
             raise NotPermitted("it answers the tasks of its own run only", task_id=result.task_id)
+        if result.task_id in self.outcomes:
+            raise ResultConflict(f"task {result.task_id} is answered twice", task_id=result.task_id)
         posted = post(PostResult(self.agent, result, self.incarnation), self.view, self.ctx)
         if isinstance(posted.reply, CovenantError):
             raise posted.reply
@@ -184,8 +191,9 @@ class _Committing:
             raise Malformed("the parent of an entry comes before it", field="parent")
         if draft.key is not None:
             key, digest = marked(self.task_id, draft.key), digest_of_entry(draft)
-            if self.view.get(key) is not None:
+            if key in self.marks or self.view.get(key) is not None:
                 raise KeyReused(f"an entry under the key {draft.key} is there", key=draft.key)
+            self.marks.add(key)
             self.events.append(e.Marked(key, number, digest))
         said = draft.said
         if draft.says is not None:
@@ -194,7 +202,8 @@ class _Committing:
             raise Malformed("no such message", field="said")
         self.entries = number
         key = entry_key(self.task_id, number)
-        kept = e.EntryKept(key, draft.id, draft.role, draft.parent, draft.content, draft.type, said, draft.turn)
+        parent = None if draft.parent == number - 1 else draft.parent
+        kept = e.EntryKept(key, draft.id, draft.role, parent, draft.content, draft.type, said, draft.turn)
         self.events.append(kept)
 
     def _say(self, message: Message) -> int:
@@ -222,8 +231,11 @@ class _Committing:
         """A task of the run. Its id is told by what it asks for: there before, it is the same."""
         own = structs.replace(task, parent=self.task_id)
         sealed = seal_task(own, self.agent, self.ctx)
-        known = self.view.get(sealed.id)
-        if known is None:
+        twin, known = self.sent.get(sealed.id), self.view.get(sealed.id)
+        if twin is not None:
+            if digest_of(twin) != digest_of(sealed):
+                raise TaskConflict(f"the id {sealed.id} is taken by other content", task_id=sealed.id)
+        elif known is None:
             self.sent[sealed.id] = sealed
             self.events.append(e.Sent(sealed.id, sealed, run=self.task_id))
         elif not isinstance(known, TaskRecord):
@@ -238,6 +250,8 @@ class _Committing:
         if task is None or task.recipient.pubkey != self.agent.pubkey:
             raise NotPermitted("a run takes up its own tasks to itself", task_id=task_id)
         if isinstance(child, TaskRecord) and (child.run != self.task_id or child.ready_for is None):
+            return
+        if task_id in self.leases:
             return
         lease_id = self.ctx.ids.lease()
         self.leases[task_id] = lease_id
@@ -255,8 +269,9 @@ class _Committing:
     def _take(self, signal_id: str) -> None:
         key = signal_key(self.task_id, check_text_of(signal_id, "takes", self.ctx))
         signal = self.view.get(key)
-        if not isinstance(signal, Signal) or signal.taken:
+        if not isinstance(signal, Signal) or signal.taken or key in self.taken:
             raise Malformed(f"no signal {signal_id} waits", field="takes")
+        self.taken.add(key)
         self.events.append(e.SignalTaken(key, _has_key(signal)))
 
     def _finish(self) -> Standing:
@@ -301,6 +316,17 @@ class _Committing:
             self.record.cancel_reason is not None and not ended,
             self.record.cancel_reason,
         )
+
+
+def _beginning(record: TaskRecord, view: View, ctx: Context) -> list[e.Event]:
+    """What its sender said while nobody had begun waits for the run as signals."""
+    task_id = record.task.id
+    events: list[e.Event] = [e.Begun(task_id), e.RunBegun(run_key(task_id), task_id, record.recipient)]
+    for number, said in view.pieces(said_key(task_id, ""), 1, record.said):
+        if isinstance(said, Said) and said.message.role == "ROLE_USER":
+            name = _named_in(said.message) or MESSAGE
+            events.append(e.Signaled(signal_key(task_id, ctx.ids.lease()), name, said=number))
+    return events
 
 
 def _repeated(made: RunCommit, record: TaskRecord, view: View, ctx: Context) -> Standing:
@@ -563,7 +589,7 @@ def _check_own(by: AgentId | None, record: TaskRecord, ctx: Context) -> None:
 
 def resume(command: ResumeRun, view: View, ctx: Context) -> Commit:
     """A dead worker's run goes on under a new lease, and its own tasks that may be done twice are given back. One that
-    its worker has not begun with has nothing behind it: that it is a run at all, only its agent knows."""
+    its worker has not begun with begins here: that it is a run at all, only its agent knows."""
     task_id = check_id(command.task_id, "task_id")
     check_text(command.reason, "reason", ctx.limits.text_bytes_max)
     check_text(command.dead, "dead", ctx.limits.text_bytes_max)
@@ -575,6 +601,8 @@ def resume(command: ResumeRun, view: View, ctx: Context) -> Commit:
     if isinstance(run, Run) and run.dead == command.dead and _is_taken_over(command, record):
         lease_id = "" if lease is None else lease.lease_id
         return Commit((), Resumed(lent(record.task), lease_id, record.attempt, record.generation))
+    if run is None and command.by is None:
+        raise NotARun(f"task {task_id} is no run, or has not begun", task_id=task_id)
     if lease is None:
         raise NotLeased(f"task {task_id} is not in flight", task_id=task_id, state=record.state)
     if lease.incarnation != command.dead:
@@ -589,7 +617,7 @@ def resume(command: ResumeRun, view: View, ctx: Context) -> Commit:
     given_back = [
         child
         for child in view.leases(0, ctx.limits.scan_max, record.recipient)
-        if child.run == task_id and child.lease is not None and child.lease.incarnation == command.dead
+        if child.run == task_id and _held_by(child, record.recipient, command.dead)
     ]
     safe = [child for child in given_back if declared_safety(child) == "idempotent" and child.cancel_reason is None]
     requeued = [
@@ -610,6 +638,7 @@ def resume(command: ResumeRun, view: View, ctx: Context) -> Commit:
         reason=command.reason,
     )
     events: tuple[e.Event, ...] = (
+        *(_beginning(record, view, ctx) if run is None else ()),
         e.TakenUp(task_id, lease_id, command.incarnation or ""),
         *((e.Woken(task_id, restates),) if is_left else ()),
         e.RunResumed(run_key(task_id), command.dead),
@@ -619,6 +648,11 @@ def resume(command: ResumeRun, view: View, ctx: Context) -> Commit:
     given = [event.key for event in requeued]
     reply = Resumed(lent(record.task), told, record.attempt, record.generation + restates, given)
     return Commit(events, reply, (row,))
+
+
+def _held_by(child: TaskRecord, agent: str, incarnation: str) -> bool:
+    """An agent knows of its own workers only: others may give theirs the same names."""
+    return child.recipient == agent and child.lease is not None and child.lease.incarnation == incarnation
 
 
 def _is_taken_over(command: ResumeRun, record: TaskRecord) -> bool:
@@ -662,6 +696,7 @@ def sweep(command: SweepRun, view: View, ctx: Context) -> Commit:
 
 def _sweep_steps(run: Run, view: View, ctx: Context) -> Commit:
     events: list[e.Event] = []
+    let_go: set[str] = set()
     swept = run.swept
     limit = ctx.limits.step_records_max
     for number, step in view.pieces(step_key(run.task_id, ""), run.swept + 1, min(run.floor, run.swept + limit)):
@@ -669,18 +704,18 @@ def _sweep_steps(run: Run, view: View, ctx: Context) -> Commit:
             break
         swept = number
         events.append(e.StepDropped(step_key(run.task_id, number)))
-        named = {memo.task for memo in step.memos if memo.task is not None} if isinstance(step, Step) else ()
-        events += [e.Drained(task_id) for task_id in sorted(named) if _is_let_go(view.get(task_id), events)]
+        for memo in step.memos if isinstance(step, Step) else ():
+            if memo.task is not None and memo.task not in let_go and _is_finished(view.get(memo.task)):
+                let_go.add(memo.task)
+                events.append(e.Drained(memo.task))
     if len(events) < limit:
         swept = min(run.floor, run.swept + limit)
     events.append(e.RunSwept(run_key(run.task_id), swept))
     return Commit(tuple(events), then=(SweepRun(None, run.task_id),))
 
 
-def _is_let_go(child: object, events: list[e.Event]) -> bool:
-    if not isinstance(child, TaskRecord) or child.state is not TaskState.RESULT_PENDING:
-        return False
-    return not any(type(event) is e.Drained and event.key == child.task.id for event in events)
+def _is_finished(child: object) -> bool:
+    return isinstance(child, TaskRecord) and child.state is TaskState.RESULT_PENDING
 
 
 def _sweep_rest(run: Run, after: int, view: View, ctx: Context) -> Commit:
@@ -803,10 +838,13 @@ def check_value(value: Raw, field: str, ctx: Context) -> Raw:
     if size > ctx.limits.content_bytes_max:
         raise TooLarge(f"{field} has {size} bytes", field=field, size=size, limit=ctx.limits.content_bytes_max)
     try:
-        check_json(msgspec.json.decode(value), ctx.limits)
+        body = bytes(value)
+        decoded = msgspec.json.decode(body)
+        if body.count(b"[") + body.count(b"{") > ctx.limits.content_depth_max:  # else it cannot be too deep
+            check_json(decoded, ctx.limits)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as wrong:
         raise Malformed(f"{field}: {wrong}", field=field) from None
-    return value.copy()
+    return Raw(body)
 
 
 def check_name(value: str, field: str, ctx: Context) -> str:

@@ -217,7 +217,7 @@ async def load_run(x: Exchange, caller: Caller, r: w.LoadRun) -> w.RunLoadedRepl
 
 
 async def look_around(x: Exchange, caller: Caller, r: w.LookAround) -> w.StandingReply:
-    return w.StandingReply(standing=await x.ask(caller, q.LookAround(x.by(caller), r.lease_id, r.wait)))
+    return w.StandingReply(standing=await x.ask(caller, q.LookAround(x.by(caller), r.lease_id, r.wait, r.every)))
 
 
 async def find_entry(x: Exchange, caller: Caller, r: w.FindEntry) -> w.EntryReply:

@@ -227,10 +227,11 @@ class LoadRun(Request, frozen=True, tag="load_run"):
 
 
 class LookAround(Request, frozen=True, tag="look_around"):
-    """For the holder of a run: what of this is there."""
+    """For the holder of a run: what of this is there; with `every`, all the signals that fit."""
 
     lease_id: str
     wait: Wait
+    every: bool = False
 
 
 class FindEntry(Request, frozen=True, tag="find_entry"):

@@ -1,0 +1,41 @@
+"""What is measured of durable agents: the same script beside the peers, in turns, and what only we can tell."""
+
+from __future__ import annotations
+
+import shutil
+from contextlib import ExitStack
+from typing import Final
+
+from bench.a2a_plan import ProtocolRun
+from bench.agents_covenant import FORMS
+from bench.agents_peers import PEERS
+from bench.agents_script import STEPS
+from bench.cell import Cell
+
+ENTRIES_FEW: Final = 1_000
+ENTRIES_MANY: Final = 10_000
+PAUSES: Final = 1_000
+_WAKES: Final = 200
+
+
+class AgentRun(ProtocolRun):
+    def agents(self, with_peers: bool) -> None:
+        for number in range(self.plan.rounds):
+            self._say(f"durable agents: round {number + 1} of {self.plan.rounds}")
+            for form in FORMS:
+                self._measure(f"agent covenant {form}", "agents covenant", steps=STEPS, form=form)
+            for name, (cell, form) in PEERS.items() if with_peers else ():
+                self._measure(name, cell, steps=STEPS, form=form)
+            self._guarded(self._wakes)
+            self._measure("agent resumed few", "agents resumed", entries=ENTRIES_FEW)
+            self._measure("agent resumed many", "agents resumed", entries=ENTRIES_MANY)
+        self._measure("agent paused", "agents paused", pauses=PAUSES)
+
+    def _wakes(self) -> None:
+        """Beside the bare disk in the same moment."""
+        with ExitStack() as stack:
+            folder = self._new_folder()
+            stack.callback(shutil.rmtree, folder, ignore_errors=True)
+            stack.enter_context(Cell("a2a idle", folder, scheme=self.plan.scheme, peers=2)).figures()
+            self._measure("agent wakes", "agents wakes", server=str(folder), times=_WAKES)
+            self._measure("bare beside agents", "bare", warm_s=0.1, seconds=0.5)
