@@ -468,21 +468,21 @@ class AgentContext:
 
     async def now(self) -> int:
         """The time in Unix milliseconds: after a crash, what it was then."""
-        return int(self._once("now", lambda: self._driver.now_ms()))
+        return int(self._once("now", lambda key: self._driver.now_ms()))
 
     async def random(self) -> float:
         """A number from 0 up to 1, remembered."""
-        return float(self._once("random", self._driver.chance))
+        return float(self._once("random", lambda key: _fraction(self._driver.chance(key))))
 
     async def uuid(self) -> str:
-        return str(self._once("uuid", lambda: str(uuid.uuid4())))
+        return str(self._once("uuid", lambda key: str(uuid.UUID(bytes=self._driver.chance(key), version=4))))
 
-    def _once(self, operation: str, make: Callable[[], Any]) -> Any:
+    def _once(self, operation: str, make: Callable[[str], Any]) -> Any:
         self._operate()
         key = self._driver.memory.key(operation, None)
         memo = self._driver.memory.recall(key)
         if memo is None:
-            memo = self._driver.note(key, make())
+            memo = self._driver.note(key, make(key))
         return values.unraw(memo.value)
 
     async def run(self, name: str, function: Callable[..., Any], *, idempotent: bool = False, type: Any = None) -> Any:
@@ -509,7 +509,7 @@ class AgentContext:
         if not idempotent:
             driver.remember(Memo(key, begun=shown))
             await driver.flush()
-        outcome = await driver.perform(function, f"{driver.run_id}:{key}")
+        outcome = await driver.perform(function, key, idempotent)
         memo = driver.note(key, outcome)
         if not idempotent:
             await driver.flush()
@@ -535,6 +535,11 @@ class AgentContext:
         self._driver.check_alive()
         if self._driver.has_old_checkpoint and not self._is_state_read:
             raise CheckpointUnread(_UNREAD)
+
+
+def _fraction(chance: bytes) -> float:
+    """As many bits as a float has behind the point."""
+    return (int.from_bytes(chance[:8]) >> 11) / (1 << 53)
 
 
 def _with_call(content: dict[str, Any], call_id: str | None) -> dict[str, Any]:

@@ -8,9 +8,7 @@ from its first line, and finds everything that it did. (Contract 20, 22-24.)
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
-import random
 from collections.abc import Awaitable, Callable, Coroutine
 from enum import Enum
 from typing import Any, Final, Protocol, TypeVar
@@ -85,6 +83,12 @@ class Host(Protocol):
 
     async def do(self, function: TaskFunction, delivery: Delivery) -> Result | None:
         """Do a task; None when it was given back for another attempt."""
+
+    async def perform(self, function: Callable[..., Any], key: str, idempotent: bool) -> Any:
+        """Do an effect, and get what it returned."""
+
+    def chance(self, key: str) -> bytes:
+        """Sixteen bytes for the operation under this key."""
 
     def probe(self, place: str) -> None:
         """Told of every step, for those who test what a crash there would do."""
@@ -446,8 +450,12 @@ class Driver:
     def now_ms(self) -> int:
         return self._host.clock.now_ms() + self._offset_ms
 
-    def chance(self) -> float:
-        return random.random()
+    def chance(self, key: str) -> bytes:
+        return self._host.chance(self._within_run(key))
+
+    def _within_run(self, key: str) -> str:
+        """The key of an operation for those outside. Behind a checkpoint the same operation is another."""
+        return f"{self.run_id}:{self.checkpoints}:{key}"
 
     def note(self, key: str, value: Any) -> Memo:
         memo = noted(key, value)
@@ -678,23 +686,14 @@ class Driver:
 
         self._beside(wake())
 
-    async def perform(self, function: Callable[..., Any], key: str) -> dict[str, Any]:
+    async def perform(self, function: Callable[..., Any], key: str, idempotent: bool) -> dict[str, Any]:
         """An effect: what it returned, or how it failed."""
-        takes_key = _needs_argument(function)
         self._host.probe("an effect")
         try:
-            made = function(key) if takes_key else function()
-            value = await made if inspect.isawaitable(made) else made
+            value = await self._host.perform(function, self._within_run(key), idempotent)
             return {"value": values.plain(value)}
         except Exception as failed:
             return {"error": f"{type(failed).__name__}: {failed}"}
-
-
-def _needs_argument(function: Callable[..., Any]) -> bool:
-    """What has a default is the function's own: `lambda step=step: …` keeps the value that a loop gave it."""
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    given = inspect.signature(function).parameters.values()
-    return any(p.kind in positional and p.default is inspect.Parameter.empty for p in given)
 
 
 def entry_of(seen: EntrySeen) -> AgentEntry:

@@ -100,6 +100,8 @@ class RunHandle:
 class Local:
     """`async with Local("file:./run", agents=[…], tasks=[…]) as house: run = await house.start(agent, input)`."""
 
+    _worker_type: Callable[..., AgentWorker] = AgentWorker
+
     def __init__(
         self,
         store: str = "memory:",
@@ -134,7 +136,7 @@ class Local:
             self.box = self._given
         self.caller = self.box.of(CALLER)
         self.agent = AgentId.named(HOUSE)
-        self.worker = AgentWorker(
+        self.worker = self._worker_type(
             self.box.of(self.agent),
             agents=self._agents,
             tasks=self._tasks,

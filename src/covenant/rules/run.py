@@ -641,7 +641,7 @@ def resume(command: ResumeRun, view: View, ctx: Context) -> Commit:
         *(_beginning(record, view, ctx) if run is None else ()),
         e.TakenUp(task_id, lease_id, command.incarnation or ""),
         *((e.Woken(task_id, restates),) if is_left else ()),
-        e.RunResumed(run_key(task_id), command.dead),
+        *((e.RunResumed(run_key(task_id), command.dead),) if isinstance(run, Run) else ()),
         *requeued,
     )
     told = "" if is_left else lease_id
