@@ -20,31 +20,14 @@ from a2a.types import GetTaskRequest, Message, Part, Role, SendMessageRequest, T
 from covenant import Mailbox
 from covenant.a2a import Event, TaskGenerationMismatch
 from covenant.a2a.interface import JSONRPC, REST
-from covenant.agents import AgentContext, AgentWorker, agent, task
-from tests.a2a.house import Being, House, housed, until_hung_up
+from tests.a2a.house import Being, House, housed
+from tests.agents.talker import work
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
 PATIENCE_S = 60
 LINES = ("one", "two", "three", "four", "bye")
 NOWHERE = 0
-
-
-@task("spell", idempotent=True)
-def spell(word: str) -> str:
-    return "-".join(word)
-
-
-@agent("talker")
-async def talker(ctx: AgentContext, opening: str) -> str:
-    text, turns = opening, 0
-    while True:
-        turns += 1
-        await ctx.say(f"you said {await ctx.task('spell', text)}")
-        await ctx.say(f"that was turn {turns}")
-        if text == "bye":
-            return f"{turns} turns"
-        text = await ctx.wait_for_message()
 
 
 def answers(text: str, turn: int) -> list[str]:
@@ -56,24 +39,6 @@ TRANSCRIPT = [
     for turn, line in enumerate(LINES, 1)
     for said in (("user", line), *(("agent", answer) for answer in answers(line, turn)))
 ]
-
-
-def work(line: Connection, url: str, token: str, home: str, dies_at: int) -> None:
-    """A worker that stands still at one of its steps, and says so: there it is killed."""
-    steps = 0
-
-    def probe(place: str) -> None:
-        nonlocal steps
-        steps += 1
-        if steps == dies_at:
-            line.send(place)
-            line.recv()
-
-    async def main() -> None:
-        async with AgentWorker(url, agents=[talker], tasks=[spell], token=token, home=home, probe=probe):
-            await until_hung_up(line)
-
-    asyncio.run(main())
 
 
 async def speaks(line: Connection) -> None:
