@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from covenant.agents import AgentContext, AgentEntry, Local, agent
-from covenant.model.error import Malformed, TaskConflict
+from covenant.model.error import KeyReused, Malformed, TaskConflict
 
 PATIENCE_S = 20
 RUN = "00000000-0000-4000-8000-000000000001"
@@ -71,3 +71,22 @@ async def test_all_entries_are_read_however_many_there_are() -> None:
         run = await house.start(talker)
         await run.result()
         assert [entry.content for entry in await run.entries()] == list(range(250))
+
+
+async def test_an_entry_under_one_key_is_there_once_also_before_it_is_committed() -> None:
+    @agent("careful")
+    async def careful(ctx: AgentContext) -> bool:
+        first = await ctx.append("assistant", "once", key="k")
+        await ctx.append("assistant", "between")
+        assert await ctx.append("assistant", "once", key="k") == first
+        with pytest.raises(KeyReused):
+            await ctx.append("assistant", "other", key="k")
+        await ctx.checkpoint()
+        with pytest.raises(KeyReused):
+            await ctx.append("assistant", "other", key="k")
+        return await ctx.append("assistant", "once", key="k") == first
+
+    async with asyncio.timeout(PATIENCE_S), Local(agents=[careful]) as house:
+        run = await house.start(careful)
+        assert await run.result() is True
+        assert (await run.status()).entries == 2

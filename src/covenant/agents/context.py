@@ -27,6 +27,7 @@ from covenant.model.run import (
     EFFECT,
     MESSAGE,
     EntryDraft,
+    EntryFound,
     EntryRole,
     EntryType,
     Memo,
@@ -34,6 +35,7 @@ from covenant.model.run import (
     Wait,
 )
 from covenant.model.task import Result, Task
+from covenant.rules.run import digest_of_entry
 
 if TYPE_CHECKING:
     from covenant.agents.driver import Driver
@@ -159,32 +161,33 @@ class AgentContext:
     async def _enter(self, draft: EntryDraft, content: Any) -> str:
         self._operate()
         driver = self._driver
-        marked = ["key", draft.key] if draft.key is not None else [draft.role.value, draft.type.value, content]
-        key = driver.memory.key("entry", marked)
+        if draft.key is not None:
+            return await self._enter_once(draft, draft.key, content)
+        key = driver.memory.key("entry", [draft.role.value, draft.type.value, content])
         memo = driver.memory.recall(key)
-        if memo is not None and memo.entry is not None:
-            if draft.key is not None:
-                await self._check_once(draft)
-            driver.leaf = memo.entry
-            return driver.memory.entry_ids[memo.entry]
-        if draft.key is not None and (driver.checkpoints or memo is not None):
-            found = await self._check_once(draft)
-            if found is not None:
-                driver.leaf = found
-                return driver.memory.entry_ids[found]
-        return driver.enter(key, draft, content, self._turn)
+        if memo is None or memo.entry is None:
+            return driver.enter(key, draft, content, self._turn)
+        driver.leaf = memo.entry
+        return driver.memory.entry_ids[memo.entry]
 
-    async def _check_once(self, draft: EntryDraft) -> int | None:
-        from covenant.rules.run import digest_of_entry
-
-        assert draft.key is not None
-        found = await self._driver.find_entry(draft.key)
-        if found is None:
-            return None
-        if found.digest != digest_of_entry(draft):
-            raise KeyReused(f"the entry under {draft.key!r} has other content", key=draft.key)
-        self._driver.memory.entry_ids[found.number] = found.id
-        return found.number
+    async def _enter_once(self, draft: EntryDraft, mark: str, content: Any) -> str:
+        driver = self._driver
+        key = driver.memory.name("entry", ["key", mark])
+        is_maybe_there = driver.checkpoints > 0 or driver.memory.recall(key) is not None
+        known = driver.marked.get(mark)
+        if known is None and is_maybe_there:
+            known = await driver.find_entry(mark)
+        digest = digest_of_entry(draft)
+        if known is None:
+            entry_id = driver.enter(key, draft, content, self._turn)
+            driver.marked[mark] = EntryFound(driver.leaf, entry_id, digest)
+            return entry_id
+        if known.digest != digest:
+            raise KeyReused(f"the entry under {mark!r} has other content", key=mark)
+        driver.marked[mark] = known
+        driver.memory.entry_ids[known.number] = known.id
+        driver.leaf = known.number
+        return known.id
 
     # --- checkpoints --------------------------------------------------------------------------------------
 

@@ -112,6 +112,7 @@ class Driver:
         self.memory = Memory()
         self.batch = Batch()
         self.taken: set[str] = set()  # signals
+        self.marked: dict[str, EntryFound] = {}  # entries that are there once, by their keys
         self.leaf = 0
         self.state: Raw = NOTHING
         self.checkpoints = 0
