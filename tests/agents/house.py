@@ -13,7 +13,7 @@ from typing import Any, Final
 import msgspec
 
 from covenant import Answer, Json, Mailbox, OpenMailbox, QueueEntry, Task
-from covenant.agents import Agent, AgentWorker, RunFailed, TaskFunction, values
+from covenant.agents import Agent, AgentContext, AgentWorker, RunFailed, TaskFunction, values
 from covenant.model.command import AddMessage
 from covenant.model.error import NotARun
 from covenant.model.message import Message, Part
@@ -26,6 +26,7 @@ from covenant.model.view import Dialog
 from covenant.store.clock import ManualClock
 
 PATIENCE_S: Final = 5
+PAUSE: Final = "pause"
 COLD: Final = 0
 WARM: Final = 1000
 PARKED: Final = frozenset(
@@ -85,6 +86,14 @@ class House:
         await self.alice.send_task(task)
         return task.id
 
+    async def through(self, agent: Agent, input: Any = None, *, tasks: Sequence[TaskFunction] = ()) -> tuple[str, Any]:
+        """A run from beginning to end: whenever it pauses, it is told to go on. Its id, and what it returned."""
+        async with self.worker(agent, tasks=tasks):
+            run_id = await self.begin(agent, input)
+            while (await self.until(run_id, RunStatus.AWAITING_INPUT, RunStatus.ENDED)).outcome is None:
+                await self.signal(run_id, PAUSE)
+            return run_id, await self.result(run_id)
+
     async def say(self, run_id: str, text: str, *, signal: str | None = None, message_id: str | None = None) -> None:
         """As an A2A client says something to a task."""
         message = user_message(text, signal=signal, message_id=message_id)
@@ -94,15 +103,27 @@ class House:
         """Whether it had been told before."""
         return (await self.alice.signal_run(run_id, name, value, key=key)).duplicate
 
-    async def until(self, run_id: str, *statuses: RunStatus) -> RunSeen:
+    async def until(
+        self, run_id: str, *statuses: RunStatus, is_so: Callable[[RunSeen], bool] = lambda _: True
+    ) -> RunSeen:
         """Until the run stands there, or waits for whatever."""
         async with asyncio.timeout(PATIENCE_S):
             while True:
                 self._moved.clear()
                 seen = await self._seen(run_id)
-                if seen is not None and seen.status in (statuses or PARKED):
+                if seen is not None and seen.status in (statuses or PARKED) and is_so(seen):
                     return seen
-                await self._moved.wait()
+                generation = 1 if seen is None else seen.generation
+                moving = asyncio.create_task(self._moved.wait())
+                telling = asyncio.create_task(self.alice.wait_generation(run_id, generation, wait_ms=1000))
+                await asyncio.wait((moving, telling), return_when=asyncio.FIRST_COMPLETED)
+                moving.cancel()
+                telling.cancel()
+                await asyncio.wait((moving, telling))
+
+    async def paused(self, run_id: str) -> None:
+        """Until the run waits for nothing but to be told to go on."""
+        await self.until(run_id, is_so=lambda seen: list(seen.awaits) == [f"signal {PAUSE}"])
 
     async def until_task(self, task_id: str, is_so: Callable[[QueueEntry], bool]) -> QueueEntry:
         """Until a task of a run has come so far."""
@@ -116,6 +137,8 @@ class House:
         try:
             return await self.alice.get_run(run_id)
         except NotARun:
+            if await self.alice.get_result(run_id) is not None:
+                await self.result(run_id)  # it failed before it was one
             return None
 
     async def answer(self, run_id: str) -> Answer:
@@ -195,3 +218,8 @@ def user_message(text: str, *, signal: str | None = None, message_id: str | None
         parts=(Part(text=text),),
         metadata=None if signal is None else {"signal": signal},
     )
+
+
+async def pause(ctx: AgentContext) -> None:
+    """Be put away, and taken up again."""
+    await ctx.wait_for_signal(PAUSE)

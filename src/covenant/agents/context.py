@@ -27,7 +27,6 @@ from covenant.model.run import (
     EFFECT,
     MESSAGE,
     EntryDraft,
-    EntryFound,
     EntryRole,
     EntryType,
     Memo,
@@ -35,7 +34,7 @@ from covenant.model.run import (
     Wait,
 )
 from covenant.model.task import Result, Task
-from covenant.rules.run import digest_of_entry
+from covenant.rules.run import digest_of_entry, matches
 
 if TYPE_CHECKING:
     from covenant.agents.driver import Driver
@@ -160,9 +159,9 @@ class AgentContext:
 
     async def _enter(self, draft: EntryDraft, content: Any) -> str:
         self._operate()
-        driver = self._driver
         if draft.key is not None:
-            return await self._enter_once(draft, draft.key, content)
+            return await self._enter_once(draft, content)
+        driver = self._driver
         key = driver.memory.key("entry", [draft.role.value, draft.type.value, content])
         memo = driver.memory.recall(key)
         if memo is None or memo.entry is None:
@@ -170,24 +169,21 @@ class AgentContext:
         driver.leaf = memo.entry
         return driver.memory.entry_ids[memo.entry]
 
-    async def _enter_once(self, draft: EntryDraft, mark: str, content: Any) -> str:
+    async def _enter_once(self, draft: EntryDraft, content: Any) -> str:
+        """The function may come by again, also in one call and behind a checkpoint. Only where it added the entry does
+        the run stand below it."""
+        assert draft.key is not None
         driver = self._driver
-        key = driver.memory.name("entry", ["key", mark])
-        is_maybe_there = driver.checkpoints > 0 or driver.memory.recall(key) is not None
-        known = driver.marked.get(mark)
-        if known is None and is_maybe_there:
-            known = await driver.find_entry(mark)
-        digest = digest_of_entry(draft)
-        if known is None:
-            entry_id = driver.enter(key, draft, content, self._turn)
-            driver.marked[mark] = EntryFound(driver.leaf, entry_id, digest)
-            return entry_id
-        if known.digest != digest:
-            raise KeyReused(f"the entry under {mark!r} has other content", key=mark)
-        driver.marked[mark] = known
-        driver.memory.entry_ids[known.number] = known.id
-        driver.leaf = known.number
-        return known.id
+        key, _, count = driver.memory.key("entry", ["key", draft.key]).partition("#")
+        memo = driver.memory.recall(key)
+        found = await driver.find_entry(draft.key) if memo is not None or driver.checkpoints else None
+        if found is None:
+            return driver.enter(key, draft, content, self._turn)
+        if found.digest != digest_of_entry(draft):
+            raise KeyReused(f"the entry under {draft.key!r} has other content", key=draft.key)
+        if memo is not None and not count:
+            driver.leaf = found.number
+        return found.id
 
     # --- checkpoints --------------------------------------------------------------------------------------
 
@@ -444,8 +440,6 @@ class AgentContext:
         wait = Wait(tasks=frozenset(ids), first=True, signals=tuple(patterns), until_ms=until)
         found = await driver.first_of(wait)
         if isinstance(found, SignalSeen):
-            from covenant.rules.run import matches
-
             index = next(at for pattern, at in patterns.items() if matches(pattern, found.name))
             return self._take(key, found, index=index)
         done = [at for task_id, at in ids.items() if task_id in outcomes]

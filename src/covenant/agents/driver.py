@@ -48,7 +48,7 @@ from covenant.model.run import (
 from covenant.model.task import Idempotency, Result, Task
 from covenant.model.view import Delivery
 from covenant.rules.content_key import digest_of_input, task_id, task_key
-from covenant.rules.run import matches
+from covenant.rules.run import digest_of_entry, matches
 from covenant.store.clock import Clock
 
 T = TypeVar("T")
@@ -112,7 +112,6 @@ class Driver:
         self.memory = Memory()
         self.batch = Batch()
         self.taken: set[str] = set()  # signals
-        self.marked: dict[str, EntryFound] = {}  # entries that are there once, by their keys
         self.leaf = 0
         self.state: Raw = NOTHING
         self.checkpoints = 0
@@ -127,6 +126,7 @@ class Driver:
         self._inbox: dict[str, SignalSeen] = {}
         self._entry_numbers: dict[str, int] = {}
         self._known: dict[int, AgentEntry] = {}
+        self._marks: dict[str, EntryFound] = {}  # by their keys
         self._digests: dict[str, str] = {}
         self._sent: dict[str, Task] = {}
         self._kinds: dict[str, str] = {}  # of the tasks that this worker has a function for
@@ -210,7 +210,10 @@ class Driver:
     async def _is_fresh(self) -> bool:
         """Whether the run stands where this function left it."""
         union = self._union() or Wait(until_ms=0)
-        standing = await self._ask(lambda: self._box.look_around(self._lease_id, union))
+        looked = structs.replace(union, tasks=union.tasks - self.batch.tasks.keys())
+        if not looked.tasks and not looked.signals and looked.until_ms is None:
+            looked = Wait(until_ms=0)
+        standing = await self._ask(lambda: self._box.look_around(self._lease_id, looked))
         if standing.number != self._number:
             return False
         self._absorb(standing)
@@ -477,20 +480,28 @@ class Driver:
         self.memory.entry_ids[number] = draft.id
         self._entry_numbers[draft.id] = number
         self._known[number] = AgentEntry(draft.id, draft.role, content, draft.type, number, parent, self.now_ms(), turn)
+        if draft.key is not None:
+            self._marks[draft.key] = EntryFound(number, draft.id, digest_of_entry(draft))
         if key is not None:
             self.remember(Memo(key, entry=number))
         return draft.id
 
     async def find_entry(self, key: str) -> EntryFound | None:
-        return await self._ask(lambda: self._box.find_entry(self._lease_id, key))
+        """The entry under a key, which may not be committed yet."""
+        found = self._marks.get(key)
+        if found is None:
+            found = await self._ask(lambda: self._box.find_entry(self._lease_id, key))
+        if found is not None:
+            self._marks[key] = found
+        return found
 
     async def number_of(self, entry_id: str) -> int:
         number = self._entry_numbers.get(entry_id)
-        if number is None:
-            await self.path_to(self.leaf, None)
+        if number is None and self._number:
+            await self._fetch(self._entries, None, every=True)
             number = self._entry_numbers.get(entry_id)
         if number is None:
-            raise Malformed(f"no entry {entry_id} on the way to where this run is", field="entry")
+            raise Malformed(f"no entry {entry_id} in this run", field="entry")
         return number
 
     async def path_to(self, leaf: int, limit: int | None) -> list[AgentEntry]:
@@ -507,14 +518,16 @@ class Driver:
             at = entry.parent
         return path[::-1]
 
-    async def _fetch(self, leaf: int, limit: int | None) -> None:
-        """The stored part of a way, from an entry back."""
+    async def _fetch(self, leaf: int, limit: int | None, *, every: bool = False) -> None:
+        """The stored part of a way, from an entry back; or of everything."""
         before: int | None = leaf
         left = limit
         while before is not None and (left is None or left > 0):
             size = _PAGE if left is None else min(_PAGE, left)
             page = await self._ask(
-                lambda at=before, size=size: self._box.run_entries(self.run_id, size, before=at)  # type: ignore[misc]
+                lambda at=before, size=size: self._box.run_entries(  # type: ignore[misc]
+                    self.run_id, size, before=at, every=every
+                )
             )
             for entry in page.entries:
                 self._known[entry.number] = entry_of(entry)
@@ -646,7 +659,7 @@ class Driver:
         fitting = [
             s for s in self._inbox.values() if s.id not in self.taken and any(matches(p, s.name) for p in patterns)
         ]
-        return min(fitting, key=lambda signal: signal.at_ms, default=None)
+        return min(fitting, key=lambda signal: signal.order, default=None)
 
     def _is_over(self, until: int | None) -> bool:
         return until is not None and self._store_now >= until

@@ -38,15 +38,11 @@ class Memory:
 
     def key(self, operation: str, content: Any) -> str:
         """The key of an operation that comes now. It counts: ask once for each."""
-        digest = self.name(operation, content)
+        hashed = bytes.fromhex(content_hash(operation, content))[:_KEY_BYTES]
+        digest = urlsafe_b64encode(hashed).decode()
         count = self._seen[digest]
         self._seen[digest] += 1
         return f"{digest}#{count}" if count else digest
-
-    def name(self, operation: str, content: Any) -> str:
-        """The key of an operation that is the same whenever it comes."""
-        hashed = bytes.fromhex(content_hash(operation, content))[:_KEY_BYTES]
-        return urlsafe_b64encode(hashed).decode()
 
     def recall(self, key: str) -> Memo | None:
         return self._memos.get(key)

@@ -28,7 +28,7 @@ from covenant.model.error import CovenantError, Malformed
 from covenant.model.record import TaskState
 from covenant.model.run import Evidence
 from covenant.model.task import Result, Task
-from covenant.model.view import Delivery
+from covenant.model.view import Delivery, QueueEntry
 from covenant.store.clock import Clock, RandomIds, SystemClock
 from covenant.worker import Release, Settled, WorkContext, Worker, in_thread
 
@@ -303,31 +303,33 @@ class AgentWorker:
                 )
             )
             for entry in page.tasks:
-                if self._is_run_of_ours(entry.task):
-                    await self._resume(entry.task.id, evidence, dead)
+                if self._is_ours_to_resume(entry.task):
+                    await self._resume(entry, evidence, dead)
             cursor = page.cursor
             if cursor is None:
                 return
 
-    def _is_run_of_ours(self, task: Task) -> bool:
-        is_task = task.task_kind is not None and task.task_kind in self.tasks
-        return task.recipient == self.box.agent and not is_task and self._agent_for(task) is not None
+    def _is_ours_to_resume(self, task: Task) -> bool:
+        """Runs, and tasks of runs that may be done twice. The others are in doubt, and not for a worker to decide."""
+        if task.recipient != self.box.agent:
+            return False
+        if task.task_kind is not None and task.task_kind in self.tasks:
+            return task.is_idempotent
+        return self._agent_for(task) is not None
 
-    async def _resume(self, run_id: str, evidence: Evidence, dead: str | None) -> None:
+    async def _resume(self, entry: QueueEntry, evidence: Evidence, dead: str | None) -> None:
         assert self._worker is not None
-        try:
-            holder = dead
-            if holder is None:
-                holder = (await self.box.get_task(run_id)).incarnation
-            if holder is None or holder == self.incarnation:
-                return
-            resumed = await self.box.resume_run(
-                run_id, dead=holder, evidence=evidence, reason="its worker is dead" if dead else "its worker is silent"
-            )
-        except CovenantError as refused:
-            log.info("run %s is not taken up: %s", run_id, refused.code)
+        holder, task_id = entry.incarnation, entry.task.id
+        if holder is None or holder == self.incarnation or (dead is not None and holder != dead):
             return
-        self._worker.begin(Delivery(resumed.task, resumed.lease_id, resumed.attempt, resumed.generation))
+        reason = "its worker is dead" if evidence == "attested" else "its worker is silent"
+        try:
+            resumed = await self.box.resume_run(task_id, dead=holder, evidence=evidence, reason=reason)
+        except CovenantError as refused:
+            log.info("task %s is not taken up: %s", task_id, refused.code)
+            return
+        if resumed.lease_id:
+            self._worker.begin(Delivery(resumed.task, resumed.lease_id, resumed.attempt, resumed.generation))
 
     async def patiently(self, call: Callable[[], Awaitable[T]]) -> T:
         assert self._worker is not None

@@ -42,6 +42,7 @@ _SILENT = (
     e.EntryKept,
     e.Marked,
     e.SignalTaken,
+    e.KeyTaken,
 )
 _OF_A_TASK = frozenset(("part", "late", "push", "run", "signal"))
 _CARRIED = ("lease_id", "reason", "cause", "outcome", "number")

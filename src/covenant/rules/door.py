@@ -272,8 +272,7 @@ def _truly_addressed(command: c.SendTask, sender: AgentId, recipient: AgentId) -
     given = command.task
     if given.sender is None and given.recipient.display == recipient.display and given.recipient == recipient:
         return command
-    task = structs.replace(command.task, sender=sender, recipient=recipient)
-    return c.SendTask(command.by, task, command.protocol)
+    return structs.replace(command, task=structs.replace(given, sender=sender, recipient=recipient))
 
 
 def _truly_started(command: c.SignalRun, sender: AgentId, recipient: AgentId) -> c.SignalRun:

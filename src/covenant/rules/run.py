@@ -75,7 +75,7 @@ from covenant.model.run import (
 from covenant.model.task import Result, Task
 from covenant.model.view import Moved
 from covenant.rules.context import Commit, Context, View
-from covenant.rules.end import end
+from covenant.rules.end import end, end_asked
 from covenant.rules.envelope import (
     check_count,
     check_id,
@@ -434,7 +434,7 @@ def seen(signal: Signal, task_id: str, view: View) -> SignalSeen:
     if signal.said is not None:
         said = view.get(said_key(task_id, signal.said))
         message = said.message if isinstance(said, Said) else None
-    return SignalSeen(signal.id, signal.name, signal.at_ms, signal.value, signal.said, message)
+    return SignalSeen(signal.id, signal.name, signal.at_ms, signal.order, signal.value, signal.said, message)
 
 
 def matches(pattern: str, name: str) -> bool:
@@ -588,8 +588,9 @@ def _check_own(by: AgentId | None, record: TaskRecord, ctx: Context) -> None:
 
 
 def resume(command: ResumeRun, view: View, ctx: Context) -> Commit:
-    """A dead worker's run goes on under a new lease, and its own tasks that may be done twice are given back. One that
-    its worker has not begun with begins here: that it is a run at all, only its agent knows."""
+    """A dead worker's run goes on under a new lease; a task of a run that may be done twice is done again, by who asks.
+    A run that its worker has not begun with begins here: that it is one at all, only its agent knows. The operator
+    asks for nobody in particular, and so leaves it to whoever comes."""
     task_id = check_id(command.task_id, "task_id")
     check_text(command.reason, "reason", ctx.limits.text_bytes_max)
     check_text(command.dead, "dead", ctx.limits.text_bytes_max)
@@ -601,7 +602,8 @@ def resume(command: ResumeRun, view: View, ctx: Context) -> Commit:
     if isinstance(run, Run) and run.dead == command.dead and _is_taken_over(command, record):
         lease_id = "" if lease is None else lease.lease_id
         return Commit((), Resumed(lent(record.task), lease_id, record.attempt, record.generation))
-    if run is None and command.by is None:
+    is_redone = run is None and record.run is not None and declared_safety(record) == "idempotent"
+    if run is None and command.by is None and not is_redone:
         raise NotARun(f"task {task_id} is no run, or has not begun", task_id=task_id)
     if lease is None:
         raise NotLeased(f"task {task_id} is not in flight", task_id=task_id, state=record.state)
@@ -610,24 +612,6 @@ def resume(command: ResumeRun, view: View, ctx: Context) -> Commit:
     if lease.incarnation == command.incarnation:
         raise Malformed("a worker cannot vouch for its own death", field="dead")
     _check_dead(command, record, ctx)
-    if isinstance(run, Run) and run.resumes >= ctx.limits.resumes_max and command.by is not None:
-        raise ResumesExhausted(
-            f"it was taken up {run.resumes} times and got no further: the operator decides", task_id=task_id
-        )
-    given_back = [
-        child
-        for child in view.leases(0, ctx.limits.scan_max, record.recipient)
-        if child.run == task_id and _held_by(child, record.recipient, command.dead)
-    ]
-    safe = [child for child in given_back if declared_safety(child) == "idempotent" and child.cancel_reason is None]
-    requeued = [
-        e.Requeued(child.task.id, child.lease.lease_id, "resumed", command.reason)
-        for child in safe[: ctx.limits.step_records_max]
-        if child.lease is not None
-    ]
-    lease_id = ctx.ids.lease()
-    is_left = command.incarnation is None
-    restates = is_left and record.asks is not None
     row = AuditRow(
         "resume",
         command.evidence,
@@ -636,18 +620,67 @@ def resume(command: ResumeRun, view: View, ctx: Context) -> Commit:
         lease_id=lease.lease_id,
         attempt=record.attempt,
         reason=command.reason,
+        declared=declared_safety(record),
     )
-    events: tuple[e.Event, ...] = (
-        *(_beginning(record, view, ctx) if run is None else ()),
-        e.TakenUp(task_id, lease_id, command.incarnation or ""),
-        *((e.Woken(task_id, restates),) if is_left else ()),
-        *((e.RunResumed(run_key(task_id), command.dead),) if isinstance(run, Run) else ()),
-        *requeued,
-    )
-    told = "" if is_left else lease_id
+    if record.cancel_reason is not None:
+        events, then = end_asked(record, view)
+        reply = Resumed(lent(record.task), "", record.attempt, record.generation + 1)
+        return Commit(events, reply, (row,), then)
+    if is_redone:
+        return _redo(command, record, row, ctx)
+    return _take_over(command, record, run if isinstance(run, Run) else None, row, view, ctx)
+
+
+def _redo(command: ResumeRun, record: TaskRecord, row: AuditRow, ctx: Context) -> Commit:
+    """The next attempt at a task of a run. Who asks gets it in the same commit: the dead may still stand in the queue,
+    and be handed it again."""
+    task_id, lease = record.task.id, record.lease
+    assert lease is not None
+    requeued = e.Requeued(task_id, lease.lease_id, "resumed", command.reason)
+    if command.incarnation is None:
+        return Commit((requeued,), Resumed(lent(record.task), "", record.attempt, record.generation + 1), (row,))
+    lease_id = ctx.ids.lease()
+    leased = e.Leased(task_id, lease_id, command.incarnation)
+    reply = Resumed(lent(record.task), lease_id, record.attempt + 1, record.generation + 2)
+    return Commit((requeued, leased), reply, (row,))
+
+
+def _take_over(
+    command: ResumeRun, record: TaskRecord, run: Run | None, row: AuditRow, view: View, ctx: Context
+) -> Commit:
+    task_id = record.task.id
+    if run is not None and run.resumes >= ctx.limits.resumes_max and command.by is not None:
+        raise ResumesExhausted(
+            f"it was taken up {run.resumes} times and got no further: the operator decides", task_id=task_id
+        )
+    begun = _beginning(record, view, ctx) if run is None else ()
+    counted = e.RunResumed(run_key(task_id), command.dead)
+    lease_id = ctx.ids.lease()
+    if command.incarnation is not None:
+        taken_up = e.TakenUp(task_id, lease_id, command.incarnation)
+        reply = Resumed(lent(record.task), lease_id, record.attempt, record.generation)
+        return Commit((*begun, taken_up, counted), reply, (row,))
+    restates = record.asks is not None
+    woken = (e.TakenUp(task_id, lease_id, ""), e.Woken(task_id, restates))
+    requeued = _requeue_of_the_dead(command, record, view, ctx)
     given = [event.key for event in requeued]
-    reply = Resumed(lent(record.task), told, record.attempt, record.generation + restates, given)
-    return Commit(events, reply, (row,))
+    reply = Resumed(lent(record.task), "", record.attempt, record.generation + restates, given)
+    return Commit((*begun, *woken, counted, *requeued), reply, (row,))
+
+
+def _requeue_of_the_dead(command: ResumeRun, record: TaskRecord, view: View, ctx: Context) -> list[e.Requeued]:
+    """The tasks of a run that its dead worker held, too, as far as they may be done twice."""
+    held_by_it = [
+        child
+        for child in view.leases(0, ctx.limits.scan_max, record.recipient)
+        if child.run == record.task.id and _held_by(child, record.recipient, command.dead)
+    ]
+    safe = [child for child in held_by_it if declared_safety(child) == "idempotent" and child.cancel_reason is None]
+    return [
+        e.Requeued(child.task.id, child.lease.lease_id, "resumed", command.reason)
+        for child in safe[: ctx.limits.step_records_max]
+        if child.lease is not None
+    ]
 
 
 def _held_by(child: TaskRecord, agent: str, incarnation: str) -> bool:
