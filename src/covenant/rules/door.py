@@ -80,6 +80,8 @@ def _let_in(
     checks.append(_check_row(demand, grant))
     if type(command) is c.SendTask:
         _check_recipient(command, caller, view, ctx, checks)
+    if type(command) is c.SignalRun and command.start is not None and _is_start(command, view):
+        _check_recipient(c.SendTask(command.by, command.start), caller, view, ctx, checks)
     return _decided(command, demand, grant, view, ctx, decide)
 
 
@@ -327,12 +329,17 @@ def _hold(
 def _signal(command: c.SignalRun, caller: Caller, view: View, ctx: Context) -> Demand | None:
     """Who may send to an agent may signal the runs that it has begun there; an agent signals its own."""
     task_id = check_id(command.task_id, "task_id")
-    if command.start is not None and view.get(task_id) is None:
+    if command.start is not None and _is_start(command, view):
         return _send(c.SendTask(command.by, command.start), caller, view, ctx)
     recipient = visible_task(task_id, command.by, view, ctx).task.recipient
     if recipient.pubkey == caller.agent.pubkey or caller.is_operator:
         return None
     return Demand(f"a2a.send.{recipient.display}", f"a2a-send:{recipient.display}", recipient, task_id)
+
+
+def _is_start(command: c.SignalRun, view: View) -> bool:
+    """There is no such run yet: the signal is a send."""
+    return command.start is not None and view.get(check_id(command.task_id, "task_id")) is None
 
 
 def _judge(command: c.JudgeEffect | c.ResumeRun, caller: Caller, view: View, ctx: Context) -> Demand | None:

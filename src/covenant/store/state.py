@@ -91,6 +91,8 @@ class Counts(Struct, frozen=True):
     in_flight: int
     result_pending: int
     answers: int  # results that wait to be drained, partial ones too
+    parked: int = 0  # among them those that are:
+    woken: int = 0
 
 
 class State:
@@ -115,6 +117,8 @@ class State:
         self._unfinished_count = 0
         self._ready_count = 0
         self._following_count = 0
+        self._parked_count = 0
+        self._woken_count = 0
         self._pending_count = 0
         self._answer_count = 0
         self._leases_of: dict[str, Ledger] = {}  # by party, made when it first lists them
@@ -256,6 +260,7 @@ class State:
             self.due_times.set(key, new.due_ms)
         if new.outcome is None:
             self._unfinished_count += 1
+            self._count_parked(None, new)
         elif new.state is TaskState.RESULT_PENDING:
             self._pending_count += 1
         if new.waits_on is not None:
@@ -265,6 +270,12 @@ class State:
             self._restore_task(key, new)
         if self.watched:
             self.changed.append(key)
+
+    def _count_parked(self, old: TaskRecord | None, new: TaskRecord) -> None:
+        for record, by in ((old, -1), (new, 1)):
+            if record is not None and record.state is TaskState.PARKED:
+                self._parked_count += by
+                self._woken_count += by if record.ready_for is not None else 0
 
     def _add_ready(self, key: Key, recipient: str, order: int) -> None:
         self._ready_count += 1
@@ -322,6 +333,8 @@ class State:
             self._waits.ledgers[old.waits_on].remove(old.ready_order)
         if old.lease is not new.lease:
             self._move_lease(key, old, new)
+        if old.is_run:
+            self._count_parked(old, new)
         if new.protocol:
             self._move_dialog(key, old, new)
         if old.due_ms != new.due_ms:
@@ -570,12 +583,14 @@ class State:
     def counts(self) -> Counts:
         in_flight = len(self._leases)
         return Counts(
-            queued=self._unfinished_count - in_flight,
-            ready=self._ready_count,
+            queued=self._unfinished_count - in_flight - self._parked_count,
+            ready=self._ready_count - self._woken_count,
             following=self._following_count,
             in_flight=in_flight,
             result_pending=self._pending_count,
             answers=self._answer_count,
+            parked=self._parked_count,
+            woken=self._woken_count,
         )
 
     def depth(self, recipient: str) -> int:
