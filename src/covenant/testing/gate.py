@@ -22,13 +22,10 @@ class Gate:
     after every call."""
 
     def __init__(self, engine: Embedded, point: Callable[[str], None], moved: asyncio.Event) -> None:
+        self.limits: Limits = engine.limits
         self._engine = engine
         self._point = point
         self._moved = moved
-
-    @property
-    def limits(self) -> Limits:
-        return self._engine.limits
 
     async def open(self) -> None: ...
     async def close(self) -> None: ...

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Generator, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from msgspec import structs
 
@@ -22,6 +22,8 @@ from covenant.testing.gate import Gate, StillAgentWorker
 from covenant.testing.rest import is_still, until
 from covenant.testing.world import World
 from covenant.worker import WorkContext
+
+T = TypeVar("T")
 
 _TURNS_MAX: Final = 1000
 _COMMITS: Final = ("before a commit", "after a commit")  # which the gate sees for itself
@@ -94,8 +96,7 @@ class Life:
 
     async def end(self) -> None:
         """Clear away what is left of it."""
-        if not self.is_dead:
-            self.is_dead = True
+        self.is_dead = True
         for _ in range(_TURNS_MAX):
             left = [task for task in self.tasks if not task.done()]
             if not left:
@@ -147,12 +148,11 @@ class Births:
         self._loop.set_task_factory(self._before)
 
     def _make(
-        self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any], **options: Any
-    ) -> asyncio.Task[Any]:
+        self, loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T] | Generator[Any, None, T], **options: Any
+    ) -> asyncio.Future[T]:
         context: contextvars.Context | None = options.get("context")
         life = _living.get() if context is None else context.get(_living)
-        task: Any = asyncio.Task(work, loop=loop, **options) if self._before is None else self._before(loop, work)
+        task = asyncio.Task(work, loop=loop, **options)
         if life is not None:
             life.tasks.add(task)
-            task.add_done_callback(life.tasks.discard) if task.done() else None
         return task

@@ -19,7 +19,6 @@ from shutil import copytree
 from typing import Any, Final
 from uuid import UUID
 
-import msgspec
 from msgspec import Struct
 
 from covenant.agents import values
@@ -47,6 +46,7 @@ from covenant.worker import WorkContext
 
 RUN_ID: Final = "5eed0000-0000-4000-8000-000000000001"
 _MANY: Final = 1000
+_NAMED: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}|[0-9]\.[0-9]+(?:e-[0-9]+)?")
 _ADVANCES_MAX: Final = 10_000
 
 
@@ -199,7 +199,7 @@ class World:
         return True
 
     async def _settle_orphans(self) -> bool:
-        """A task that a dead worker holds goes back to the queue. Whoever does it next finds out whether it was done."""
+        """A task that a dead worker holds goes back to the queue. Whoever takes it finds out whether it was done."""
         orphans = [
             record
             for record in self.engine.state.leases(0, _MANY, HOUSE_KEY)
@@ -208,7 +208,9 @@ class World:
         for orphan in orphans:
             self.doubts += 1
             self._deeds.setdefault(orphan.task.id, Deed()).is_judged = True
-            order = Requeue("idempotent" if orphan.task.is_idempotent else "operator_accepted")
+            if orphan.task.is_idempotent:
+                self.faults.append(f"the task {orphan.task.task_kind} may be done twice, and was left with the dead")
+            order = Requeue("operator_accepted")
             await self.box.repair_task(RepairRequest(orphan.task.id, order, "its worker is dead"))
         return bool(orphans)
 
@@ -302,25 +304,25 @@ class World:
         }
 
     def _named(self, told: dict[str, Any], entry_ids: dict[str, int]) -> dict[str, Any]:
-        text = msgspec.json.encode(told).decode()
         names = {entry_id: f"<entry {number}>" for entry_id, number in entry_ids.items()}
-        chances = {drawn: "" for drawn in self._drawn}
-        if not names and not chances:
-            return told
+        drawn = frozenset(self._drawn)
 
-        def name(found: re.Match[str]) -> str:
-            known = names.get(found[0]) or chances[found[0]]
-            if not known:
-                known = chances[found[0]] = f"<chance {sum(map(bool, chances.values())) + 1}>"
-            return known if found.string[found.start() - 1] == '"' or not _is_number(found[0]) else f'"{known}"'
+        def name(text: str) -> str:
+            if text not in names and text in drawn:
+                names[text] = f"<chance {len(names) - len(entry_ids) + 1}>"
+            return names.get(text, text)
 
-        pattern = "|".join(re.escape(one) for one in sorted({*names, *chances}, key=len, reverse=True))
-        renamed: dict[str, Any] = msgspec.json.decode(re.sub(pattern, name, text))
-        return renamed
+        def walk(value: Any) -> Any:
+            if isinstance(value, dict):
+                return {walk(key): walk(inner) for key, inner in value.items()}
+            if isinstance(value, list):
+                return [walk(inner) for inner in value]
+            if isinstance(value, str):
+                return _NAMED.sub(lambda found: name(found[0]), value)
+            return name(repr(value)) if isinstance(value, float) and repr(value) in drawn else value
 
-
-def _is_number(text: str) -> bool:
-    return text[0].isdigit() and "-" not in text[1:5]
+        walked: dict[str, Any] = walk(values.plain(told))
+        return walked
 
 
 def _told(outcome: tuple[Any, BaseException | None]) -> Any:
