@@ -24,6 +24,7 @@ NOUNS = (
     "coverage",
     "generation",
     "a2a_client",
+    "agents",
 )
 
 
