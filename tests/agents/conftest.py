@@ -23,7 +23,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "place" in metafunc.fixturenames:
         places = ENGINES if "everywhere" in metafunc.fixturenames else ("memory",)
         metafunc.parametrize("place", SERVED if "served" in metafunc.fixturenames else places)
-    if "warm_max" in metafunc.fixturenames:
+    if "open_house" in metafunc.fixturenames:
         metafunc.parametrize("warm_max", (WARM, COLD), ids=("warm", "cold"))
 
 

@@ -536,7 +536,7 @@ class Driver:
                 )
             )
             for entry in page.entries:
-                self._known[entry.number] = _entry_of(entry)
+                self._known[entry.number] = entry_of(entry)
                 self._entry_numbers[entry.id] = entry.number
             left = None if left is None else left - len(page.entries)
             before = page.before
@@ -723,7 +723,7 @@ class Driver:
             return {"error": f"{type(failed).__name__}: {failed}"}
 
 
-def _entry_of(seen: EntrySeen) -> AgentEntry:
+def entry_of(seen: EntrySeen) -> AgentEntry:
     content = values.unraw(seen.content) if seen.message is None else values.content_of(seen.message)
     return AgentEntry(seen.id, seen.role, content, seen.type, seen.number, seen.parent, seen.at_ms, seen.turn)
 

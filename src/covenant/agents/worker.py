@@ -269,9 +269,7 @@ class AgentWorker:
 
     async def perform(self, function: Callable[..., Any], key: str, idempotent: bool) -> Any:
         """An effect of a run; the function gets the key if it needs an argument."""
-        parameters = inspect.signature(function).parameters.values()
-        takes_key = any(parameter.default is inspect.Parameter.empty for parameter in parameters)
-        made = function(key) if takes_key else function()
+        made = function(key) if _needs_argument(function) else function()
         return await made if inspect.isawaitable(made) else made
 
     def chance(self, key: str) -> bytes:
@@ -357,6 +355,13 @@ class _Lock:
 
     def release(self) -> None:
         os.close(self._fd)
+
+
+def _needs_argument(function: Callable[..., Any]) -> bool:
+    """What has a default is the function's own: `lambda step=step: …` keeps the value that a loop gave it."""
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    given = inspect.signature(function).parameters.values()
+    return any(p.kind in positional and p.default is inspect.Parameter.empty for p in given)
 
 
 N = TypeVar("N", Agent, TaskFunction)
