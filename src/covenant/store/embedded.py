@@ -10,7 +10,6 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from typing import Any, Final
 
 from covenant.model.agent import AgentId
@@ -64,6 +63,8 @@ class Embedded(ABC):
         self._ready_waiters = Waiters(limits.waiters_max, self._watch)
         self._answer_waiters = Waiters(limits.waiters_max, self._watch)
         self._change_waiters = Waiters(limits.waiters_max, self._watch)
+        self._end_waiters = Waiters(limits.waiters_max, self._watch)  # for the end of a task, or a question
+        self._waiters = (self._ready_waiters, self._answer_waiters, self._change_waiters, self._end_waiters)
         self._record: Callable[[Logged], None] = lambda logged: None  # notes a commit before it is applied
         self._steps: deque[Command] = deque()
         self._timer: Timer | None = None
@@ -120,7 +121,7 @@ class Embedded(ABC):
             self._timer.cancel()
             self._timer = None
         self._timer_ms = None
-        for waiters in (self._ready_waiters, self._answer_waiters, self._change_waiters):
+        for waiters in self._waiters:
             waiters.wake_everyone()
         self._tell_growth()
 
@@ -263,10 +264,11 @@ class Embedded(ABC):
         return heard
 
     async def settle(self, task_id: str, wait_ms: int) -> None:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(wait_ms / 1000):
-                while self._refusal is None and _is_under_way(self.state.get(task_id)):
-                    await self._change_waiters.wait(task_id)
+        now = asyncio.get_running_loop().time
+        until, left = now() + wait_ms / 1000, wait_ms / 1000
+        while left > 0 and self._refusal is None and _is_under_way(self.state.get(task_id)):
+            await self._end_waiters.wait(task_id, left)
+            left = until - now()
 
     async def _wait_change(self, task_id: str, generation: int, cancel_requested: bool) -> None:
         record = self.state.get(task_id)
@@ -387,21 +389,26 @@ class Embedded(ABC):
     def _wake(self) -> None:
         """Wake those concerned: one waiter for each piece of work."""
         state = self.state
-        state.watched = bool(self._ready_waiters.count or self._answer_waiters.count or self._change_waiters.count)
+        ready, answers, changes, ends = self._waiters
+        state.watched = bool(ready.count or answers.count or changes.count or ends.count)
         if state.readied:
-            if self._ready_waiters.count:
+            if ready.count:
                 for recipient in state.readied:
-                    self._ready_waiters.wake_one(recipient)
+                    ready.wake_one(recipient)
             state.readied.clear()
         if state.answered:
-            if self._answer_waiters.count:
+            if answers.count:
                 for peer in state.answered:
-                    self._answer_waiters.wake_one(peer)
+                    answers.wake_one(peer)
             state.answered.clear()
         if state.changed:
-            if self._change_waiters.count:
+            if changes.count:
                 for key in state.changed:
-                    self._change_waiters.wake_all(key)
+                    changes.wake_all(key)
+            if ends.count:
+                for key in state.changed:
+                    if not _is_under_way(state.records.get(key)):
+                        ends.wake_all(key)
             state.changed.clear()
 
     def _run_steps(self) -> None:
