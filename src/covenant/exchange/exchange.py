@@ -294,6 +294,10 @@ class Exchange:
     def now_ms(self) -> int:
         return self._clock.now_ms()
 
+    def new_id(self) -> str:
+        """A random UUID."""
+        return self._ids.lease()
+
     def by(self, caller: Caller) -> AgentId | None:
         """How the rules name the caller: the operator sees all, and so is nobody in particular."""
         return None if caller.is_operator else caller.agent

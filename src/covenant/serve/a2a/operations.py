@@ -143,7 +143,7 @@ class Operations:
             recipient=agent.id,
             intent_text=text_of(message),
             message=message,
-            context_id=message.context_id or str(uuid.uuid4()),
+            context_id=message.context_id or self._exchange.new_id(),
         )
         sent: Sent = await self._exchange.run(caller, c.SendTask(caller.agent, task, protocol=True, shown=at_once))
         return sent
