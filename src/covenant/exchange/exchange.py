@@ -200,8 +200,8 @@ class Exchange:
 
     # --- doing --------------------------------------------------------------------------------------------
 
-    async def run(self, caller: Caller, command: c.Command) -> Any:
-        return await self.store.run(self._call(caller, command))
+    def run(self, caller: Caller, command: c.Command) -> Coroutine[Any, Any, Any]:
+        return self.store.run(self._call(caller, command))
 
     async def run_all(self, caller: Caller, commands: Sequence[c.Command]) -> list[Any]:
         return await self.store.run_all([self._call(caller, command) for command in commands])
@@ -243,8 +243,8 @@ class Exchange:
             return await self.store.take(call, wait_ms, undoing)
         return []
 
-    async def ask(self, caller: Caller, query: Query) -> Any:
-        return await self.store.ask(query, caller)
+    def ask(self, caller: Caller, query: Query) -> Coroutine[Any, Any, Any]:
+        return self.store.ask(query, caller)
 
     async def watch(
         self, caller: Caller, task_id: str, after: int, wait_ms: int, cancel_known: bool | None = None

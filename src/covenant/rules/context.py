@@ -145,12 +145,14 @@ class Commit(Struct, gc=False):
 
 def acting(command: Command | Call) -> AgentId | None:
     """For whom it is done; None is the operator."""
-    return None if type(command) is Call and command.caller.is_operator else command.by
+    if type(command) is Call:
+        return None if command.caller.is_operator else command.caller.agent
+    return command.by
 
 
 def actor(command: Command | Call) -> str:
     """Who the log says it was."""
-    if type(command) in (SignHead, NoteRefusal, NotePush):
-        return "system"
     by = acting(command)
-    return "operator" if by is None else by.display
+    if by is not None:
+        return by.display
+    return "system" if type(command) in (SignHead, NoteRefusal, NotePush) else "operator"

@@ -281,8 +281,7 @@ class Embedded(ABC):
 
     def caller_of(self, token: str) -> Caller | None:
         """Whose token this is (its digest), as far as memory knows; the door looks again in each commit."""
-        peer = self.state.peer_of_token(token)
-        return None if peer is None else Caller(peer.agent, peer.role, token)
+        return self.state.caller_of(token)
 
     def caller_at(self, pubkey: str) -> Caller | None:
         """The peer with this key, as it would come in now."""
@@ -302,6 +301,9 @@ class Embedded(ABC):
             return self.state.cards(0, _CARDS)
         card = self.state.get(card_key(pubkey))
         return (card,) if isinstance(card, Card) else ()
+
+    def directory_mark(self) -> object:
+        return self.state.directory_mark
 
     def order_of(self, task_id: str) -> int:
         """The last event of a task."""
