@@ -98,6 +98,7 @@ class Embedded(ABC):
         """Take up work: first what a crash may have left half done."""
         self._refusal = None
         self._ctx.recalled.clear()  # what was decided on events that did not last must not be remembered
+        self._ctx.ways.clear()
         self._watch()
         self._ctx.compaction = self.state.compaction
         self._steps.clear()
