@@ -30,7 +30,7 @@ from covenant.model.error import CovenantError, StoreClosed
 from covenant.model.limits import Limits
 from covenant.model.peer import Caller, Peer, peer_key
 from covenant.model.query import GetDialog, GetPlace, GetTask, ListInputs, Query
-from covenant.model.record import TaskRecord
+from covenant.model.record import Key, TaskRecord
 from covenant.model.view import Compaction, Inputs, QueueEntry
 from covenant.rules.audit import rows_of
 from covenant.rules.context import Commit, Context, Ids, actor
@@ -69,6 +69,7 @@ class Embedded(ABC):
         self._steps: deque[Command] = deque()
         self._timer: Timer | None = None
         self._timer_ms: int | None = None
+        self._ended: list[Key] = []  # tasks whose end, or question, nobody was told of: it is not durable yet
         self._growth: asyncio.Future[None] | None = None  # there while somebody follows the log
         self._on_push: Callable[[str], None] | None = None
 
@@ -124,6 +125,7 @@ class Embedded(ABC):
         self._timer_ms = None
         for waiters in self._waiters:
             waiters.wake_everyone()
+        self._ended.clear()
         self._tell_growth()
 
     # --- commands -----------------------------------------------------------------------------------------
@@ -212,7 +214,9 @@ class Embedded(ABC):
         except CovenantError:
             await self._settled()
             raise
-        await self._settled(self._told(query))
+        durable = self._durable(self._told(query))
+        if durable is not None:
+            await durable
         return found
 
     def _told(self, query: Query) -> int | None:
@@ -337,6 +341,15 @@ class Embedded(ABC):
             self._growth = asyncio.get_running_loop().create_future()
         return self._growth
 
+    def _tell_durable(self) -> None:
+        """More of the log is durable. Who waits for the end of a task is woken by that, and not before: it would only
+        have to wait again."""
+        if self._ended:
+            ended, self._ended = self._ended, []
+            for key in ended:
+                self._end_waiters.wake_all(key)
+        self._tell_growth()
+
     def _tell_growth(self) -> None:
         if self._growth is not None:
             self._growth.set_result(None)
@@ -383,8 +396,8 @@ class Embedded(ABC):
             self._wake()
         if state.due_times.moved and state.due_times.next_ms() != self._timer_ms:
             self._set_timer()
-        if self._growth is not None and self._durable() is None:
-            self._tell_growth()
+        if (self._ended or self._growth is not None) and self._durable() is None:
+            self._tell_durable()
 
     def _watch(self) -> None:
         self.state.watched = True
@@ -409,9 +422,7 @@ class Embedded(ABC):
                 for key in state.changed:
                     changes.wake_all(key)
             if ends.count:
-                for key in state.changed:
-                    if not _is_under_way(state.records.get(key)):
-                        ends.wake_all(key)
+                self._ended += [key for key in state.changed if not _is_under_way(state.records.get(key))]
             state.changed.clear()
 
     def _run_steps(self) -> None:

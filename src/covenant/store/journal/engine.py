@@ -239,7 +239,7 @@ class Journal(Embedded):
         stats.bytes += len(batch.data)
         writer.written(batch)
         synced.set_result(None)
-        self._tell_growth()
+        self._tell_durable()
         keeper = self._keeper
         assert keeper is not None
         keeper.unsaved_bytes += len(batch.data)
