@@ -227,7 +227,7 @@ class State:
         if new.ready_for is not None:
             self._add_ready(key, new.ready_for, new.ready_order)
         if new.protocol and not new.direct:
-            self._dialogs.add(_dialog(new), new.status_order, key)
+            self._dialogs.add(_names(new.sender, new.recipient), new.status_order, key)
         if new.due_ms is not None:
             self.due_times.set(key, new.due_ms)
         if new.outcome is None:
@@ -299,7 +299,7 @@ class State:
         if old.lease is not new.lease:
             self._move_lease(key, old, new)
         if new.protocol and old.status_order != new.status_order:
-            dialogs = self._dialogs.ledgers[_dialog(new)]
+            dialogs = self._dialogs.ledgers[_names(new.sender, new.recipient)]
             if not new.direct:
                 dialogs.add(new.status_order, key)
             dialogs.lose()
@@ -451,7 +451,7 @@ class State:
         if type(record) is TaskRecord:
             self._sent_all.lose()
             if record.protocol and not record.direct:
-                self._dialogs.ledgers[_dialog(record)].lose()
+                self._dialogs.ledgers[_names(record.sender, record.recipient)].lose()
             self._sent.ledgers[record.sender].lose()
             if record.recipient != record.sender:
                 self._sent.ledgers[record.recipient].lose()
@@ -749,10 +749,6 @@ def _status_order(record: TaskRecord) -> int:
 
 def _names(sender: str, recipient: str) -> str:
     return f"{sender}/{recipient}"
-
-
-def _dialog(record: TaskRecord) -> str:
-    return _names(record.sender, record.recipient)
 
 
 def _late_task(key: Key) -> str:
