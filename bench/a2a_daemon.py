@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import os
 import tempfile
 from collections.abc import AsyncIterator
@@ -23,7 +22,7 @@ from covenant import Result, Text
 from covenant.exchange.realm import Realm
 from covenant.model import command as c
 from covenant.model.peer import Caller
-from covenant.serve.daemon import Daemon, Settings
+from covenant.serve.daemon import Daemon, Settings, keep_memory_steady
 from covenant.serve.server import Server, config_for, listen
 
 _BATCH: Final = 128
@@ -51,7 +50,7 @@ async def _serve(
         settings = Settings(store=url_of(folder / "data", scheme), http="127.0.0.1:0", ipc=Path(short) / "sock")
         serving = Daemon(settings, Realm.throwaway(), _OPERATOR_TOKEN)
         await serving.start()
-        gc.freeze()
+        keep_memory_steady()
         seats = await _enrolled(serving, peers + 1)
         writer = serving.exchange.authenticate(seats[-1].token)
         operator = serving.exchange.authenticate(_OPERATOR_TOKEN)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import ipaddress
 import logging
 import os
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from covenant.serve.a2a.rpc import Rpc
 
 DEFAULT_HTTP: Final = "127.0.0.1:8421"
+_COLLECT_AFTER: Final = (50_000, 20, 50)  # objects made and not gone; then so many collections of each age
 
 log = logging.getLogger("covenant.daemon")
 
@@ -307,3 +309,10 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def keep_memory_steady() -> None:
+    """For a process that is a daemon and nothing else, once it has started. What was loaded stays: no collection needs
+    to look at it again. What a request leaves behind goes by itself: few collections find anything."""
+    gc.freeze()
+    gc.set_threshold(*_COLLECT_AFTER)
