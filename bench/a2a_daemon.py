@@ -26,6 +26,7 @@ from covenant.serve.daemon import Daemon, Settings, keep_memory_steady
 from covenant.serve.server import Server, config_for, listen
 
 _BATCH: Final = 128
+_WORKERS: Final = 2  # while one waits for the disk, the other takes what has come
 _BACKLOG: Final = 4096
 _WAIT_MS: Final = 20_000
 
@@ -55,15 +56,16 @@ async def _serve(
         writer = serving.exchange.authenticate(seats[-1].token)
         operator = serving.exchange.authenticate(_OPERATOR_TOKEN)
         await serving.exchange.run(operator, c.PublishCard(None, writer.agent, {"name": "writer"}))
-        working = asyncio.create_task(_work(serving, writer) if works else asyncio.sleep(0))
+        working = [asyncio.create_task(_work(serving, writer)) for _ in range(_WORKERS if works else 0)]
         assert serving.address is not None
         served = Served(pid=os.getpid(), port=serving.address[1], seats=seats[:-1], replies={})
         served.write(folder)
         yield _weight()
         async for _ in turns:
             yield _weight()
-        working.cancel()
-        await asyncio.wait([working])
+        for worker in working:
+            worker.cancel()
+        await asyncio.gather(*working, return_exceptions=True)
         await serving.stop()
 
 
