@@ -14,6 +14,7 @@ from a2a.utils._jcs import canonicalize
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from google.protobuf.json_format import MessageToDict
 
+from covenant.a2a.fault import Fault
 from covenant.a2a.signature import check_signed
 from covenant.model import command as c
 from covenant.model.agent import from_base58
@@ -197,3 +198,16 @@ async def test_the_root_is_the_first_agent_that_is_still_there(site: Site) -> No
     assert (await get(site)).json()["name"] == "editor"
     await site.exchange.revoke_peer(operator, "editor@lab", "left")
     assert (await get(site)).status_code == 404
+
+
+async def test_an_agent_is_found_as_it_is_now_however_often_it_was_found_before(site: Site) -> None:
+    directory, operator, writer = site.daemon.directory, site.exchange.operator(), site.writer.agent
+    silent = {"name": "writer", "capabilities": {"streaming": False}}
+    for card, streams in ((silent, False), ({"name": "writer"}, True)):
+        await site.exchange.run(operator, c.PublishCard(None, writer, card))
+        assert [(await directory.find(name)).streams for name in (None, "writer@lab")] == [streams, streams]
+    await site.exchange.run(operator, c.WithdrawCard(None, writer))
+    assert (await directory.find(None)).id.display == "editor@lab"
+    await site.exchange.revoke_peer(operator, "editor@lab", "left")
+    with pytest.raises(Fault):
+        await directory.find(None)

@@ -243,12 +243,39 @@ async def test_what_has_ended_takes_no_message_and_no_plain_subscription(town: T
 
 async def test_a_stream_gives_the_task_first_then_what_happens(town: Town) -> None:
     task = await town.send()
-    following = asyncio.ensure_future(town.events(task.id))
+    stream = town.operations.subscribe(town.alice, town.agent, a.SubscribeToTask(id=task.id))
+    assert line((await anext(stream)).response) == (1, "SUBMITTED")
     delivery = await town.lease()
     await town.finish(delivery, Result.error(delivery, "no paper"))
-    told = [line(event.response) for event in await following]
-    assert told[0][1] in ("SUBMITTED", "WORKING")
-    assert told[-1] == (3, "FAILED")
+    told = [line(event.response) async for event in stream]
+    assert told == [(2, "WORKING"), (3, "FAILED")]
+
+
+async def test_a_wait_for_the_end_is_woken_by_nothing_else(town: Town) -> None:
+    """That somebody has taken the task, and how far it is, is no reason to look again."""
+    task = await town.send()
+    settling = town.exchange.store.settle(task.id, 10_000)
+    woken = settling.send(None)
+    delivery = await town.lease()
+    await town.work(c.UpdateTask(None, delivery.lease_id, says("half way")))
+    assert not woken.done()
+    await town.finish(delivery)
+    assert woken.done()
+    with pytest.raises(StopIteration):
+        settling.send(None)
+
+
+async def test_a_wait_for_the_end_ends_with_its_time(town: Town) -> None:
+    task = await town.send()
+    await town.exchange.store.settle(task.id, 20)
+    assert (await town.get(task.id)).status.state == "TASK_STATE_SUBMITTED"
+
+
+async def test_a_draining_daemon_answers_a_send_that_waits_with_the_task_as_it_is(town: Town) -> None:
+    sending = asyncio.ensure_future(town.send(return_immediately=False))
+    await town.lease()
+    town.exchange.drain()
+    assert (await sending).status.state == "TASK_STATE_WORKING"
 
 
 async def test_a_stranger_does_not_see_the_task(town: Town) -> None:

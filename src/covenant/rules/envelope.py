@@ -24,6 +24,10 @@ from covenant.model.task import Idempotency, Result, Task
 from covenant.rules.context import Context
 
 _UUID: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
+_ENCODER: Final = msgspec.json.Encoder()
+_SPEECH: Final[dict[type, msgspec.json.Decoder[Any]]] = {
+    kind: msgspec.json.Decoder(kind) for kind in (Message, Artifact)
+}
 _SORTED: Final = msgspec.json.Encoder(order="sorted")
 _TIME_MS_MAX: Final = 2**53 - 1
 
@@ -120,7 +124,8 @@ def _seal_speech(speech: S, field: str, limits: Limits) -> S:
         raise Malformed(f"{field}.parts must not be empty", field=f"{field}.parts")
     if len(speech.parts) > limits.content_blocks_max:
         raise TooLarge(f"{field} has too many parts", field=field, limit=limits.content_blocks_max)
-    _check_value(speech.metadata, limits.content_depth_max)
+    if speech.metadata is not None:
+        _check_value(speech.metadata, limits.content_depth_max)
     for part in speech.parts:
         kinds = (part.text is not None) + (part.raw is not None) + (part.url is not None) + (part.data is not UNSET)
         if kinds != 1:
@@ -129,8 +134,8 @@ def _seal_speech(speech: S, field: str, limits: Limits) -> S:
             _check_value(None if part.data is UNSET else part.data, limits.content_depth_max)
             _check_value(part.metadata, limits.content_depth_max)
     try:
-        body = msgspec.json.encode(speech)
-        sealed = msgspec.json.decode(body, type=type(speech))
+        body = _ENCODER.encode(speech)
+        sealed: S = _SPEECH[type(speech)].decode(body)
     except (msgspec.MsgspecError, TypeError, ValueError, RecursionError) as wrong:
         raise Malformed(f"{field}: {wrong}", field=field) from None
     if len(body) > limits.content_bytes_max:

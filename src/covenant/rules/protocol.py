@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
+from functools import lru_cache
 from itertools import islice, takewhile
 from typing import Any, Final, NamedTuple
 
@@ -106,12 +107,18 @@ def _history_of(record: TaskRecord, view: View, length: int | None) -> tuple[Mes
     length = HISTORY_DEFAULT if length is None else length
     if length == 0:
         return ()
-    first = max(1, record.said - length + 1)
-    said = view.pieces(said_key(record.task.id, ""), first, record.said)
-    messages = [kept.message for _, kept in said if isinstance(kept, Said)]
+    messages = _said(record, view, length) if record.said else []
     if len(messages) < length:
         messages.insert(0, first_message(record.task))
-    return tuple(structs.replace(m, task_id=record.task.id, context_id=context_of(record)) for m in messages)
+    task_id, context_id = record.task.id, context_of(record)
+    return tuple([structs.replace(message, task_id=task_id, context_id=context_id) for message in messages])
+
+
+def _said(record: TaskRecord, view: View, length: int) -> list[Message]:
+    """The last of what was said since the first message."""
+    first = max(1, record.said - length + 1)
+    said = view.pieces(said_key(record.task.id, ""), first, record.said)
+    return [kept.message for _, kept in said if isinstance(kept, Said)]
 
 
 def first_message(task: Task) -> Message:
@@ -123,6 +130,10 @@ def first_message(task: Task) -> Message:
 
 
 def _artifacts_of(record: TaskRecord, view: View) -> tuple[Artifact, ...]:
+    result = record.result
+    final = None if result is None or not result.content else _result_artifact(result)
+    if not record.chunks and not record.partials_total:
+        return () if final is None else (final,)
     pieces = [*_chunks(record, view), *_partials(record, view)]
     if record.chunks and record.partials_total:
         pieces.sort(key=lambda piece: piece[0])
@@ -133,8 +144,7 @@ def _artifacts_of(record: TaskRecord, view: View) -> tuple[Artifact, ...]:
             known[1].extend(artifact.parts)
         else:
             made[artifact.artifact_id] = (artifact, list(artifact.parts))
-    if record.result is not None and record.result.content:
-        final = _result_artifact(record.result)
+    if final is not None:
         made[final.artifact_id] = (final, list(final.parts))  # a piece of that name has been replaced by it
     return tuple(structs.replace(artifact, parts=tuple(parts)) for artifact, parts in made.values())
 
@@ -162,7 +172,7 @@ def _result_artifact(result: Result) -> Artifact:
 
 
 def parts_of(content: Any) -> tuple[Part, ...]:
-    return tuple(_part_of(block) for block in content)
+    return tuple([_part_of(block) for block in content])
 
 
 def _part_of(block: Content) -> Part:
@@ -184,7 +194,13 @@ def _part_of(block: Content) -> Part:
 
 
 def time_of(ms: int) -> str:
-    return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return f"{_second_of(ms // 1000)}.{ms % 1000:03}Z"
+
+
+@lru_cache(maxsize=64)
+def _second_of(seconds: int) -> str:
+    """What happens in the same second shares it."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
 
 
 # --- what may be asked ---------------------------------------------------------------------------------------
@@ -198,7 +214,7 @@ def get_dialog(query: GetDialog, view: View, ctx: Context) -> Dialog:
         reply = _placed(record.result.message, None, context_of(record))
     history = query.history if query.history is None else check_count(query.history, "historyLength", _HISTORY_MAX)
     task = shown(record, view, history, query.artifacts)
-    return Dialog(task, record.generation, state_of(record), record.task.recipient, reply, is_hidden(record))
+    return Dialog(task, record.generation, task.status.state, record.task.recipient, reply, is_hidden(record))
 
 
 def get_place(query: GetPlace, view: View, ctx: Context) -> Place:

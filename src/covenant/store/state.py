@@ -18,7 +18,7 @@ from covenant.model import event as e
 from covenant.model.card import Card
 from covenant.model.event import Event, Sent
 from covenant.model.limits import LEASES_REMEMBERED_MAX
-from covenant.model.peer import Grant, Peer, peer_key
+from covenant.model.peer import Caller, Grant, Peer, peer_key
 from covenant.model.push import Push, pushed_task
 from covenant.model.record import (
     LATE_PREFIX,
@@ -116,13 +116,14 @@ class State:
         self._pushes: dict[str, list[Key]] = {}  # by task
         self._cards = Ledger()
         self._labels: dict[str, str] = {}  # display of a peer, its key
-        self._tokens: dict[str, str] = {}  # digest of a token, the key of its peer
+        self._callers: dict[str, Caller] = {}  # by the digest of their token
         self._peers = Ledger()
         self._grants: dict[str, dict[str, dict[str, dict[str, Grant]]]] = {}  # subject, action, pin, id
         self._granted = Ledger()
         self._granted_to = Shelf(Ledger)
         self.signed_head: SignedHead | None = None
         self.trust_order = 0  # the last event that touched a peer or a grant
+        self.directory_mark = object()  # another one whenever a peer or a card has changed
         self.due_times = DueTimes()
         self.watched = False  # whether anybody waits for one of these:
         self.readied: list[str] = []  # recipients with new work
@@ -205,6 +206,7 @@ class State:
         elif type(new) is Push:
             self._move_push(key, old if type(old) is Push else None, new)
         elif type(new) is Card:
+            self.directory_mark = object()
             if type(old) is Card:
                 self._cards.remove(old.order)
             self._cards.add(new.order, key)
@@ -230,7 +232,7 @@ class State:
         if new.ready_for is not None:
             self._add_ready(key, new.ready_for, new.ready_order)
         if is_listed(new):
-            self._dialogs.add(_dialog(new), new.status_order, key)
+            self._dialogs.add(_names(new.sender, new.recipient), new.status_order, key)
         if new.due_ms is not None:
             self.due_times.set(key, new.due_ms)
         if new.outcome is None:
@@ -322,9 +324,9 @@ class State:
         if was and now and old.status_order == new.status_order:
             return
         if now:
-            self._dialogs.add(_dialog(new), new.status_order, key)
+            self._dialogs.add(_names(new.sender, new.recipient), new.status_order, key)
         if was:
-            self._dialogs.ledgers[_dialog(new)].lose()
+            self._dialogs.ledgers[_names(new.sender, new.recipient)].lose()
 
     def _move_lease(self, key: Key, old: TaskRecord, new: TaskRecord) -> None:
         if old.lease is not None:
@@ -407,13 +409,14 @@ class State:
 
     def _move_peer(self, key: Key, old: Peer | None, new: Peer) -> None:
         self.trust_order = max(self.trust_order, new.order)
+        self.directory_mark = object()
         if old is not None:
-            self._tokens.pop(old.token, None)
+            self._callers.pop(old.token, None)
             self._peers.remove(old.order)
         self._peers.add(new.order, key)
         self._labels[new.agent.display] = new.agent.pubkey
         if new.revoked_ms is None:
-            self._tokens[new.token] = new.agent.pubkey
+            self._callers[new.token] = Caller(new.agent, new.role, new.token)
 
     def _move_grant(self, key: Key, old: Grant | None, new: Grant) -> None:
         self.trust_order = max(self.trust_order, new.order)
@@ -459,7 +462,7 @@ class State:
         if type(record) is TaskRecord:
             self._sent_all.lose()
             if is_listed(record):
-                self._dialogs.ledgers[_dialog(record)].lose()
+                self._dialogs.ledgers[_names(record.sender, record.recipient)].lose()
             self._sent.ledgers[record.sender].lose()
             if record.recipient != record.sender:
                 self._sent.ledgers[record.recipient].lose()
@@ -474,6 +477,7 @@ class State:
         elif type(record) is Push:
             self._remove_push(key)
         elif type(record) is Card:
+            self.directory_mark = object()
             self._cards.remove(record.order)
         elif type(record) is Late:
             task_id = _late_task(key)
@@ -546,10 +550,8 @@ class State:
     def peer_named(self, display: str) -> str | None:
         return self._labels.get(display)
 
-    def peer_of_token(self, digest: str) -> Peer | None:
-        pubkey = self._tokens.get(digest)
-        peer = None if pubkey is None else self.records.get(peer_key(pubkey))
-        return peer if type(peer) is Peer else None
+    def caller_of(self, digest: str) -> Caller | None:
+        return self._callers.get(digest)
 
     def peers(self, after: int, limit: int) -> Sequence[Peer]:
         return self._kept(Peer, islice(self._peers.after(after), limit))
@@ -762,10 +764,6 @@ def _status_order(record: TaskRecord) -> int:
 
 def _names(sender: str, recipient: str) -> str:
     return f"{sender}/{recipient}"
-
-
-def _dialog(record: TaskRecord) -> str:
-    return _names(record.sender, record.recipient)
 
 
 def _late_task(key: Key) -> str:

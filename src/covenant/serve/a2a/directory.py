@@ -47,19 +47,24 @@ class Directory:
         self._exchange = exchange
         self._listening = listening
         self._default = default
-        self._agents: dict[str, tuple[dict[str, Any], Agent]] = {}
+        self._found: dict[str | None, Agent] = {}  # as long as the store has this mark
+        self._mark: object = None
         self._shown: dict[tuple[str, bool, bool, Whereabouts], tuple[dict[str, Any], Shown]] = {}
 
-    async def find(self, name: str | None) -> tuple[Agent, Card]:
+    async def find(self, name: str | None) -> Agent:
         """By its label or key; without a name, the agent at the root. For whoever has something to ask of it: that
         becomes durable after the card, so there is nothing to wait for."""
-        card = self._at_hand(name or self._default) or await self._looked_up(name)
-        known = self._agents.get(card.agent.pubkey)
-        if known is None or known[0] is not card.card:
-            if len(self._agents) >= _SHOWN_MAX:
-                self._agents.clear()
-            known = self._agents[card.agent.pubkey] = (card.card, agent_of(card))
-        return known[1], card
+        mark = self._exchange.store.directory_mark()
+        if mark is not self._mark or len(self._found) >= _SHOWN_MAX:
+            self._found.clear()
+            self._mark = mark
+        agent = self._found.get(name)
+        if agent is None:
+            card = self._at_hand(name or self._default)
+            if card is None:
+                return agent_of(await self._looked_up(name))
+            agent = self._found[name] = agent_of(card)
+        return agent
 
     def _at_hand(self, name: str | None) -> Card | None:
         store = self._exchange.store

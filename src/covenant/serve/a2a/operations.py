@@ -135,7 +135,7 @@ class Operations:
             recipient=agent.id,
             intent_text=intent_of(message, self._exchange.store.context.limits),
             message=message,
-            context_id=message.context_id or str(uuid.uuid4()),
+            context_id=message.context_id or self._exchange.new_id(),
         )
         command = c.SendTask(caller.agent, task, protocol=True, shown=not agent.replies, push=push, key=key)
         sent: Sent = await self._exchange.run(caller, command)

@@ -210,7 +210,7 @@ class Rpc:
         self._exchange.meter(caller)
         said = parameters.read(metadata)
         request = reader.read(data)
-        agent, _ = await self._directory.find(request.tenant)
+        agent = await self._directory.find(request.tenant)
         active = parameters.check(said, agent)
         if active:
             await context.send_initial_metadata((("a2a-extensions", ", ".join(active)),))

@@ -131,7 +131,7 @@ class Surface:
     ) -> Talk:
         tenant: str | None = spot.tenant or request.tenant or None
         name = spot.agent or tenant
-        agent, _ = await self._directory.find(name)
+        agent = await self._directory.find(name)
         if spot.agent and tenant and self._exchange.key_of(tenant) != agent.id.pubkey:
             raise Fault(INVALID_PARAMS, f"the tenant {tenant} is not {agent.id.display}", field="tenant")
         said = parameters.read(headers, query.get(_VERSION) if query else None)
