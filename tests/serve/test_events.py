@@ -256,7 +256,14 @@ async def test_a_dialog_is_told_without_its_words(house: House) -> None:
 def test_every_kind_of_event_is_told_or_left_out_on_purpose() -> None:
     silent = {e.Heartbeat, e.SlotOpened, e.SlotLed, e.SlotCached, e.SlotClosed, e.Compacted, e.HeadSigned}
     silent |= {e.Said, e.ChunkKept, e.Shown}  # what they carry, or nobody's business
-    silent |= {e.PushSet, e.PushDropped, e.PushDelivered, e.CardPublished, e.CardWithdrawn}  # of no state of a task
+    silent |= {
+        e.KeyTaken,
+        e.PushSet,
+        e.PushDropped,
+        e.PushDelivered,
+        e.CardPublished,
+        e.CardWithdrawn,
+    }  # of no state of a task
     of_trust = {e.Enrolled, e.TokenRotated, e.PeerRevoked, e.Granted, e.GrantUsed, e.GrantRevoked, e.GrantExpired}
     assert set(TOLD) | silent | of_trust == set(Event.__args__)
     assert not set(TOLD) & (silent | of_trust)
