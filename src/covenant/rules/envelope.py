@@ -22,6 +22,7 @@ from covenant.model.message import Artifact, Message, Part
 from covenant.model.record import SLOT_PREFIX, CacheKey, Key
 from covenant.model.task import Idempotency, Result, Task
 from covenant.rules.context import Context
+from covenant.rules.portable import canonical_base64, is_portable
 
 _UUID: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 _SORTED: Final = msgspec.json.Encoder(order="sorted")
@@ -120,14 +121,10 @@ def _seal_speech(speech: S, field: str, limits: Limits) -> S:
         raise Malformed(f"{field}.parts must not be empty", field=f"{field}.parts")
     if len(speech.parts) > limits.content_blocks_max:
         raise TooLarge(f"{field} has too many parts", field=field, limit=limits.content_blocks_max)
-    _check_value(speech.metadata, limits.content_depth_max)
-    for part in speech.parts:
-        kinds = (part.text is not None) + (part.raw is not None) + (part.url is not None) + (part.data is not UNSET)
-        if kinds != 1:
-            raise Malformed("a part has one of text, raw, url and data", field=f"{field}.parts")
-        if part.data is not UNSET or part.metadata is not None:
-            _check_value(None if part.data is UNSET else part.data, limits.content_depth_max)
-            _check_value(part.metadata, limits.content_depth_max)
+    _check_portable(speech.metadata, field, limits)
+    parts = tuple(_seal_part(part, field, limits) for part in speech.parts)
+    if parts != speech.parts:
+        speech = msgspec.structs.replace(speech, parts=parts)
     try:
         body = msgspec.json.encode(speech)
         sealed = msgspec.json.decode(body, type=type(speech))
@@ -136,6 +133,29 @@ def _seal_speech(speech: S, field: str, limits: Limits) -> S:
     if len(body) > limits.content_bytes_max:
         raise TooLarge(f"{field} has {len(body)} bytes", field=field, size=len(body), limit=limits.content_bytes_max)
     return sealed
+
+
+def _seal_part(part: Part, field: str, limits: Limits) -> Part:
+    kinds = (part.text is not None) + (part.raw is not None) + (part.url is not None) + (part.data is not UNSET)
+    if kinds != 1:
+        raise Malformed("a part has one of text, raw, url and data", field=f"{field}.parts")
+    _check_portable(part.metadata, field, limits)
+    if part.data is not UNSET:
+        _check_portable(part.data, field, limits)
+    if part.raw is None:
+        return part
+    raw = canonical_base64(part.raw) if isinstance(part.raw, str) else None
+    if raw is None:
+        raise Malformed("raw is base64", field=f"{field}.parts.raw")
+    return part if raw == part.raw else msgspec.structs.replace(part, raw=raw)
+
+
+def _check_portable(value: Any, field: str, limits: Limits) -> None:
+    if value is None:
+        return
+    _check_value(value, limits.content_depth_max)
+    if not is_portable(value):
+        raise Malformed(f"{field} holds a value too deep, or a number too large, to go over gRPC", field=field)
 
 
 def check_name(value: str, field: str, limits: Limits) -> str:

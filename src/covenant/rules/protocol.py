@@ -12,6 +12,7 @@ from itertools import islice, takewhile
 from typing import Any, Final, NamedTuple
 
 from msgspec import structs
+from msgspec.json import encode
 
 from covenant.model import event as e
 from covenant.model.agent import AgentId
@@ -31,6 +32,7 @@ from covenant.rules.envelope import check_count, check_id
 from covenant.rules.evolve import steps_of
 from covenant.rules.lease import held
 from covenant.rules.page import Room
+from covenant.rules.portable import canonical_base64, is_portable
 from covenant.rules.retention import is_retained
 from covenant.rules.sight import task_of_lease, visible_task
 
@@ -169,17 +171,30 @@ def _part_of(block: Content) -> Part:
     if isinstance(block, Text):
         return Part(text=block.text)
     if isinstance(block, Json):
-        return Part(data=block.value)
+        return _json_part(block.value)
     if isinstance(block, (Image, Audio)):
-        return Part(raw=block.data, media_type=block.mime_type)
+        return _raw_part(block.data, block.mime_type)
     if isinstance(block, ResourceLink):
         return Part(url=block.uri, filename=block.name, media_type=block.mime_type)
     assert isinstance(block, Resource)
     inner = block.resource
     uri = {"uri": inner.uri}
     if inner.blob is not None:
-        return Part(raw=inner.blob, media_type=inner.mime_type, metadata=uri)
+        return _raw_part(inner.blob, inner.mime_type, uri)
     return Part(text=inner.text or "", media_type=inner.mime_type, metadata=uri)
+
+
+def _json_part(value: Any) -> Part:
+    if is_portable(value):
+        return Part(data=value)
+    return Part(text=encode(value).decode(), media_type="application/json")
+
+
+def _raw_part(data: str, media_type: str | None, metadata: dict[str, Any] | None = None) -> Part:
+    raw = canonical_base64(data)
+    if raw is None:
+        return Part(text=data, metadata=metadata)
+    return Part(raw=raw, media_type=media_type, metadata=metadata)
 
 
 def time_of(ms: int) -> str:
