@@ -90,6 +90,27 @@ def test_a_listing_misses_nothing_that_was_there_while_tasks_move(
     assert set(seen) <= set(ids)
 
 
+@pytest.mark.parametrize("scan_max", [10_000, 64])
+def test_a_listing_of_tasks_that_never_rest_ends_and_shows_each(scan_max: int) -> None:
+    """Every one of them moves between any two pages."""
+    stage = Stage(Limits(scan_max=scan_max))
+    ids = [stage.send() for _ in range(80)]
+    leases = [stage.lease() for _ in ids]
+    seen: list[str] = []
+    cursor: str | None = None
+    pages = 0
+    while pages == 0 or cursor is not None:
+        page = ask(stage, 10, cursor)
+        cursor, pages = page.cursor, pages + 1
+        assert pages <= 2 * len(ids) / 10 + 3, "it ends"
+        seen += [task.id for task in page.tasks]
+        for lease in leases:
+            stage.run(c.UpdateTask(BOB, lease, message()))
+        stage.send()
+    assert set(ids) == set(seen)
+    assert max(seen.count(task_id) for task_id in ids) <= 2
+
+
 def test_a_listing_that_nobody_disturbs_shows_each_once_in_order() -> None:
     stage = Stage()
     ids = [stage.send() for _ in range(20)]

@@ -247,11 +247,12 @@ def list_inputs(query: ListInputs, view: View, ctx: Context) -> Inputs:
 
 class _Spot(NamedTuple):
     """Where a listing goes on. First it goes down from the newest status. What moves meanwhile moves to the top, where
-    pages have been already: so then it goes up, from what was the newest, through what has moved since."""
+    pages have been already: so then it goes through what has moved since it began, in the order in which that was sent,
+    which nothing changes."""
 
     moved: bool
     head: int  # the newest status when it began
-    at: int
+    at: int  # a status, and then the sending of a task
     total: int
 
 
@@ -265,21 +266,20 @@ def list_dialogs(query: ListDialogs, view: View, ctx: Context) -> DialogPage:
         newest = view.dialogs(sender, recipient, _ORDER_MAX, 1)
         spot = _Spot(False, newest[0].status_order if newest else 0, _ORDER_MAX, 0)
 
-    def chunk(at: int) -> Sequence[TaskRecord]:
-        listing = view.moved_dialogs if spot.moved else view.dialogs
-        return listing(sender, recipient, at, _CHUNK)
+    def chunk(at: int) -> list[tuple[int, TaskRecord]]:
+        if spot.moved:
+            moved = view.moved_dialogs(sender, recipient, spot.head, at, _CHUNK)
+            return [(record.sent_order, record) for record in moved]
+        return [(record.status_order, record) for record in view.dialogs(sender, recipient, at, _CHUNK)]
 
-    def passes(record: TaskRecord) -> bool:
-        return _passes(record, query, ctx) and not (spot.moved and record.sent_order > spot.head)
-
-    found, at, more = _scan(chunk, spot.at, limit, passes, ctx)
+    found, at, more = _scan(chunk, spot.at, limit, lambda record: _passes(record, query, ctx), ctx)
     total = spot.total
     if query.cursor is None:
         total = _total(query, view, ctx) if more else len(found)
     if more:
         following: _Spot | None = spot._replace(at=at, total=total)
-    elif not spot.moved and query.cursor is not None and view.moved_dialogs(sender, recipient, spot.head, 1):
-        following = _Spot(True, spot.head, spot.head, total)
+    elif not spot.moved and query.cursor is not None and view.moved_dialogs(sender, recipient, spot.head, 0, 1):
+        following = _Spot(True, spot.head, 0, total)
     else:
         following = None
     found.sort(key=lambda record: record.status_order, reverse=True)
@@ -288,7 +288,7 @@ def list_dialogs(query: ListDialogs, view: View, ctx: Context) -> DialogPage:
 
 
 def _scan(
-    chunk: Callable[[int], Sequence[TaskRecord]],
+    chunk: Callable[[int], Sequence[tuple[int, TaskRecord]]],
     at: int,
     limit: int,
     passes: Callable[[TaskRecord], bool],
@@ -299,12 +299,12 @@ def _scan(
     scanned = 0
     while scanned < ctx.limits.scan_max:
         records = chunk(at)
-        for record in records:
+        for place, record in records:
             if passes(record):
                 if len(found) == limit:
                     return found, at, True
                 found.append(record)
-            at = record.status_order
+            at = place
         scanned += len(records)
         if len(records) < _CHUNK:
             return found, at, False
