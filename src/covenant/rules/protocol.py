@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from itertools import islice, takewhile
+from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
 from msgspec import structs
@@ -19,6 +20,7 @@ from covenant.model.agent import AgentId
 from covenant.model.audit import Logged
 from covenant.model.content import Audio, Content, Image, Json, Resource, ResourceLink, Text
 from covenant.model.error import BadCursor, UnknownTask
+from covenant.model.limits import Limits
 from covenant.model.message import Artifact, Message, Part, agent_says
 from covenant.model.protocol import ArtifactUpdate, State, Status, StatusUpdate, StreamResponse, TaskShown, Update
 from covenant.model.query import GetDialog, GetPlace, ListDialogs, ListInputs
@@ -37,6 +39,9 @@ from covenant.rules.retention import is_retained
 from covenant.rules.sight import task_of_lease, visible_task
 
 HISTORY_DEFAULT: Final = 100
+HISTORY_DEFAULT_LISTED: Final = 10
+_BYTES_MAX: Final = 3 * 1024 * 1024  # clients of gRPC take 4 MiB, unless they say that they take more
+_HISTORY_AT_ONCE: Final = 16
 _HISTORY_MAX: Final = 2**31
 _ORDER_MAX: Final = 2**59
 _CHUNK: Final = 64
@@ -66,13 +71,14 @@ def _end_state(outcome: Outcome, result: Result) -> State:
     return _ENDED[outcome]
 
 
-def shown(record: TaskRecord, view: View, history: int | None = None, artifacts: bool = True) -> TaskShown:
+def shown(record: TaskRecord, view: View, limits: Limits, history: int, artifacts: bool = True) -> TaskShown:
+    """Its artifacts are whole, however large: what comes later is added to them."""
     return TaskShown(
         id=record.task.id,
         context_id=context_of(record),
         status=_status_of(record, view),
         artifacts=_artifacts_of(record, view) if artifacts else (),
-        history=_history_of(record, view, history),
+        history=_history_of(record, view, history, limits),
         generation=str(record.generation),
     )
 
@@ -102,17 +108,28 @@ def _placed(message: Message | None, task_id: str, context_id: str) -> Message |
     return structs.replace(message, role="ROLE_AGENT", task_id=task_id, context_id=context_id)
 
 
-def _history_of(record: TaskRecord, view: View, length: int | None) -> tuple[Message, ...]:
-    """The newest messages, oldest first."""
-    length = HISTORY_DEFAULT if length is None else length
+def _history_of(record: TaskRecord, view: View, length: int, limits: Limits) -> tuple[Message, ...]:
+    """The newest messages that an answer has room for, oldest first."""
     if length == 0:
         return ()
-    first = max(1, record.said - length + 1)
-    said = view.pieces(said_key(record.task.id, ""), first, record.said)
-    messages = [kept.message for _, kept in said if isinstance(kept, Said)]
-    if len(messages) < length:
-        messages.insert(0, first_message(record.task))
+    if not record.said:
+        messages = [first_message(record.task)]
+    else:
+        room = Room(limits, _BYTES_MAX)
+        messages = list(takewhile(room.takes, islice(_newest_first(record, view, length), length)))[::-1]
     return tuple(structs.replace(m, task_id=record.task.id, context_id=context_of(record)) for m in messages)
+
+
+def _newest_first(record: TaskRecord, view: View, length: int) -> Iterator[Message]:
+    """So many at least, as far as there are; a few at once, as each may be large."""
+    last = record.said
+    while last:
+        first = max(1, last - min(length, _HISTORY_AT_ONCE) + 1)
+        for _, kept in reversed(view.pieces(said_key(record.task.id, ""), first, last)):
+            if isinstance(kept, Said):
+                yield kept.message
+        last = first - 1
+    yield first_message(record.task)
 
 
 def first_message(task: Task) -> Message:
@@ -210,9 +227,13 @@ def get_dialog(query: GetDialog, view: View, ctx: Context) -> Dialog:
     if record.direct:
         assert record.result is not None
         reply = _placed(record.result.message, record.task.id, context_of(record))
-    history = query.history if query.history is None else check_count(query.history, "historyLength", _HISTORY_MAX)
-    task = shown(record, view, history, query.artifacts)
+    history = _length(query.history, HISTORY_DEFAULT)
+    task = shown(record, view, ctx.limits, history, query.artifacts)
     return Dialog(task, record.generation, state_of(record), record.task.recipient, reply, is_hidden(record))
+
+
+def _length(history: int | None, default: int) -> int:
+    return default if history is None else check_count(history, "historyLength", _HISTORY_MAX)
 
 
 def is_hidden(record: TaskRecord) -> bool:
@@ -257,7 +278,8 @@ class _Spot(NamedTuple):
 
 
 def list_dialogs(query: ListDialogs, view: View, ctx: Context) -> DialogPage:
-    """The newest status first. Of what was there when the listing began none is missed; one may come twice."""
+    """The newest status first. Of what was there when the listing began none is missed; one may come twice. A page
+    ends where it has no more room."""
     limit = check_count(query.limit, "pageSize", ctx.limits.page_max)
     assert query.by is not None
     sender, recipient = query.by.pubkey, query.agent
@@ -276,15 +298,26 @@ def list_dialogs(query: ListDialogs, view: View, ctx: Context) -> DialogPage:
     total = spot.total
     if query.cursor is None:
         total = _total(query, view, ctx) if more else len(found)
+    fitting = _fitting(found, query, view, ctx)
+    if len(fitting) < len(found):
+        at, more = found[len(fitting) - 1][0], True
     if more:
         following: _Spot | None = spot._replace(at=at, total=total)
     elif not spot.moved and query.cursor is not None and view.moved_dialogs(sender, recipient, spot.head, 0, 1):
         following = _Spot(True, spot.head, 0, total)
     else:
         following = None
-    found.sort(key=lambda record: record.status_order, reverse=True)
-    tasks = [shown(record, view, query.history, query.artifacts) for record in found]
+    tasks = [task for _, task in sorted(fitting, key=itemgetter(0), reverse=True)]
     return DialogPage(tasks, total, None if following is None else ".".join(str(int(number)) for number in following))
+
+
+def _fitting(
+    found: Sequence[tuple[int, TaskRecord]], query: ListDialogs, view: View, ctx: Context
+) -> list[tuple[int, TaskShown]]:
+    """The first of them, as many as a page has room for, each with its status."""
+    room, history = Room(ctx.limits, _BYTES_MAX), _length(query.history, HISTORY_DEFAULT_LISTED)
+    tasks = ((r.status_order, shown(r, view, ctx.limits, history, query.artifacts)) for _, r in found)
+    return list(takewhile(lambda task: room.takes(task[1]), tasks))
 
 
 def _scan(
@@ -293,9 +326,10 @@ def _scan(
     limit: int,
     passes: Callable[[TaskRecord], bool],
     ctx: Context,
-) -> tuple[list[TaskRecord], int, bool]:
-    """The next that pass, where to go on, and whether there is more; it looks only so far, and then there may be."""
-    found: list[TaskRecord] = []
+) -> tuple[list[tuple[int, TaskRecord]], int, bool]:
+    """The next that pass, each with its place; where to go on, and whether there is more. It looks only so far, and
+    then there may be."""
+    found: list[tuple[int, TaskRecord]] = []
     scanned = 0
     while scanned < ctx.limits.scan_max:
         records = chunk(at)
@@ -303,7 +337,7 @@ def _scan(
             if passes(record):
                 if len(found) == limit:
                     return found, at, True
-                found.append(record)
+                found.append((place, record))
             at = place
         scanned += len(records)
         if len(records) < _CHUNK:
