@@ -24,6 +24,9 @@ def body(**other: Any) -> bytes:
     return json.dumps({**CALL, **other}).encode()
 
 
+SENT = body(method="SendMessage", params={"message": message()})
+
+
 def reason(error: dict[str, Any]) -> str:
     info = error["data"][0]
     assert info["@type"] == "type.googleapis.com/google.rpc.ErrorInfo"
@@ -90,6 +93,11 @@ async def test_the_id_comes_back_as_it_came(site: Site, call_id: Any) -> None:
         (body(method="SendMessage", params={"message": {**message(), "parts": []}}), -32602, 1),
         (body(method="SendMessage", params={"message": {**message(), "role": "ROLE_NOBODY"}}), -32602, 1),
         (body(method="SendMessage", params={"message": message(taskId="nonsense")}), -32001, 1),
+        (SENT.replace(b"draft the brief", b"\xff\xfe"), -32602, 1),
+        (SENT.replace(b"messageId", b"message_id").replace(b"draft the brief", b"\xff\xfe"), -32602, 1),
+        (SENT.replace(b'"text": "draft the brief"', b'"data": 1e400'), -32602, 1),
+        (SENT.replace(b'"text": "draft the brief"', b'"data": ' + b"[" * 500 + b"]" * 500), -32602, 1),
+        (SENT.replace(b'"text": "draft the brief"', b'"raw": "no base64!"'), -32602, 1),
     ],
 )
 async def test_a_wrong_call_is_refused_in_the_words_of_json_rpc(

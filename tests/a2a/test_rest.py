@@ -149,6 +149,15 @@ async def test_a_body_that_is_no_json_is_an_error(site: Site) -> None:
     assert error["details"][0]["reason"] == "PARSE_ERROR"
 
 
+async def test_a_number_that_there_is_not_is_wrong_input(site: Site) -> None:
+    headers = {**VERSION, **site.auth("alice"), "Content-Type": "application/json"}
+    for path in ("/message:send", f"/tasks/{ABSENT}:cancel"):
+        content = b'{"message":{"messageId":"m","role":"ROLE_USER","parts":[{"data":1e400}]},"metadata":{"a":1e400}}'
+        response = await site.client.post(f"{site.url}{path}", content=content, headers=headers)
+        error = error_of(response, 400, "INVALID_ARGUMENT")
+        assert error["details"][0]["reason"] == "INVALID_PARAMS"
+
+
 async def test_a_body_of_another_type_is_refused(site: Site) -> None:
     response = await site.rest("POST", "/message:send", SEND, **{"Content-Type": "text/plain"})
     assert error_of(response, 415, "INVALID_ARGUMENT")["details"][0]["reason"] == "CONTENT_TYPE_NOT_SUPPORTED"

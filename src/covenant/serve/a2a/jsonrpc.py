@@ -13,7 +13,8 @@ from msgspec import UNSET, Raw, Struct, UnsetType
 
 from covenant.a2a.fault import INVALID_REQUEST, NO_METHOD, PARSE, Fault, details_of, kind_of
 from covenant.model.error import CovenantError
-from covenant.serve.a2a.calls import CALLS, Call
+from covenant.serve.a2a.calls import CALLS, Call, request_from
+from covenant.serve.a2a.misread import misread
 
 Id: TypeAlias = str | int | float | None
 
@@ -69,6 +70,14 @@ def read(body: bytes) -> tuple[Id, Call, Raw]:
     if call is None:
         raise Fault(NO_METHOD, f"there is no method {request.method[:100]}")
     return request.id, call, request.params
+
+
+def request_of(call: Call, params: Raw) -> Any:
+    """What is no JSON after all is found only when it is looked into."""
+    try:
+        return request_from(call, params)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as problem:
+        raise misread(problem) from None
 
 
 def _no_request(body: bytes, problem: Exception) -> Fault:
