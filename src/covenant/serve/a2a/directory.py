@@ -14,7 +14,7 @@ from urllib.parse import quote
 import rfc8785
 from msgspec import Struct
 
-from covenant.a2a.fault import TASK_NOT_FOUND, Fault
+from covenant.a2a.fault import TASK_NOT_FOUND, UNSUPPORTED, Fault
 from covenant.a2a.signature import b64, payload_of
 from covenant.exchange.exchange import Exchange
 from covenant.exchange.realm import Realm
@@ -25,6 +25,7 @@ from covenant.serve.a2a.operations import Agent
 PREFIX: Final = "/agents/"
 DIRECT_REPLY: Final = "urn:covenant:direct-reply"
 GENERATION: Final = "urn:covenant:generation"
+_LEFT_OUT: Final = ("signatures", "extended")
 _NOTHING: Final[tuple[Any, ...]] = (None, "", [], {})
 _MODES: Final = ["text/plain", "application/json"]
 _SHOWN_MAX: Final = 1000  # cards that are kept as they were last shown
@@ -92,6 +93,8 @@ class Directory:
     async def show(self, name: str | None, extended: bool = False) -> Shown:
         """Completed and signed once for each time that it is published: anybody may ask for it."""
         card = await self._looked_up(name)
+        if extended and not _capabilities(card)["extendedAgentCard"]:
+            raise Fault(UNSUPPORTED, f"{card.agent.display} has no extended card")
         key = (card.agent.pubkey, not name, extended)
         known = self._shown.get(key)
         if known is not None and known[0] is card.card and known[1].modified_ms == card.published_ms:
@@ -106,8 +109,6 @@ class Directory:
         return made
 
     def _complete(self, card: Card, at_root: bool, extended: bool) -> dict[str, Any]:
-        left_out = ("signatures", "extended")
-        given = {name: value for name, value in card.card.items() if name not in left_out and value not in _NOTHING}
         label = card.agent.display
         shown = {
             "description": f"{label}, an agent of this realm",
@@ -115,10 +116,10 @@ class Directory:
             "defaultInputModes": _MODES,
             "defaultOutputModes": _MODES,
             "skills": [{"id": "work", "name": "work", "description": "does what it is asked to", "tags": ["task"]}],
-            **given,
+            **_said(card.card),
         }
         if extended:
-            shown |= card.card.get("extended") or {}
+            shown |= _said(card.card.get("extended") or {})
         shown["capabilities"] = _capabilities(card)
         shown["supportedInterfaces"] = self._interfaces("" if at_root else f"{PREFIX}{quote(label, safe='@')}", label)
         shown["securitySchemes"] = {"bearer": {"httpAuthSecurityScheme": {"scheme": "Bearer"}}}
@@ -137,6 +138,10 @@ class Directory:
             tenant = {"tenant": label} if path else {}
             found.append({"url": grpc, "protocolBinding": "GRPC", "protocolVersion": "1.0", **tenant})
         return found
+
+
+def _said(card: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in card.items() if name not in _LEFT_OUT and value not in _NOTHING}
 
 
 def agent_of(card: Card) -> Agent:
@@ -161,7 +166,7 @@ def _capabilities(card: Card) -> dict[str, Any]:
         "streaming": True,
         "pushNotifications": True,
         **given,
-        "extendedAgentCard": True,
+        "extendedAgentCard": given.get("extendedAgentCard") is not False,
         "extensions": [
             *(extensions if isinstance(extensions, list) else []),
             {"uri": GENERATION, "description": "task generation, resumable streams, idempotency keys"},
