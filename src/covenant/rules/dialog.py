@@ -22,6 +22,7 @@ from covenant.model.error import (
     UnknownTask,
 )
 from covenant.model.message import Message, Role
+from covenant.model.protocol import GENERATION_MAX
 from covenant.model.record import Asks, Outcome, Said, TaskRecord, chunk_key, said_key
 from covenant.model.task import Result
 from covenant.model.view import Input, Moved
@@ -32,7 +33,6 @@ from covenant.rules.lease import held
 from covenant.rules.sight import task_of_lease, visible_task
 
 MESSAGES_MAX = 2**31
-_GENERATION_MAX = 2**53
 
 
 def add_message(command: AddMessage, view: View, ctx: Context) -> Commit:
@@ -47,7 +47,7 @@ def add_message(command: AddMessage, view: View, ctx: Context) -> Commit:
     if message.context_id is not None and message.context_id != context_of(record):
         raise ContextMismatch(f"task {task_id} belongs to another context", task_id=task_id)
     if command.if_generation is not None:
-        expected = check_count(command.if_generation, "ifGenerationMatch", _GENERATION_MAX)
+        expected = check_count(command.if_generation, "ifGenerationMatch", GENERATION_MAX)
         if expected != record.generation:
             raise GenerationMismatch(
                 f"task {task_id} is at generation {record.generation}, not {expected}",
