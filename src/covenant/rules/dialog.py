@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from msgspec import structs
-
 from covenant.model import event as e
 from covenant.model.command import AddArtifact, AddMessage, RejectTask, ReplyDirectly, ShowTask, UpdateTask
 from covenant.model.error import (
@@ -21,14 +19,14 @@ from covenant.model.error import (
     TooLarge,
     UnknownTask,
 )
-from covenant.model.message import Message, Role
+from covenant.model.message import Message
 from covenant.model.protocol import GENERATION_MAX
 from covenant.model.record import Asks, Outcome, Said, TaskRecord, chunk_key, said_key
 from covenant.model.task import Result
 from covenant.model.view import Input, Moved
 from covenant.rules.cache import keep_answer, succession
 from covenant.rules.context import Commit, Context, View
-from covenant.rules.envelope import check_count, check_flag, check_id, check_text, seal_artifact, seal_message
+from covenant.rules.envelope import check_count, check_flag, check_id, check_text, seal_artifact, seal_spoken
 from covenant.rules.lease import held
 from covenant.rules.sight import task_of_lease, visible_task
 
@@ -39,7 +37,7 @@ def add_message(command: AddMessage, view: View, ctx: Context) -> Commit:
     """Input for the holder, or for whoever will be: in the commit that checked the generation."""
     task_id = check_id(command.task_id, "task_id")
     record = visible_task(task_id, command.by, view, ctx)
-    message = _spoken(command.message, "ROLE_USER", ctx)
+    message = seal_spoken(command.message, "ROLE_USER", ctx.limits)
     if record.direct:
         raise UnknownTask(f"no task {task_id}", task_id=task_id)
     if command.by is not None and command.by.pubkey != record.sender:
@@ -81,7 +79,7 @@ def update(command: UpdateTask, view: View, ctx: Context) -> Commit:
         raise Malformed("asks is `input` or `auth`", field="asks")
     if asks is None and message is None:
         raise Malformed("an update says something", field="message")
-    message = None if message is None else _spoken(message, "ROLE_AGENT", ctx)
+    message = None if message is None else seal_spoken(message, "ROLE_AGENT", ctx.limits)
     task_id, receipt = record.task.id, command.receipt
     if _is_repeated(receipt, record, ctx) or _is_answered(command, record, view):
         return Commit((), Moved(task_id, record.generation))
@@ -139,7 +137,7 @@ def add_artifact(command: AddArtifact, view: View, ctx: Context) -> Commit:
 
 def reject(command: RejectTask, view: View, ctx: Context) -> Commit:
     """The holder will not do it. Somebody else who waits for the same work gets it to do."""
-    message = _spoken(command.message, "ROLE_AGENT", ctx)
+    message = seal_spoken(command.message, "ROLE_AGENT", ctx.limits)
     lease_id = check_id(command.lease_id, "lease_id")
     record = task_of_lease(lease_id, command.by, view, ctx)
     if _has_said(record, lease_id, Outcome.REJECTED, message):
@@ -154,7 +152,7 @@ def reject(command: RejectTask, view: View, ctx: Context) -> Commit:
 def reply(command: ReplyDirectly, view: View, ctx: Context) -> Commit:
     """A message is all the answer there is, to what came by the protocol. Where somebody has seen a task already, or
     others wait for its result, it cannot be taken back: there the message is its last word."""
-    message = _spoken(command.message, "ROLE_AGENT", ctx)
+    message = seal_spoken(command.message, "ROLE_AGENT", ctx.limits)
     record = task_of_lease(check_id(command.lease_id, "lease_id"), command.by, view, ctx)
     if _has_said(record, command.lease_id, Outcome.ANSWERED, message):
         return Commit((), Moved(record.task.id, record.generation))
@@ -181,12 +179,6 @@ def _held(lease_id: str, by: object, view: View, ctx: Context) -> TaskRecord:
     record = task_of_lease(lease_id, by, view, ctx)  # type: ignore[arg-type]
     held(lease_id, record)
     return record
-
-
-def _spoken(message: Message, role: Role, ctx: Context) -> Message:
-    """Who speaks is told by who came in, whatever the message says."""
-    sealed = seal_message(message, ctx.limits)
-    return sealed if sealed.role == role else structs.replace(sealed, role=role)
 
 
 def _say(record: TaskRecord, message: Message, ctx: Context) -> e.Said:

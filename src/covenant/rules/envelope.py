@@ -12,13 +12,13 @@ from math import isfinite
 from typing import Any, Final, TypeVar
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, structs
 
 from covenant.model.agent import AgentId, check_agent
 from covenant.model.content import Content, Text
 from covenant.model.error import BadCursor, BadId, BlankText, Malformed, SenderMismatch, TooLarge
 from covenant.model.limits import Limits
-from covenant.model.message import Artifact, Message, Part
+from covenant.model.message import Artifact, Message, Part, Role
 from covenant.model.record import SLOT_PREFIX, CacheKey, Key
 from covenant.model.task import Idempotency, Result, Task
 from covenant.rules.context import Context
@@ -52,7 +52,7 @@ def seal_task(task: Task, by: AgentId | None, ctx: Context) -> Task:
         idempotency=task.idempotency,
         content=() if task.content == () else seal_content(task.content, limits),
         not_before_ms=None if task.not_before_ms is None else check_time(task.not_before_ms, "not_before_ms"),
-        message=None if task.message is None else seal_message(task.message, limits),
+        message=None if task.message is None else seal_spoken(task.message, "ROLE_USER", limits),
         context_id=task.context_id if task.context_id is None else check_name(task.context_id, "context_id", limits),
     )
 
@@ -100,7 +100,15 @@ def seal_message(message: Message, limits: Limits) -> Message:
     if type(message) is not Message:
         raise Malformed("a message is needed", field="message")
     check_name(message.message_id, "messageId", limits)
+    if message.context_id == "" or message.task_id == "":  # that is how a reader of ProtoJSON is told of none
+        message = structs.replace(message, context_id=message.context_id or None, task_id=message.task_id or None)
     return _seal_speech(message, "message", limits)
+
+
+def seal_spoken(message: Message, role: Role, limits: Limits) -> Message:
+    """Who speaks is told by who came in, whatever the message says."""
+    sealed = seal_message(message, limits)
+    return sealed if sealed.role == role else structs.replace(sealed, role=role)
 
 
 def seal_artifact(artifact: Artifact, limits: Limits) -> Artifact:
@@ -124,7 +132,7 @@ def _seal_speech(speech: S, field: str, limits: Limits) -> S:
     _check_portable(speech.metadata, field, limits)
     parts = tuple(_seal_part(part, field, limits) for part in speech.parts)
     if parts != speech.parts:
-        speech = msgspec.structs.replace(speech, parts=parts)
+        speech = structs.replace(speech, parts=parts)
     try:
         body = msgspec.json.encode(speech)
         sealed = msgspec.json.decode(body, type=type(speech))
@@ -147,7 +155,7 @@ def _seal_part(part: Part, field: str, limits: Limits) -> Part:
     raw = canonical_base64(part.raw) if isinstance(part.raw, str) else None
     if raw is None:
         raise Malformed("raw is base64", field=f"{field}.parts.raw")
-    return part if raw == part.raw else msgspec.structs.replace(part, raw=raw)
+    return part if raw == part.raw else structs.replace(part, raw=raw)
 
 
 def _check_portable(value: Any, field: str, limits: Limits) -> None:
