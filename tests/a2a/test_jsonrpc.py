@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
+from a2a.types import a2a_pb2
 
 from covenant import Text
 from covenant.exchange.bounds import Bounds
@@ -17,6 +18,7 @@ from covenant.model.record import Asks
 from covenant.model.task import Result
 from tests.a2a.served import NEWER, VERSION, Site, agent_says, events_of, message, start_site
 
+TaskState = {number: name for name, number in a2a_pb2.TaskState.items()}
 CALL = {"jsonrpc": "2.0", "id": 1, "method": "ListTasks", "params": {}}
 
 
@@ -283,6 +285,25 @@ async def test_members_may_have_their_names_of_the_proto_file(site: Site) -> Non
     assert "history" not in await site.rpc("GetTask", {"id": task["id"], "history_length": 0})
     error = await site.rpc("GetTask", {"id": task["id"], "history_length": "x"})
     assert error["data"][1]["fieldViolations"][0]["field"] == "historyLength"
+
+
+async def test_numbers_may_be_strings_and_enumerations_numbers(site: Site) -> None:
+    """As ProtoJSON has it."""
+    sent = {"message": {**message(), "role": 1}, "configuration": {"historyLength": "0", "returnImmediately": True}}
+    task = (await site.rpc("SendMessage", sent))["task"]
+    assert "history" not in task
+    shown = await site.rpc("GetTask", {"id": task["id"], "historyLength": "5"})
+    assert [said["role"] for said in shown["history"]] == ["ROLE_USER"]
+    for number, state in TaskState.items():
+        for status in (number, state):
+            page = await site.rpc("ListTasks", {"status": status, "pageSize": "10", "historyLength": 0.0})
+            assert len(page["tasks"]) == (number in (0, 1)), status
+            listed = (await site.rest("GET", f"/tasks?status={status}")).json()
+            assert len(listed["tasks"]) == (number in (0, 1)), status
+    for params in ({"pageSize": "1.5"}, {"pageSize": 1.5}, {"pageSize": "ten"}, {"pageSize": True}, {"status": 9}):
+        assert (await site.rpc("ListTasks", params))["code"] == -32602
+    for role in (0, 3, -1, 1.5, True, "1x"):
+        assert (await site.rpc("SendMessage", {"message": {**message(), "role": role}}))["code"] == -32602
 
 
 async def test_null_is_what_is_not_said(site: Site) -> None:
