@@ -124,6 +124,25 @@ async def test_wrong_params_say_which_member_is_wrong(site: Site) -> None:
     assert list(violations.values()) == ["message.parts[0].text", "message.role", "message"]
 
 
+@pytest.mark.parametrize("letter", ["x", "\U0001f600"])
+async def test_what_an_error_tells_is_bounded(site: Site, letter: str) -> None:
+    """However much of what was sent it would repeat, over either binding."""
+    long = letter * 100_000
+    for method, params in (
+        ("GetTask", {"id": long}),
+        ("GetTask", {"id": "x", "tenant": long}),
+        ("ListTasks", {"status": long}),
+        ("ListTasks", {"pageToken": long}),
+        ("CancelTask", {"id": long}),
+        (long, {}),
+    ):
+        response = await site.post(body(method=method, params=params))
+        assert "error" in response.json()
+        assert len(response.content) < 5_000
+    response = await site.rest("POST", "/message:send", {"message": message(taskId=long)})
+    assert response.status_code == 404 and len(response.content) < 5_000
+
+
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", ""])
 async def test_the_content_type_is_looked_at_before_the_body(site: Site, kind: str) -> None:
     response = await site.post(b"not json", **{"Content-Type": kind})

@@ -7,7 +7,7 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
-from covenant.a2a.fault import INVALID_PARAMS, PARSE, Fault, details_of, kind_of
+from covenant.a2a.fault import INVALID_PARAMS, PARSE, Fault, details_of, kind_of, message_of
 from covenant.model.error import CovenantError
 from covenant.serve.a2a import calls
 from covenant.serve.a2a.calls import Call
@@ -59,7 +59,7 @@ def refused(refusal: CovenantError) -> tuple[int, bytes]:
     error = {
         "code": kind.http,
         "status": kind.grpc,
-        "message": refusal.message,
+        "message": message_of(refusal),
         "details": details_of(refusal),
     }
     return kind.http, _encoder.encode({"error": error})

@@ -24,7 +24,7 @@ from grpc_reflection.v1alpha import reflection
 from msgspec import Struct
 
 from covenant.a2a import wire
-from covenant.a2a.fault import INTERNAL, Fault, details_of, kind_of
+from covenant.a2a.fault import INTERNAL, Fault, details_of, kind_of, message_of
 from covenant.exchange.bounds import Bounds
 from covenant.exchange.exchange import Exchange
 from covenant.model.error import CovenantError, Draining, Unauthenticated
@@ -40,7 +40,6 @@ from covenant.serve.http import GONE, OnRequest
 
 FINISH_S: Final = 5
 _STATUS: Final = "grpc-status-details-bin"
-_TEXT_MAX: Final = 512  # of what an error tells: its trailers must stay below what clients take
 _SERVED: Final = (SERVICE.full_name, health.SERVICE_NAME, reflection.SERVICE_NAME)
 _KEEPALIVE_MS: Final = 60_000
 _KEEPALIVE_ANSWER_MS: Final = 20_000
@@ -259,14 +258,6 @@ def _error_of(failed: Exception) -> CovenantError:
 
 async def _refuse(context: Any, error: CovenantError) -> None:
     code = grpc.StatusCode[kind_of(error).grpc]
-    told = {"code": code.value[0], "message": error.message, "details": details_of(error)}
-    status = json_format.ParseDict(_clipped(told), status_pb2.Status())
+    told = {"code": code.value[0], "message": message_of(error), "details": details_of(error)}
+    status = json_format.ParseDict(told, status_pb2.Status())
     await context.abort(code, status.message, ((_STATUS, status.SerializeToString()),))
-
-
-def _clipped(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _clipped(inner) for name, inner in value.items()}
-    if isinstance(value, list):
-        return [_clipped(inner) for inner in value]
-    return value[:_TEXT_MAX] if isinstance(value, str) else value
