@@ -189,9 +189,25 @@ def test_tasks_are_listed_by_context_state_and_time() -> None:
 def test_a_cursor_of_something_else_is_refused() -> None:
     stage = Stage()
     stage.send()
-    for cursor in ("", "1", "1.2", "a.b.c.d", "1.2.3.-4", "9" * 40, "0.1.2.3.4", "2.1.1.1"):
+    stage.send()
+    ours = ask(stage, 1, None).cursor
+    mark = ours.rpartition(".")[2]
+    assert ask(stage, 1, f"0.9.9.9.{mark}").total == 9
+    for odd in ("", "1", "1.2", "a.b.c.d", "1.2.3.-4", "9" * 40, "0.1.2.3.4", "2.1.1.1"):
+        for cursor in (odd, f"{odd}.{mark}", f"{mark}.{odd}"):
+            with pytest.raises(BadCursor):
+                ask(stage, 2, cursor)
+
+
+def test_a_cursor_of_another_caller_or_agent_is_refused() -> None:
+    stage = Stage()
+    for _ in range(2):
+        stage.send()
+    cursor = ask(stage, 1, None).cursor
+    assert ask(stage, 1, cursor).tasks
+    for by, agent in ((CYD, BOB), (ADA, CYD), (BOB, ADA)):
         with pytest.raises(BadCursor):
-            ask(stage, 2, cursor)
+            answer(q.ListDialogs(by, agent.pubkey, 1, cursor), stage.state, stage.ctx)
 
 
 def test_a_page_ends_where_it_has_no_more_room() -> None:

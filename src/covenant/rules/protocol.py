@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
+from hashlib import sha256
 from itertools import islice, takewhile
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
@@ -283,7 +284,7 @@ def list_dialogs(query: ListDialogs, view: View, ctx: Context) -> DialogPage:
     limit = check_count(query.limit, "pageSize", ctx.limits.page_max)
     assert query.by is not None
     sender, recipient = query.by.pubkey, query.agent
-    spot = _spot_of(query.cursor)
+    spot = _spot_of(query)
     if spot is None:
         newest = view.dialogs(sender, recipient, _ORDER_MAX, 1)
         spot = _Spot(False, newest[0].status_order if newest else 0, _ORDER_MAX, 0)
@@ -308,7 +309,7 @@ def list_dialogs(query: ListDialogs, view: View, ctx: Context) -> DialogPage:
     else:
         following = None
     tasks = [task for _, task in sorted(fitting, key=itemgetter(0), reverse=True)]
-    return DialogPage(tasks, total, None if following is None else ".".join(str(int(number)) for number in following))
+    return DialogPage(tasks, total, None if following is None else _cursor_of(following, query))
 
 
 def _fitting(
@@ -345,16 +346,27 @@ def _scan(
     return found, at, True
 
 
-def _spot_of(cursor: str | None) -> _Spot | None:
+def _cursor_of(spot: _Spot, query: ListDialogs) -> str:
+    return ".".join([*(str(int(number)) for number in spot), _mark_of(query)])
+
+
+def _spot_of(query: ListDialogs) -> _Spot | None:
+    cursor = query.cursor
     if cursor is None:
         return None
-    numbers = cursor.split(".") if isinstance(cursor, str) else []
-    if len(numbers) != 4 or not all(n.isascii() and n.isdigit() and len(n) < 19 for n in numbers):
+    *numbers, mark = cursor.split(".") if isinstance(cursor, str) else [""]
+    if mark != _mark_of(query) or not all(n.isascii() and n.isdigit() and len(n) < 19 for n in numbers):
+        raise BadCursor("this cursor does not belong to this listing", cursor=cursor)
+    if len(numbers) != 4 or int(numbers[0]) > 1:
         raise BadCursor("this cursor does not belong to this listing", cursor=cursor)
     moved, head, at, total = map(int, numbers)
-    if moved > 1:
-        raise BadCursor("this cursor does not belong to this listing", cursor=cursor)
     return _Spot(bool(moved), head, at, total)
+
+
+def _mark_of(query: ListDialogs) -> str:
+    """Of the two whose tasks are listed: a cursor that was mixed up would lead to nothing, or into the middle."""
+    assert query.by is not None
+    return sha256(f"{query.by.pubkey}/{query.agent}".encode()).hexdigest()[:8]
 
 
 def _total(query: ListDialogs, view: View, ctx: Context) -> int:
