@@ -38,7 +38,7 @@ async def daemon(folder: Path, scheme: str, peers: int, turns: AsyncIterator[Non
 
 
 async def idle(folder: Path, scheme: str, peers: int, turns: AsyncIterator[None]) -> AsyncIterator[Figures]:
-    """Nobody takes what is sent."""
+    """Nobody takes what is sent, unless somebody comes."""
     async for figures in _serve(folder, scheme, peers, turns, works=False):
         yield figures
 
@@ -58,8 +58,14 @@ async def _serve(
         await serving.exchange.run(operator, c.PublishCard(None, writer.agent, {"name": "writer"}))
         working = asyncio.create_task(_work(serving, writer) if works else asyncio.sleep(0))
         assert serving.address is not None
-        served = Served(pid=os.getpid(), port=serving.address[1], seats=seats[:-1], replies={})
-        served.write(folder)
+        Served(
+            pid=os.getpid(),
+            port=serving.address[1],
+            socket=str(settings.ipc),
+            seats=seats[:-1],
+            worker=seats[-1],
+            replies={},
+        ).write(folder)
         yield _weight()
         async for _ in turns:
             yield _weight()

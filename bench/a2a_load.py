@@ -10,7 +10,7 @@ from time import perf_counter
 from typing import Final
 
 from bench.history import Turns
-from bench.serve_client import HttpConnection, Load, UnexpectedReply
+from bench.serve_client import HttpConnection, Load, UnexpectedReply, itself
 from bench.serve_load import HOST
 from bench.serve_seats import Served
 from bench.work import INTENT, Figures, Tally, Window
@@ -67,7 +67,7 @@ async def messages(
     loads = [MessageLoad(tokens[n % len(tokens)], n, tallies) for n in range(connections)]
     loop = asyncio.get_running_loop()
     for load in loads:
-        await loop.create_connection(lambda load=load: load, HOST, served.port)  # type: ignore[misc]
+        await loop.create_connection(itself(load), HOST, served.port)
     yield {"clients": len(loads)}
     async for _ in turns:
         window = Window(warm_s, seconds)

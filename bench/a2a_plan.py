@@ -34,9 +34,12 @@ class ProtocolRun(ServiceRun):
             daemon = self._server(stack, "a2a daemon", scheme=self.plan.scheme, peers=CONNECTIONS[-1])
             memory = self._server(stack, "a2a sdk", store="memory", peers=0)
             sqlite = self._server(stack, "a2a sdk", store="sqlite", peers=0)
+            remote = self._server(stack, "a2a idle", scheme=self.plan.scheme, peers=CONNECTIONS[-1])
+            stack.enter_context(Cell("a2a worker", remote, server=str(remote))).figures()
             turns: list[tuple[str, Cell]] = []
             for connections in CONNECTIONS:
                 turns.append((f"a2a {connections}", self._load(stack, "messages", daemon, connections=connections)))
+                turns.append((f"remote {connections}", self._load(stack, "messages", remote, connections=connections)))
                 if connections == COMPARED:
                     turns.append(("sdk memory", self._slow_load(stack, memory, connections)))
                     turns.append(("sdk sqlite", self._slow_load(stack, sqlite, connections)))

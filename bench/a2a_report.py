@@ -25,10 +25,11 @@ def protocol_sections(rounds: Rounds) -> list[Section]:
 def _messages(rounds: Rounds) -> list[Row]:
     rows = [
         Row(
-            measure=f"requests, {connections} connection{'s' if connections > 1 else ''}",
-            covenant=rounds.median(f"a2a {connections}", "rate"),
+            measure=f"requests, {connections} connection{'s' if connections > 1 else ''}{who}",
+            covenant=rounds.median(f"{name} {connections}", "rate"),
             unit="/s",
         )
+        for name, who in (("a2a", ""), ("remote", ", remote worker"))
         for connections in CONNECTIONS
     ]
     ours, measure = (f"a2a {COMPARED}", "rate"), f"requests, {COMPARED} connections, beside its"

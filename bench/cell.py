@@ -45,9 +45,12 @@ _CELLS: Final = {
     "a2a daemon": "a2a_daemon.daemon",
     "a2a idle": "a2a_daemon.idle",
     "a2a sdk": "a2a_daemon.sdk",
+    "a2a worker": "a2a_worker.worker",
     "messages": "a2a_load.messages",
     "streams": "a2a_streams.streams",
     "chunks": "a2a_streams.chunks",
+    "agents dbos": "agents_dbos.run",
+    "agents langgraph": "agents_langgraph.run",
 }
 
 

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Final, TypeAlias, TypeVar
 
-import psutil  # type: ignore[import-untyped]
+import psutil
 
 from bench.covenant_cycle import run_clients, url_of
 from bench.work import INTENT, REPLY, Figures

@@ -8,7 +8,7 @@ import sqlite3
 from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
-_PACKAGES: Final = ("covenant-exchange", "msgspec", "uvloop", "huey", "dbos")
+_PACKAGES: Final = ("covenant-exchange", "msgspec", "uvloop", "huey", "dbos", "langgraph")
 
 
 def facts() -> dict[str, str]:

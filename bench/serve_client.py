@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import struct
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import perf_counter
-from typing import Final, cast
+from typing import Final, TypeVar, cast
 
 import msgspec
 from msgspec import Struct
@@ -34,6 +34,13 @@ _TASK_ID: Final = b'"id":"'
 _LEASE_ID: Final = b'"lease_id":"'
 _RESULT: Final = b'"result":{'
 _encode: Final = msgspec.json.Encoder().encode
+
+P = TypeVar("P", bound=asyncio.Protocol)
+
+
+def itself(protocol: P) -> Callable[[], P]:
+    """For a connection whose protocol is there already."""
+    return lambda: protocol
 
 
 class UnexpectedReply(Exception):

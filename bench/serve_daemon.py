@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
-import psutil  # type: ignore[import-untyped]
+import psutil
 
 from bench.covenant_cycle import url_of
 from bench.serve_seats import Seat, Served, raise_open_files

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Final
 
-import psutil  # type: ignore[import-untyped]
+import psutil
 
 from bench.floor import RECORD_BYTES
 from bench.history import Turns
@@ -23,6 +23,7 @@ from bench.serve_client import (
     IpcLoad,
     Load,
     http_request,
+    itself,
     over_http,
     over_ipc,
 )
@@ -46,7 +47,7 @@ async def http(
     loads = [HttpLoad(Cycle(over_http(seat), tallies)) for seat in served.seats[:connections]]
     loop = asyncio.get_running_loop()
     for load in loads:
-        await loop.create_connection(lambda load=load: load, HOST, served.port)  # type: ignore[misc]
+        await loop.create_connection(itself(load), HOST, served.port)
     yield {"clients": len(loads)}
     async for _ in turns:
         yield await _window(served, loads, tallies, Window(warm_s, seconds))
@@ -64,7 +65,7 @@ async def ipc(
     ]
     loop = asyncio.get_running_loop()
     for load in loads:
-        await loop.create_unix_connection(lambda load=load: load, served.socket)  # type: ignore[misc]
+        await loop.create_unix_connection(itself(load), served.socket)
         await load.ready
     yield {"clients": len(loads) * in_flight}
     async for _ in turns:

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
-import psutil  # type: ignore[import-untyped]
+import psutil
 
-from bench.serve_client import NEXT_PATH, SEND_PATH, HttpCaller, HttpConnection, http_request
+from bench.serve_client import NEXT_PATH, SEND_PATH, HttpCaller, HttpConnection, http_request, itself
 from bench.serve_load import HOST
 from bench.serve_seats import Seat, Served, raise_open_files
 from bench.work import INTENT, Figures, percentile
@@ -77,9 +77,7 @@ async def _open(served: Served, seat: Seat, tasks: list[str], heard: asyncio.Que
     found: list[_Poll] = []
     for at in range(0, len(tasks), _AT_ONCE):
         some = [_Poll(seat, task, heard) for task in tasks[at : at + _AT_ONCE]]
-        await asyncio.gather(
-            *(loop.create_connection(lambda poll=poll: poll, HOST, served.port) for poll in some)  # type: ignore[misc]
-        )
+        await asyncio.gather(*(loop.create_connection(itself(poll), HOST, served.port) for poll in some))
         found += some
     return found
 

@@ -26,6 +26,7 @@ class Served(Struct, frozen=True, kw_only=True):
     port: int
     socket: str = ""
     seats: list[Seat]
+    worker: Seat | None = None  # whose tasks they send, where that is none of them
     replies: dict[str, str]  # what a cycle is answered, by path: the floor says the same
 
     def write(self, folder: Path) -> None:

@@ -153,10 +153,11 @@ async def crash(
 
 @pytest.fixture
 def certified(tmp_path: Path) -> tuple[Path, Path]:
-    """A certificate of its own making for 127.0.0.1, and its key."""
+    """A certificate of its own making for 127.0.0.1 and a name, and its key."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "covenant")])
     now = datetime.now(UTC)
+    names = [x509.IPAddress(ipaddress.ip_address("127.0.0.1")), x509.DNSName("covenant.test")]
     certificate = (
         x509.CertificateBuilder()
         .subject_name(name)
@@ -165,7 +166,7 @@ def certified(tmp_path: Path) -> tuple[Path, Path]:
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - timedelta(days=1))
         .not_valid_after(now + timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False)
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
         .sign(key, hashes.SHA256())
     )
     cert_file, key_file = tmp_path / "cert.pem", tmp_path / "key.pem"

@@ -113,6 +113,7 @@ class WorkContext:
         self._thread = threading.get_ident()
         self._asked = asyncio.Event()
         self._is_done = False  # the handler has ended: what becomes of the lease is no news to it
+        self._is_lost = False  # the lease, to this worker
         self._partials = 0
         self._numbering = asyncio.Lock()
         self._saying = asyncio.Lock()
@@ -135,7 +136,8 @@ class WorkContext:
 
     @property
     def message(self) -> Message | None:
-        """What an A2A client sent, as it sent it; the text of it is in `text`."""
+        """What an A2A client sent, as it sent it; the text of it is in `text`, or how much there is where that is more
+        than an intent may have."""
         return self.task.message
 
     @property
@@ -159,7 +161,7 @@ class WorkContext:
         """Progress, numbered, so that it arrives once however often it has to be posted."""
         async with self._numbering:
             result = Result.partial(self.delivery, _blocks(content), self._partials + 1)
-            await self._patience.until_answered(lambda: self._box.send_result(result))
+            await self._under_lease(lambda: self._box.send_result(result))
             self._partials += 1
 
     # --- the dialog ---------------------------------------------------------------------------------------
@@ -225,11 +227,7 @@ class WorkContext:
         repeated."""
         receipt = RandomIds().lease()
         async with self._saying:
-            try:
-                await self._patience.until_answered(lambda: act(receipt))
-            except _LEASE_LOST as lost:
-                self._hear_cancel(lost.code)
-                raise
+            await self._under_lease(lambda: act(receipt))
 
     async def _next_input(self) -> Message | None:
         """None when a cancel is asked for, and everything that was said before is read."""
@@ -243,11 +241,7 @@ class WorkContext:
             return entry.message
 
     async def _listen(self) -> None:
-        try:
-            heard = await self._patience.until_answered(lambda: self._box.inputs(self.lease_id, self._read, None))
-        except _LEASE_LOST as lost:
-            self._hear_cancel(lost.code)
-            raise
+        heard = await self._under_lease(lambda: self._box.inputs(self.lease_id, self._read, None))
         self._unread.extend(heard.inputs)
         if heard.cancel_requested and not self.cancel_requested:
             self._hear_cancel(heard.cancel_reason or "canceled")
@@ -256,11 +250,7 @@ class WorkContext:
 
     async def heartbeat(self) -> LeaseStatus:
         """Ask now. The worker does so by itself, too."""
-        try:
-            status = await self._patience.until_answered(lambda: self._box.heartbeat(self.lease_id))
-        except _LEASE_LOST as lost:
-            self._hear_cancel(lost.code)
-            raise
+        status = await self._under_lease(lambda: self._box.heartbeat(self.lease_id))
         self._hear(status)
         return status
 
@@ -279,6 +269,20 @@ class WorkContext:
             work.close()
             raise StoreClosed("the event loop of this worker has ended") from None
         return waiting.result()
+
+    async def _under_lease(self, act: Callable[[], Awaitable[T]]) -> T:
+        try:
+            return await self._patience.until_answered(act)
+        except _LEASE_LOST as lost:
+            self._hear_lost(lost)
+            raise
+
+    def _hear_lost(self, lost: CovenantError) -> None:
+        """From any thread. Told once, whoever finds out."""
+        if not self._is_lost:
+            log.info("the lease of task %s is lost: %s", self.task.id, lost.code)
+        self._is_lost = True
+        self._hear_cancel(lost.code)
 
     def _hear(self, status: LeaseStatus) -> None:
         if status.cancel_requested and not self.cancel_requested:
@@ -439,20 +443,21 @@ class Worker:
                 await self._interrupted(ctx)
                 return
             ctx._is_done = True
-            await self._settle(ctx, outcome)
+            if outcome is not None:
+                await self._settle(ctx, outcome)
 
-    async def _outcome_of(self, ctx: WorkContext) -> Outcome:
+    async def _outcome_of(self, ctx: WorkContext) -> Outcome | None:
         """What the handler has made of it: its last word, or else what it returned."""
         try:
-            outcome: Outcome = await self._returned_by(ctx)
+            outcome: Outcome | None = await self._returned_by(ctx)
         except (Ended, BaseExceptionGroup):
             if ctx._ending is None:
                 raise
             return ctx._ending
         return ctx._ending or outcome
 
-    async def _returned_by(self, ctx: WorkContext) -> Result | Release:
-        """Whatever goes wrong in there is an answer, too."""
+    async def _returned_by(self, ctx: WorkContext) -> Result | Release | None:
+        """Whatever goes wrong in there is an answer, too; unless it is that nobody wants one any more."""
         try:
             return seal_result(_result_of(await self._handle(ctx), ctx.delivery), self._box.limits)
         except Release as release:
@@ -463,6 +468,8 @@ class Worker:
                 raise
             return self._error(ctx, canceled)
         except Exception as failed:
+            if ctx._is_lost and _tells_of_loss(failed):
+                return None
             log.warning("the handler failed on task %s", ctx.task.id, exc_info=failed)
             return self._error(ctx, failed)
 
@@ -542,6 +549,12 @@ def _result_of(returned: Any, delivery: Delivery) -> Result:
         return Result.ok(delivery, _blocks(returned))
     kind = type(returned).__name__
     raise TypeError(f"a handler returns text, content blocks, a Message, a Result or None, not {kind}")
+
+
+def _tells_of_loss(failed: BaseException) -> bool:
+    if isinstance(failed, BaseExceptionGroup):
+        return all(_tells_of_loss(inner) for inner in failed.exceptions)
+    return isinstance(failed, _LEASE_LOST)
 
 
 def _blocks(content: Block | Sequence[Block]) -> tuple[Content, ...]:
@@ -738,8 +751,7 @@ class _Pulse:
         except _LEASE_LOST as lost:
             self._drop(ctx)
             if not ctx._is_done:
-                log.info("the lease of task %s is lost: %s", ctx.task.id, lost.code)
-                ctx._hear_cancel(lost.code)
+                ctx._hear_lost(lost)
         except CovenantError as failed:
             if not self._is_lost:
                 log.warning("heartbeats do not get through: %s (%s)", failed, failed.code)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -13,6 +14,7 @@ from a2a.utils._jcs import canonicalize
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from google.protobuf.json_format import MessageToDict
 
+from covenant.a2a.signature import check_signed
 from covenant.model import command as c
 from covenant.model.agent import from_base58
 from covenant.serve.a2a.codec import write_card
@@ -67,6 +69,47 @@ async def test_the_agent_at_the_root_can_be_named() -> None:
         site = await start_site(client, default_agent="editor@lab")
         assert (await get(site)).json()["name"] == "editor"
         await site.daemon.stop()
+
+
+async def test_a_card_names_the_public_address_of_the_daemon() -> None:
+    async with httpx.AsyncClient() as client:
+        site = await start_site(client, public_url="https://agents.example/house/", grpc="127.0.0.1:0")
+        port = str(site.daemon.grpc_address).rpartition(":")[2]
+        cards = [
+            (await get(site, f"/agents/writer@lab{PATH}", Host="evil.example")).json(),
+            await site.rpc("GetExtendedAgentCard", path="/agents/writer@lab"),
+        ]
+        await site.daemon.stop()
+    for card in cards:
+        assert [one["url"] for one in card["supportedInterfaces"]] == [
+            *["https://agents.example/house/agents/writer@lab"] * 2,
+            f"agents.example:{port}",
+        ]
+        check_signed(card, [site.exchange.realm.pubkey])
+
+
+async def test_a_daemon_on_all_addresses_names_the_one_by_which_it_was_reached(site: Site) -> None:
+    """And signs no card that leads elsewhere, whoever asks for one."""
+    port = urlsplit(site.url).port
+    assert port is not None
+    site.daemon.address = ("0.0.0.0", port)  # as far as it knows
+    tags: dict[str, str] = {}
+    for host, named in (
+        (f"localhost:{port}", "localhost"),
+        (f"127.0.0.1:{port}", "127.0.0.1"),
+        (f"evil.example:{port}", "127.0.0.1"),
+        ("localhost:1", "127.0.0.1"),
+    ):
+        where = f"http://127.0.0.1:{port}"
+        for call in (site.client.get, site.client.head):  # the short way, and the one through ASGI
+            response = await call(f"{where}{PATH}", headers={"Host": host})
+            assert tags.setdefault(named, response.headers["etag"]) == response.headers["etag"]
+            again = await call(f"{where}{PATH}", headers={"Host": host, "If-None-Match": tags[named]})
+            assert again.status_code == 304
+        card = (await site.client.get(f"{where}{PATH}", headers={"Host": host})).json()
+        assert {one["url"] for one in card["supportedInterfaces"]} == {f"http://{named}:{port}"}
+        check_signed(card, [site.exchange.realm.pubkey])
+    assert len(set(tags.values())) == 2
 
 
 async def test_a_card_that_is_known_is_not_sent_again(site: Site) -> None:

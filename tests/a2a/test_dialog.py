@@ -26,6 +26,7 @@ from covenant.model.protocol import State
 from covenant.model.push import PushConfig
 from covenant.model.record import Asks, Outcome, TaskState
 from covenant.model.repair import RetryPolicy
+from covenant.rules.dialog import intent_of
 from covenant.rules.protocol import state_of
 from covenant.rules.query import answer
 from tests.a2a.stage import ADA, BOB, CYD, Stage, artifact, message
@@ -47,6 +48,21 @@ def say(stage: Stage, task_id: str, text: str = "more", **facts: Any) -> int:
 
 
 # --- messages ------------------------------------------------------------------------------------------------
+
+
+def test_what_is_too_long_for_an_intent_is_described_and_not_cut() -> None:
+    limits = Limits(intent_text_bytes_max=64)
+    told = {
+        "x" * 64: "x" * 64,
+        "x" * 65: "a message with 65 bytes of text",
+        "é" * 32: "é" * 32,
+        "é" * 32 + "x": "a message with 65 bytes of text",
+    }
+    assert {text: intent_of(message(text), limits) for text in told} == told
+    two = Message(message_id="m", role="ROLE_USER", parts=(Part(text="x" * 32), Part(text="y" * 32)))
+    assert intent_of(two, limits) == "a message with 65 bytes of text"  # with the line between them
+    file = Message(message_id="m", role="ROLE_USER", parts=(Part(url="https://x.test/" + "x" * 64), Part(data=1)))
+    assert intent_of(file, limits) == "a message without text: 2 parts"
 
 
 def test_a_message_to_a_queued_task_waits_for_whoever_takes_it(stage: Stage) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from covenant.store import tail
 from tests.a2a.conftest import Town, piece, says
 from tests.a2a.stage import Client, seen
 from tests.a2a.towns import place
+from tests.conformance.support import soon
 
 WRITERS = 64
 SMALL = Limits(segment_bytes=60_000, snapshot_every_bytes=90_000, finished_tail_max=16, archive_batch=16)
@@ -39,7 +40,7 @@ def kept(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def stream(town: Town, task_id: str, after: int | None = None) -> AsyncIterator[Event]:
+def stream(town: Town, task_id: str, after: int | None = None) -> AsyncGenerator[Event, None]:
     return town.operations.subscribe(town.alice, town.agent, a.SubscribeToTask(id=task_id), after)
 
 
@@ -251,7 +252,7 @@ async def _take(town: Town, task_id: str, got: list[tuple[int, bytes]], count: i
                     break
                 count -= 1
                 got.append(raw(event))
-    await events.aclose()  # type: ignore[attr-defined]
+    await events.aclose()
 
 
 async def test_who_is_far_behind_is_told_everything_in_bounded_stretches(
@@ -355,3 +356,113 @@ async def test_a_task_shown_at_once_is_completed_by_a_reply(kept: str, tmp_path:
         task = await town.send()
         await town.work(c.ReplyDirectly(None, (await town.lease()).lease_id, hello()))
         assert (await town.get(task.id)).status.message.parts == hello().parts
+
+
+def sent_streaming(town: Town, key: str | None = None) -> AsyncIterator[Event]:
+    return town.operations.send_streaming(town.alice, town.agent, a.SendMessage(message=says()), key)
+
+
+async def told(events: AsyncIterator[Event]) -> Client:
+    client = Client()
+    async for event in events:
+        client.hear(event.response, event.generation)
+    return client
+
+
+@pytest.mark.parametrize("first", ["update", "artifact", "ask", "partial"])
+async def test_the_stream_of_an_agent_that_makes_a_task_after_all_begins_with_its_first_act(
+    kept: str, tmp_path: Path, first: str
+) -> None:
+    """Then the task as it is with that, and everything behind it; what it did before counts, too."""
+    async with place(kept, tmp_path).replies().opened() as town:
+        following = asyncio.ensure_future(told(sent_streaming(town)))
+        await town.work(c.ReleaseLease(None, (await town.lease()).lease_id))
+        delivery = await town.lease()
+        lease = delivery.lease_id
+        acts: dict[str, c.Command] = {
+            "update": c.UpdateTask(None, lease, says("half way")),
+            "artifact": c.AddArtifact(None, lease, piece("x", "first")),
+            "ask": c.UpdateTask(None, lease, says("which?"), Asks.INPUT),
+            "partial": c.PostResult(None, Result.partial(delivery, (Text("x"),), 1), "worker-1"),
+        }
+        begun = (await town.exchange.watch(town.alice, delivery.task.id, 0, 0)).generation + 1
+        await town.work(acts[first])
+        rng = random.Random(7)
+        for _ in range(50):
+            await act(town, delivery.task.id, lease, rng)
+        await town.finish(delivery, Result.ok(delivery, [Text("done")]))
+        client = await soon(following)
+        done = await town.get(delivery.task.id)
+        assert begun <= client.generations[0]  # not before the first act
+        assert client.generations == list(range(client.generations[0], int(done.generation) + 1))
+        assert client.seen == seen(done) and client.message is None
+
+
+async def test_a_stream_shows_each_act_as_it_comes_from_the_first_on(kept: str, tmp_path: Path) -> None:
+    async with place(kept, tmp_path).replies().opened() as town:
+        events = sent_streaming(town)
+        first = asyncio.ensure_future(anext(events))
+        lease = (await town.lease()).lease_id
+        await town.work(c.UpdateTask(None, lease, says("reading")))
+        begun = await soon(first)
+        assert begun.response.task is not None and begun.generation == 3  # sent, leased, and that
+        assert begun.response.task.status.message is not None
+        assert begun.response.task.status.message.parts == says("reading").parts
+        for generation in range(4, 8):
+            await town.work(c.AddArtifact(None, lease, piece("x"), append=generation > 4))
+            event = await soon(anext(events))
+            assert event.generation == generation and event.response.artifact_update is not None
+        await town.work(c.ReplyDirectly(None, lease, hello()))
+        assert (await soon(anext(events))).generation == 8
+        with pytest.raises(StopAsyncIteration):
+            await soon(anext(events))
+        assert (await town.get(begun.response.task.id)).status.state == "TASK_STATE_COMPLETED"
+
+
+async def test_a_stream_of_an_agent_that_ends_the_task_in_one_act_is_that_task(kept: str, tmp_path: Path) -> None:
+    async with place(kept, tmp_path).replies().opened() as town:
+        following = asyncio.ensure_future(told(sent_streaming(town)))
+        delivery = await town.lease()
+        await town.finish(delivery, Result.ok(delivery, [Text("done")]))
+        client = await soon(following)
+        assert client.generations == [4]
+        assert client.seen == seen(await town.get(delivery.task.id))
+
+
+async def test_a_stream_of_an_agent_that_replies_is_that_message_and_so_is_its_repetition(
+    kept: str, tmp_path: Path
+) -> None:
+    async with place(kept, tmp_path).replies().opened() as town:
+        following = asyncio.ensure_future(told(sent_streaming(town, "k-1")))
+        await town.work(c.ReplyDirectly(None, (await town.lease()).lease_id, hello()))
+        for client in (await soon(following), await soon(told(sent_streaming(town, "k-1")))):
+            assert client.task is None and client.message is not None
+            assert client.message.parts == hello().parts
+            assert client.generations == [3]
+
+
+async def test_what_may_still_be_answered_by_a_message_is_not_listed_of_an_agent_that_replies(
+    kept: str, tmp_path: Path
+) -> None:
+    """A listing would show a task that then never was."""
+
+    async def listed(town: Town, **settings: Any) -> tuple[int, int]:
+        page = await town.operations.list_tasks(town.alice, town.agent, a.ListTasks(**settings))
+        return len(page.tasks), page.total_size
+
+    async with place(kept, tmp_path).replies().opened() as town:
+        sending = [asyncio.ensure_future(town.send(says(f"task {n}"))) for n in range(3)]
+        leases = [(await town.lease()).lease_id for _ in sending]
+        assert await listed(town) == (0, 0)
+        await town.work(c.ReplyDirectly(None, leases[0], hello()))
+        for lease in leases[1:]:
+            await town.work(c.UpdateTask(None, lease, says("half way")))
+        await asyncio.gather(*sending)
+        assert await listed(town) == (2, 2)
+        assert await listed(town, page_size=1) == (1, 2)
+    async with place(kept, tmp_path / "other").opened() as town:
+        waiting = asyncio.ensure_future(town.send(return_immediately=False))
+        delivery = await town.lease()
+        assert await listed(town) == (1, 1)
+        await town.finish(delivery)
+        await waiting

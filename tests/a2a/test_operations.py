@@ -9,9 +9,10 @@ import pytest
 
 from covenant import Text
 from covenant.a2a import wire as a
-from covenant.a2a.fault import CONFLICT, GENERATION, INVALID_PARAMS, TASK_NOT_FOUND, UNSUPPORTED, kind_of
+from covenant.a2a.fault import CONFLICT, GENERATION, INVALID_PARAMS, TASK_NOT_FOUND, TOO_LARGE, UNSUPPORTED, kind_of
 from covenant.model import command as c
 from covenant.model.error import CovenantError
+from covenant.model.limits import CONTENT_BYTES_MAX, INTENT_TEXT_BYTES_MAX
 from covenant.model.message import Message, Part
 from covenant.model.protocol import StreamResponse
 from covenant.model.record import Asks
@@ -49,6 +50,21 @@ async def test_a_message_is_a_task_that_a_worker_leases(town: Town) -> None:
     done = await town.get(task.id)
     assert (done.status.state, done.generation) == ("TASK_STATE_COMPLETED", "4")
     assert done.artifacts[0].parts == (Part(text="done"),)
+
+
+@pytest.mark.parametrize("more", [0, 1, 1_000_000])
+async def test_a_text_of_any_length_that_a_message_may_have_is_a_task(town: Town, more: int) -> None:
+    text = "x" * (INTENT_TEXT_BYTES_MAX + more)
+    task = await town.send(says(text))
+    delivery = await town.lease()
+    described = f"a message with {len(text)} bytes of text"
+    assert delivery.task.intent_text == (described if more else text)
+    assert delivery.task.message == says(text)
+    assert (await town.get(task.id)).history[0].parts == (Part(text=text),)
+
+
+async def test_a_message_beyond_its_own_bound_is_refused(town: Town) -> None:
+    assert await refused(town.send(says("x" * CONTENT_BYTES_MAX))) is TOO_LARGE
 
 
 async def test_each_mutation_is_one_event_and_one_generation(town: Town) -> None:

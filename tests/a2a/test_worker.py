@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 import shutil
 import subprocess
@@ -266,6 +267,76 @@ async def test_a_question_under_a_lost_lease_is_refused(box: OpenMailbox, alice:
         await until(alice, uid(1), asks)
         await alice.cancel_task(uid(1))
         assert await soon(codes.get()) == "task_terminal"
+
+
+async def _in_two_tasks(ctx: WorkContext) -> None:
+    async with asyncio.TaskGroup() as group:
+        group.create_task(ctx.update("one"))
+        group.create_task(ctx.update("two"))
+
+
+@pytest.mark.parametrize(
+    "verb",
+    [
+        lambda ctx: ctx.ask("which colour?"),
+        lambda ctx: ctx.update("half way"),
+        lambda ctx: ctx.artifact("piece"),
+        lambda ctx: ctx.partial("piece"),
+        lambda ctx: ctx.heartbeat(),
+        _in_two_tasks,
+    ],
+)
+async def test_a_cancel_ends_a_handler_in_one_line(
+    alice: Mailbox, bob: Mailbox, verb: Callable[[WorkContext], Awaitable[Any]], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever it was about to say. There is nothing to answer any more, and nothing that has failed."""
+    caplog.set_level(logging.INFO, "covenant.worker")
+    is_canceled = asyncio.Event()
+
+    async def handler(ctx: WorkContext) -> str:
+        if ctx.task.id == uid(1):
+            await is_canceled.wait()
+            await verb(ctx)
+        return "done"
+
+    async with Worker(bob, handler):
+        await alice.send_task(plain(bob, id=uid(1)))
+        await until(alice, uid(1), lambda entry: entry.state is TaskState.IN_FLIGHT)
+        await alice.cancel_task(uid(1))
+        is_canceled.set()
+        await alice.send_task(plain(bob, id=uid(2)))
+        assert {(await drain(alice)).task_id for _ in range(2)} == {uid(1), uid(2)}
+    assert [record.getMessage() for record in caplog.records] == [f"the lease of task {uid(1)} is lost: task_terminal"]
+    assert not any(record.exc_info for record in caplog.records)
+
+
+async def test_a_cancel_ends_a_question_of_a_plain_function_in_one_line(
+    alice: Mailbox, bob: Mailbox, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "covenant.worker")
+    async with Worker(bob, lambda ctx: text_of(ctx.wait(ctx.ask("which colour?")))):
+        await alice.send_task(plain(bob, id=uid(1)))
+        await until(alice, uid(1), asks)
+        await alice.cancel_task(uid(1))
+        await drain(alice)
+    assert [record.getMessage() for record in caplog.records] == [f"the lease of task {uid(1)} is lost: task_terminal"]
+
+
+async def test_a_failure_after_a_cancel_is_told_as_one(
+    alice: Mailbox, bob: Mailbox, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def handler(ctx: WorkContext) -> None:
+        try:
+            await ctx.ask("which colour?")
+        except CovenantError:
+            raise ValueError("no paint") from None
+
+    async with Worker(bob, handler):
+        await alice.send_task(plain(bob, id=uid(1)))
+        await until(alice, uid(1), asks)
+        await alice.cancel_task(uid(1))
+        await drain(alice)
+    assert "ValueError: no paint" in caplog.text
 
 
 async def test_the_next_attempt_hears_everything_from_the_start(box: OpenMailbox, alice: Mailbox, bob: Mailbox) -> None:

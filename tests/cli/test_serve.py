@@ -7,6 +7,7 @@ import signal
 import socket
 from pathlib import Path
 from urllib.parse import urlsplit
+from urllib.request import urlopen
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -80,6 +81,18 @@ def test_grpc_is_served_where_it_is_asked_for(home: Path) -> None:
         assert ended.code == 0 and ended.err.rstrip().endswith("ended")
 
 
+def test_a_card_names_the_address_that_the_operator_says(home: Path) -> None:
+    options = ("--grpc", "127.0.0.1:0", "--public-url", "https://agents.example", "--public-grpc", "grpc.example:443")
+    with serving(home, *options) as (_, told):
+        client = Client(home)
+        client("peers", "enroll", "bob")
+        client("agents", "publish", "bob")
+        assert told["http"].startswith("http://127.0.0.1:")
+        with urlopen(f"{told['http']}/.well-known/agent-card.json") as answer:
+            card = json.load(answer)
+    assert [one["url"] for one in card["supportedInterfaces"]] == [*["https://agents.example"] * 2, "grpc.example:443"]
+
+
 def test_a_secret_that_others_can_read_is_refused(home: Path) -> None:
     (home / "operator.token").write_text("cov_known_to_all\n")
     (home / "operator.token").chmod(0o644)
@@ -93,6 +106,8 @@ def test_what_makes_no_sense_is_wrong_usage(home: Path) -> None:
         (("--http", "0.0.0.0:0"), {}),
         (("--grpc", "0.0.0.0:0"), {}),
         (("--grpc", "here"), {}),
+        (("--public-url", "nowhere"), {}),
+        (("--public-grpc", "grpc.example:443"), {}),
         (("--http", "off", "--ipc", "off"), {}),
         (("--alert-url", "nowhere"), {}),
         (("--store", "nowhere"), {}),

@@ -8,6 +8,7 @@ import random
 import re
 import shutil
 from collections.abc import Awaitable, Callable
+from functools import partial
 from itertools import combinations, count
 from pathlib import Path
 from typing import Any
@@ -455,7 +456,7 @@ async def test_a_journal_that_still_starts_is_cut_only_by_force(folder: Path) ->
     assert found is not None and found.starts
     before = contents(folder)
     for dry_run in (True, False):
-        why = refused("repair_refused", lambda dry=dry_run: repair(folder, dry_run=dry))  # type: ignore[misc]
+        why = refused("repair_refused", partial(repair, folder, dry_run=dry_run))
         assert (why.details["file"], why.details["line"]) == (FIRST, 3)
     assert contents(folder) == before
     async with open_journal(folder, clock=ManualClock(0)):

@@ -477,7 +477,7 @@ class MailboxMachine(RuleBasedStateMachine):
             following=sum(task.waits_on is not None for task in tasks),
             in_flight=states[TaskState.IN_FLIGHT],
             result_pending=states[TaskState.RESULT_PENDING],
-            answers=sum(type(record) in (TaskRecord, Part) and record.answer_for is not None for record in records),  # type: ignore[union-attr]
+            answers=sum(isinstance(record, (TaskRecord, Part)) and record.answer_for is not None for record in records),
         )
 
     async def compare(self) -> None:

@@ -471,7 +471,8 @@ async def held_up(house: House) -> AsyncIterator[tuple[socket.socket, Any]]:
         slow.sendall(b"GET /a2a/events?after=0 HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ")
         slow.sendall(house.realm.tokens["alice@lab"].encode() + b"\r\n\r\n")
         await until(lambda: house.daemon._events.count == 1)
-        (connection,) = house.daemon._server.server_state.connections  # type: ignore[union-attr]
+        assert house.daemon._server is not None
+        (connection,) = house.daemon._server.server_state.connections
         transport: Any = connection.transport
         transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         for _ in range(MANY // 1000):

@@ -123,9 +123,10 @@ class Client:
         )
         key = _key(request.message, idempotency_key)
         reply = await self._deliver(lambda: self._calls.send(request, key), key)
-        if reply.message is None and reply.task is None:
+        answer = reply.message or reply.task
+        if answer is None:
             raise Fault(BAD_AGENT, "an answer with neither a task nor a message")
-        return reply.message or reply.task  # type: ignore[return-value]
+        return answer
 
     async def send_and_follow(
         self,

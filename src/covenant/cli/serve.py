@@ -46,6 +46,8 @@ log = logging.getLogger("covenant.serve")
 @click.option("--recv-gate", is_flag=True, help="A recipient must have a grant of a2a.recv.<sender> to be sent tasks.")
 @click.option("--private-webhooks", is_flag=True, help="Let clients have webhooks on this machine and in its network.")
 @click.option("--queue-depth", type=click.IntRange(1), metavar="N", help="Refuse more ready tasks for one recipient.")
+@click.option("--public-url", metavar="URL", help="Where A2A clients reach HTTP, for the agents' cards.")
+@click.option("--public-grpc", metavar="HOST:PORT", help="The same for gRPC. Default: the host of --public-url.")
 @click.option("--default-agent", metavar="NAME", help="Whom A2A clients reach at the root. Default: the first one.")
 @click.option("--alert-url", metavar="URL", help="Post there what an operator should hear of.")
 @click.option("--log", "form", type=click.Choice(FORMATS), default="text", show_default=True, help="How stderr reads.")
@@ -89,6 +91,8 @@ def settings_of(home: Home, options: Mapping[str, Any], environ: Mapping[str, st
         limits=limits,
         retry=plan_from(environ, limits),
         alert_url=options["alert_url"],
+        public_url=options["public_url"],
+        public_grpc=options["public_grpc"],
         default_agent=options["default_agent"],
         alerts_file=home.alerts_file,
     )

@@ -96,7 +96,8 @@ class GetPlace(_Query, frozen=True):
 
 
 class ListDialogs(_Query, frozen=True):
-    """The caller's tasks with one agent, the newest status first."""
+    """The caller's tasks with one agent, the newest status first. `hidden`: also what may still be answered by a
+    message."""
 
     agent: str
     limit: int
@@ -106,6 +107,7 @@ class ListDialogs(_Query, frozen=True):
     since_ms: int | None = None
     history: int | None = None
     artifacts: bool = False
+    hidden: bool = True
 
 
 class ListInputs(_Query, frozen=True):

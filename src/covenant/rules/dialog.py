@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from covenant.model import event as e
+from covenant.model.agent import AgentId
 from covenant.model.command import AddArtifact, AddMessage, RejectTask, ReplyDirectly, ShowTask, UpdateTask
 from covenant.model.error import (
     ContextMismatch,
@@ -19,6 +20,7 @@ from covenant.model.error import (
     TooLarge,
     UnknownTask,
 )
+from covenant.model.limits import Limits
 from covenant.model.message import Message
 from covenant.model.protocol import GENERATION_MAX
 from covenant.model.record import Asks, Outcome, Said, TaskRecord, chunk_key, said_key
@@ -174,9 +176,9 @@ def _has_said(record: TaskRecord, lease_id: str, outcome: Outcome, message: Mess
     return record.outcome is outcome and result is not None and (result.lease_id, result.message) == (lease_id, message)
 
 
-def _held(lease_id: str, by: object, view: View, ctx: Context) -> TaskRecord:
+def _held(lease_id: str, by: AgentId | None, view: View, ctx: Context) -> TaskRecord:
     lease_id = check_id(lease_id, "lease_id")
-    record = task_of_lease(lease_id, by, view, ctx)  # type: ignore[arg-type]
+    record = task_of_lease(lease_id, by, view, ctx)
     held(lease_id, record)
     return record
 
@@ -197,10 +199,26 @@ def context_of(record: TaskRecord) -> str:
     return record.task.context_id or record.task.id
 
 
+def intent_of(message: Message, limits: Limits) -> str:
+    """What a message is about, for the task that is made of it. What is too long for that is described and not cut, as
+    half of what was said may be the opposite of it; the whole is in the message, which goes with the task."""
+    text = text_of(message)
+    size = len(text) if text.isascii() else len(text.encode(errors="surrogatepass"))
+    if size <= limits.intent_text_bytes_max:
+        return text
+    if _texts(message):
+        return f"a message with {size} bytes of text"
+    return f"a message without text: {len(message.parts)} parts"
+
+
 def text_of(message: Message) -> str:
     """What a message says to somebody who reads only text; a description where it has none."""
-    texts = [part.text for part in message.parts if part.text and not part.text.isspace()]
+    texts = _texts(message)
     if texts:
         return "\n".join(texts)
     kinds = [part.filename or part.media_type or part.url or ("file" if part.raw else "data") for part in message.parts]
     return f"a message without text: {', '.join(kinds)}"
+
+
+def _texts(message: Message) -> list[str]:
+    return [part.text for part in message.parts if part.text and not part.text.isspace()]

@@ -347,7 +347,7 @@ def _rotate(command: c.RotateToken, caller: Caller, view: View, ctx: Context) ->
 
 def _receive(command: c.LeaseTasks | c.DrainResults, caller: Caller, view: View, ctx: Context) -> None:
     """A peer receives for itself; the operator for everybody."""
-    agent = command.recipient if type(command) is c.LeaseTasks else command.peer  # type: ignore[union-attr]
+    agent = command.recipient if isinstance(command, c.LeaseTasks) else command.peer
     if agent is not caller.agent and agent != caller.agent and not caller.is_operator:
         raise NotPermitted(f"{caller.agent} receives for itself only")
 

@@ -372,7 +372,7 @@ def _mark_of(query: ListDialogs) -> str:
 def _total(query: ListDialogs, view: View, ctx: Context) -> int:
     """How many there are before paging: with filters, counted as far as a page may look."""
     assert query.by is not None
-    if query.context_id is None and query.state is None and query.since_ms is None:
+    if query.context_id is None and query.state is None and query.since_ms is None and query.hidden:
         return view.dialog_count(query.by.pubkey, query.agent)
     records = view.dialogs(query.by.pubkey, query.agent, _ORDER_MAX, ctx.limits.scan_max)
     return sum(_passes(record, query, ctx) for record in records)
@@ -381,6 +381,7 @@ def _total(query: ListDialogs, view: View, ctx: Context) -> int:
 def _passes(record: TaskRecord, query: ListDialogs, ctx: Context) -> bool:
     return (
         not record.direct
+        and (query.hidden or not is_hidden(record))
         and is_retained(record, ctx)
         and (query.context_id is None or context_of(record) == query.context_id)
         and (query.state is None or state_of(record) is query.state)

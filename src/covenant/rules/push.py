@@ -10,6 +10,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from covenant.model import event as e
+from covenant.model.agent import AgentId
 from covenant.model.audit import AuditRow
 from covenant.model.command import DropPush, NotePush, SetPush
 from covenant.model.error import Malformed, NotPermitted, TooLarge, UnknownPush, UnknownTask
@@ -138,11 +139,11 @@ def get_pushed(query: GetPushed, view: View, ctx: Context) -> Pushed:
     return Pushed(record.sender, record.generation, record.outcome is not None, pushes, record.direct)
 
 
-def _own(task_id: str, by: object, view: View, ctx: Context) -> TaskRecord:
+def _own(task_id: str, by: AgentId | None, view: View, ctx: Context) -> TaskRecord:
     task_id = check_id(task_id, "task_id")
-    record = visible_task(task_id, by, view, ctx)  # type: ignore[arg-type]
+    record = visible_task(task_id, by, view, ctx)
     if record.direct:
         raise UnknownTask(f"no task {task_id}", task_id=task_id)
-    if by is not None and getattr(by, "pubkey", None) != record.sender:
+    if by is not None and by.pubkey != record.sender:
         raise NotPermitted("only the sender of a task sets webhooks for it", task_id=task_id)
     return record

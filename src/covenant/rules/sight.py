@@ -77,7 +77,7 @@ E = TypeVar("E", Task, Result)
 def lent(envelope: E) -> E:
     """The envelope for a caller to keep. Values that a caller could change are copied: the record must not change."""
     for block in envelope.content:
-        if type(block) is Json or block.annotations:  # type: ignore[union-attr]
+        if isinstance(block, Json) or block.annotations:
             return decode(encode(envelope), type=type(envelope))
     if envelope.message is not None and _could_change(envelope.message):
         return decode(encode(envelope), type=type(envelope))
@@ -115,5 +115,6 @@ def passes(
 
 def lease_age_ms(record: TaskRecord, now: int) -> int:
     """Time since the holder's last sign of life; never negative, even when the clock is set back."""
-    waiting = record.lease is None or record.asks is not None  # whoever waits for input is not stale
-    return 0 if waiting else max(0, now - record.lease.seen_ms)  # type: ignore[union-attr]
+    if record.lease is None or record.asks is not None:  # whoever waits for input is not stale
+        return 0
+    return max(0, now - record.lease.seen_ms)

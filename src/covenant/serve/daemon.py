@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import ipaddress
 import logging
 import os
 import socket
 import ssl
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from cryptography.x509 import DNSName, ExtensionNotFound, SubjectAlternativeName, load_pem_x509_certificate
 from msgspec import Struct
 
 from covenant.exchange.alerts import Alerts, Thresholds
@@ -30,6 +31,7 @@ from covenant.model.error import BadSetting, CovenantError
 from covenant.model.limits import Limits
 from covenant.model.repair import RetryPolicy
 from covenant.rules.context import Ids
+from covenant.rules.whereabouts import Address, Listening, check_public_url, is_loopback, joined, split
 from covenant.serve import events, metrics, openapi, page
 from covenant.serve.a2a.directory import Directory
 from covenant.serve.a2a.operations import Operations
@@ -72,6 +74,8 @@ class Settings(Struct, kw_only=True, frozen=True):
     retry: RetryPlan | None = None
     alert_url: str | None = None
     alerts: Thresholds = Thresholds()
+    public_url: str | None = None  # where clients reach HTTP, for the cards; else where it listens
+    public_grpc: str | None = None  # HOST:PORT, the same of gRPC
     default_agent: str | None = None  # whom the root stands for in the A2A protocol; else the first that is published
     alerts_file: Path | None = None  # where it notes what was told, for the next daemon
 
@@ -91,6 +95,7 @@ class Daemon:
         ids = ids or RandomIds()
         store: Any = engine_for(settings.store, settings.limits, self._clock, ids)
         self._check_listening()
+        self._check_public()
         self.store: Store = store
         self.exchange = Exchange(
             store,
@@ -108,7 +113,8 @@ class Daemon:
         self._scheduler = self._make_scheduler()
         self.alerts = self._make_alerts()
         self._events = Events(self.exchange, store, self.http.authenticate)
-        self.directory = Directory(self.exchange, lambda: self.url, lambda: self.grpc_address, settings.default_agent)
+        self._names = _names_of(settings.tls_cert)
+        self.directory = Directory(self.exchange, self.listening, settings.default_agent)
         self._rpc = None if settings.grpc is None else _make_rpc(self.exchange, self.directory)
         self._server: Server | None = None
         self.operations = Operations(self.exchange)
@@ -117,7 +123,7 @@ class Daemon:
         self._serving: asyncio.Task[None] | None = None
         self._jobs: list[asyncio.Task[None]] = []
         self.address: tuple[str, int] | None = None
-        self.grpc_address: str | None = None
+        self._grpc_at: Address | None = None
 
     def _add_pages(self) -> None:
         """What is served besides the verbs."""
@@ -149,7 +155,7 @@ class Daemon:
         if (s.tls_cert is None) != (s.tls_key is None):
             raise BadSetting("--tls-cert and --tls-key go together", name="--tls-key")
         for name, address in (("--http", s.http), ("--grpc", s.grpc)):
-            if address is None or _is_loopback(_split(address, name)[0]) or s.tls_cert is not None or s.insecure:
+            if address is None or is_loopback(split(address, name)[0]) or s.tls_cert is not None or s.insecure:
                 continue
             raise BadSetting(
                 f"{address} can be reached from other machines: give --tls-cert and --tls-key, or say --insecure",
@@ -161,6 +167,19 @@ class Daemon:
             except OSError as failed:
                 why = f"{s.tls_cert} and {s.tls_key} are no certificate and its key: {failed.strerror or failed}"
                 raise BadSetting(why, name="--tls-cert") from failed
+
+    def _check_public(self) -> None:
+        s = self.settings
+        for name, public, listening in (
+            ("--public-url", s.public_url, s.http),
+            ("--public-grpc", s.public_grpc, s.grpc),
+        ):
+            if public is not None and listening is None:
+                raise BadSetting(f"{name} is the address of something that is not served", name=name)
+        if s.public_url is not None:
+            check_public_url(s.public_url, "--public-url")
+        if s.public_grpc is not None:
+            split(s.public_grpc, "--public-grpc")
 
     def _make_scheduler(self) -> Scheduler | None:
         plan = self.settings.retry
@@ -178,10 +197,27 @@ class Daemon:
 
     @property
     def url(self) -> str | None:
-        if self.address is None:
-            return None
-        scheme = "http" if self.settings.tls_cert is None else "https"
-        return f"{scheme}://{_joined(*self.address)}"
+        return None if self.address is None else f"{self._scheme}://{joined(*self.address)}"
+
+    @property
+    def grpc_address(self) -> str | None:
+        return None if self._grpc_at is None else joined(*self._grpc_at)
+
+    @property
+    def _scheme(self) -> str:
+        return "http" if self.settings.tls_cert is None else "https"
+
+    def listening(self) -> Listening:
+        """Where it is, as far as it knows itself."""
+        s = self.settings
+        return Listening(
+            scheme=self._scheme,
+            http=self.address,
+            grpc=self._grpc_at,
+            public_url=None if s.public_url is None else check_public_url(s.public_url, "--public-url"),
+            public_grpc=s.public_grpc,
+            names=self._names,
+        )
 
     async def start(self) -> None:
         self.connections.make_room()
@@ -223,10 +259,10 @@ class Daemon:
         with _listen(s.grpc, "--grpc", 1) as tried:  # gRPC would not say why it cannot
             host = tried.getsockname()[0]
         try:
-            port = await rpc.start(_joined(host, _split(s.grpc, "--grpc")[1]), s.tls_cert, s.tls_key)
+            port = await rpc.start(joined(host, split(s.grpc, "--grpc")[1]), s.tls_cert, s.tls_key)
         except RuntimeError as failed:
             raise BadSetting(f"cannot listen on {s.grpc}: {failed}", name="--grpc") from failed
-        self.grpc_address = _joined(host, port)
+        self._grpc_at = (host, port)
 
     async def _start_http(self, listening: socket.socket) -> None:
         protocol = partial(HttpProtocol, http=self.http, crowd=self.connections)
@@ -280,30 +316,20 @@ def _make_rpc(exchange: Exchange, directory: Directory) -> Rpc:
     return Rpc(exchange, directory)
 
 
+def _names_of(tls_cert: Path | None) -> frozenset[str]:
+    """What this machine is surely called: by itself, and by whoever gave it a certificate."""
+    names = {socket.gethostname()}
+    if tls_cert is not None:
+        with suppress(ExtensionNotFound, ValueError):
+            extensions = load_pem_x509_certificate(tls_cert.read_bytes()).extensions
+            names.update(extensions.get_extension_for_class(SubjectAlternativeName).value.get_values_for_type(DNSName))
+    return frozenset(name.lower() for name in names)
+
+
 def _listen(address: str, name: str, backlog: int) -> socket.socket:
     try:
-        return listen(*_split(address, name), backlog)
+        return listen(*split(address, name), backlog)
     except OSError as failed:
         number = failed.errno or 0  # its text has the address once more; that of a name which is not known has not
         why = os.strerror(number) if number in errno.errorcode else failed.strerror
         raise BadSetting(f"cannot listen on {address}: {why}", name=name) from failed
-
-
-def _split(address: str, name: str) -> tuple[str, int]:
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdigit() or int(port) > 65535:
-        raise BadSetting(f"{address!r} is not HOST:PORT", name=name)
-    return host.strip("[]"), int(port)
-
-
-def _joined(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

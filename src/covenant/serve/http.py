@@ -76,6 +76,7 @@ class Asked(Protocol):
     path: str
     query: bytes
     headers: Headers
+    local: str | None  # the address of ours at which it came in
     verb: type | None  # what it turns out to ask for
 
     async def body(self, limit: int) -> bytes: ...
@@ -203,6 +204,7 @@ class _Scoped:
         self.path: str = scope["path"]
         self.query: bytes = scope["query_string"]
         self.headers: Headers = scope["headers"]
+        self.local: str | None = scope["server"][0] if scope["server"] else None
         self.verb: type | None = None
         self._receive = receive
 

@@ -56,11 +56,12 @@ class _Plain:
     message_event = _NobodyWaits()
     _working: asyncio.Task[Any] | None = None  # what ends when the client hangs up
 
-    def __init__(self, method: str, path: str, query: bytes, headers: Headers) -> None:
+    def __init__(self, method: str, path: str, query: bytes, headers: Headers, local: str | None) -> None:
         self.method = method
         self.path = path
         self.query = query
         self.headers = headers
+        self.local = local
         self.data = b""
 
     async def body(self, limit: int) -> bytes:
@@ -169,7 +170,7 @@ class HttpProtocol(HttpToolsProtocol):
         method, path = parser.get_method().decode("ascii"), url[1].decode("ascii")
         if method == "HEAD" or path in self._http.pages:
             return None
-        return _Plain(method, path, url[2] or b"", self.headers)
+        return _Plain(method, path, url[2] or b"", self.headers, self.server[0] if self.server else None)
 
     def _begin_for_asgi(self) -> None:
         url, headers, expects = self.url, self.headers, self.expect_100_continue

@@ -165,7 +165,8 @@ class Embedded(ABC):
                 return []
         if undoing is not None:
             undoing.extend(undo(commit, command))
-        return commit.reply  # type: ignore[no-any-return]
+        taken: list[Any] = commit.reply
+        return taken
 
     async def _take(self, command: LeaseTasks | DrainResults | Call, waits: bool) -> Commit:
         asked = command.command if type(command) is Call else command
@@ -216,9 +217,9 @@ class Embedded(ABC):
     def _told(self, query: Query) -> int | None:
         """Where the answer is about one task and nothing else, the last event of that task: what others do meanwhile
         is not in it, and need not be waited for."""
-        if type(query) not in _ABOUT_ONE_TASK or query.by is None:
+        if not isinstance(query, _ABOUT_ONE_TASK) or query.by is None:
             return None  # the operator also hears of results that came too late
-        record = self.state.get(query.task_id)  # type: ignore[union-attr]  # each of those has one
+        record = self.state.get(query.task_id)
         return record.order if type(record) is TaskRecord and record.waits_on is None else None
 
     async def _settled(self, order: int | None = None) -> None:

@@ -81,8 +81,8 @@ class Ledger:
 
     def oldest(self, limit: int) -> list[str]:
         if limit == 1:
-            head = self._head
-            return [self._keys[head]] if head < len(self._keys) else []  # type: ignore[list-item]  # alive
+            key = self._keys[self._head] if self._head < len(self._keys) else None
+            return [] if key is None else [key]
         return list(islice(self.after(0), limit))
 
     def after(self, order: int) -> Iterator[str]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from itertools import islice
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from msgspec import Struct
 
@@ -42,6 +42,8 @@ from covenant.rules.evolve import CREATING, EVOLVE
 from covenant.rules.grant import pin_of
 from covenant.rules.retention import at_rest, is_forgotten, is_retained, tombstone_of
 from covenant.store.ledger import DueTimes, LazyLedger, Ledger, Shelf
+
+K = TypeVar("K", Peer, Grant, Push, Card)
 
 _OF_A_TASK = (Part, Late, Said, Chunk)  # go with their task
 _BRINGING = (e.Parted, e.LateKept, e.Said, e.ChunkKept, e.PushSet)  # them, and webhooks
@@ -271,7 +273,7 @@ class State:
 
     def _is_pending(self, key: Key, order: int) -> bool:
         record = self.records.get(key)
-        return type(record) in (TaskRecord, Part) and record.answer_for is not None and record.answer_order == order  # type: ignore[union-attr]
+        return isinstance(record, (TaskRecord, Part)) and record.answer_for is not None and record.answer_order == order
 
     def _is_sent(self, key: Key, order: int) -> bool:
         record = self.records.get(key)
@@ -546,11 +548,11 @@ class State:
         return peer if type(peer) is Peer else None
 
     def peers(self, after: int, limit: int) -> Sequence[Peer]:
-        return [self.records[key] for key in islice(self._peers.after(after), limit)]  # type: ignore[misc]
+        return self._kept(Peer, islice(self._peers.after(after), limit))
 
     def all_grants(self, subject: str | None, after: int, limit: int) -> Sequence[Grant]:
         ledger = self._granted if subject is None else self._granted_to.get(subject)
-        return [self.records[key] for key in islice(ledger.after(after), limit)]  # type: ignore[misc]
+        return self._kept(Grant, islice(ledger.after(after), limit))
 
     def orders_before(self, events: Sequence[Event]) -> Sequence[int]:
         """For each event, which one last touched its record: 0 if none did. Nothing at all when that goes for all. A
@@ -574,6 +576,10 @@ class State:
         if record is None and self.base is not None and key not in self.gone and key not in self.going:
             return self.base.get(key)
         return record
+
+    def _kept(self, kind: type[K], keys: Iterable[Key]) -> list[K]:
+        """What a ledger of one kind leads to."""
+        return [record for key in keys if isinstance(record := self.records[key], kind)]
 
     def _tasks(self, keys: Iterable[Key], limit: int) -> list[TaskRecord]:
         found: list[TaskRecord] = []
@@ -606,8 +612,8 @@ class State:
     def _all_answers(self) -> LazyLedger:
         if self._answers_all is None:
             self._answers_all = LazyLedger(self._is_pending)
-            items = ((key, record) for key, record in self.records.items() if type(record) in (TaskRecord, Part))
-            waiting = [(r.answer_order, key) for key, r in items if r.answer_for is not None]  # type: ignore[union-attr]
+            items = ((key, record) for key, record in self.records.items() if isinstance(record, (TaskRecord, Part)))
+            waiting = [(r.answer_order, key) for key, r in items if r.answer_for is not None]
             for order, key in sorted(waiting):
                 self._answers_all.add(order, key)
         return self._answers_all
@@ -720,14 +726,14 @@ class State:
                 yield key
 
     def pushes(self, task_id: str) -> Sequence[Push]:
-        return [self.records[key] for key in self._pushes.get(task_id, ())]  # type: ignore[misc]
+        return self._kept(Push, self._pushes.get(task_id, ()))
 
     def pushed_tasks(self) -> list[str]:
         """Those with webhooks."""
         return list(self._pushes)
 
     def cards(self, after: int, limit: int) -> Sequence[Card]:
-        return [self.records[key] for key in islice(self._cards.after(after), limit)]  # type: ignore[misc]
+        return self._kept(Card, islice(self._cards.after(after), limit))
 
     def dialog_count(self, sender: str, recipient: str) -> int:
         count = len(self._dialogs.get(_names(sender, recipient)))

@@ -11,6 +11,7 @@ from msgspec import Raw, Struct
 from covenant.a2a import wire
 from covenant.a2a.names import has_proto_names, usual
 from covenant.model.peer import Caller
+from covenant.rules.whereabouts import Reached
 from covenant.serve.a2a.directory import Directory
 from covenant.serve.a2a.misread import misread
 from covenant.serve.a2a.operations import Agent, Event, Operations
@@ -26,6 +27,7 @@ class Talk(Struct, frozen=True, gc=False):
     parameters: Parameters
     extensions: tuple[str, ...]
     is_plain: bool  # the answer is in the words of 1.0
+    reached: Reached
 
 
 class Desk(Struct, frozen=True):
@@ -51,7 +53,7 @@ def _streams(request: type[Any], stream: Callable[[Desk, Talk, Any], AsyncIterat
 
 
 async def _extended_card(desk: Desk, talk: Talk, request: wire.GetExtendedCard) -> dict[str, Any]:
-    return (await desk.directory.show(talk.name, extended=True)).card
+    return (await desk.directory.show(talk.name, extended=True, reached=talk.reached)).card
 
 
 CALLS: Final[dict[str, Call]] = {

@@ -20,6 +20,7 @@ from covenant.exchange.exchange import Exchange
 from covenant.exchange.realm import Realm
 from covenant.model import query as q
 from covenant.model.card import Card, CardPage
+from covenant.rules.whereabouts import Listening, Reached, Whereabouts, where
 from covenant.serve.a2a.operations import Agent
 
 PREFIX: Final = "/agents/"
@@ -29,6 +30,7 @@ _LEFT_OUT: Final = ("signatures", "extended")
 _NOTHING: Final[tuple[Any, ...]] = (None, "", [], {})
 _MODES: Final = ["text/plain", "application/json"]
 _SHOWN_MAX: Final = 1000  # cards that are kept as they were last shown
+_ANYHOW: Final = Reached()
 
 
 class Shown(Struct, frozen=True):
@@ -40,21 +42,14 @@ class Shown(Struct, frozen=True):
 
 
 class Directory:
-    """`url` and `grpc` say where the daemon is reached, once it listens; `default` names the agent at the root."""
+    """`listening` says where the daemon is, once it listens; `default` names the agent at the root."""
 
-    def __init__(
-        self,
-        exchange: Exchange,
-        url: Callable[[], str | None],
-        grpc: Callable[[], str | None],
-        default: str | None = None,
-    ) -> None:
+    def __init__(self, exchange: Exchange, listening: Callable[[], Listening], default: str | None = None) -> None:
         self._exchange = exchange
-        self._url = url
-        self._grpc = grpc
+        self._listening = listening
         self._default = default
         self._agents: dict[str, tuple[dict[str, Any], Agent]] = {}
-        self._shown: dict[tuple[str, bool, bool], tuple[dict[str, Any], Shown]] = {}
+        self._shown: dict[tuple[str, bool, bool, Whereabouts], tuple[dict[str, Any], Shown]] = {}
 
     async def find(self, name: str | None) -> tuple[Agent, Card]:
         """By its label or key; without a name, the agent at the root. For whoever has something to ask of it: that
@@ -90,16 +85,17 @@ class Directory:
         found: Card | None = await self._exchange.store.ask(q.GetCard(None, self._exchange.key_of(name)))
         return found
 
-    async def show(self, name: str | None, extended: bool = False) -> Shown:
-        """Completed and signed once for each time that it is published: anybody may ask for it."""
+    async def show(self, name: str | None, extended: bool = False, reached: Reached = _ANYHOW) -> Shown:
+        """Completed and signed once for each place, each time that it is published: anybody may ask for it."""
         card = await self._looked_up(name)
         if extended and not _capabilities(card)["extendedAgentCard"]:
             raise Fault(UNSUPPORTED, f"{card.agent.display} has no extended card")
-        key = (card.agent.pubkey, not name, extended)
+        here = where(self._listening(), reached)
+        key = (card.agent.pubkey, not name, extended, here)
         known = self._shown.get(key)
         if known is not None and known[0] is card.card and known[1].modified_ms == card.published_ms:
             return known[1]
-        shown = self._complete(card, at_root=not name, extended=extended)
+        shown = _complete(card, here, at_root=not name, extended=extended)
         shown["signatures"] = [sign_card(shown, self._exchange.realm)]
         digest = hashlib.sha256(rfc8785.dumps(shown)).hexdigest()[:32]
         if len(self._shown) >= _SHOWN_MAX:
@@ -108,36 +104,37 @@ class Directory:
         self._shown[key] = (card.card, made)
         return made
 
-    def _complete(self, card: Card, at_root: bool, extended: bool) -> dict[str, Any]:
-        label = card.agent.display
-        shown = {
-            "description": f"{label}, an agent of this realm",
-            "version": "1.0.0",
-            "defaultInputModes": _MODES,
-            "defaultOutputModes": _MODES,
-            "skills": [{"id": "work", "name": "work", "description": "does what it is asked to", "tags": ["task"]}],
-            **_said(card.card),
-        }
-        if extended:
-            shown |= _said(card.card.get("extended") or {})
-        shown["capabilities"] = _capabilities(card)
-        shown["supportedInterfaces"] = self._interfaces("" if at_root else f"{PREFIX}{quote(label, safe='@')}", label)
-        shown["securitySchemes"] = {"bearer": {"httpAuthSecurityScheme": {"scheme": "Bearer"}}}
-        shown["securityRequirements"] = [{"schemes": {"bearer": {"list": [f"a2a.send.{label}"]}}}]
-        return shown
 
-    def _interfaces(self, path: str, label: str) -> list[dict[str, Any]]:
-        found = []
-        url, grpc = self._url(), self._grpc()
-        if url is not None:
-            found += [
-                {"url": f"{url}{path}", "protocolBinding": "JSONRPC", "protocolVersion": "1.0"},
-                {"url": f"{url}{path}", "protocolBinding": "HTTP+JSON", "protocolVersion": "1.0"},
-            ]
-        if grpc is not None:
-            tenant = {"tenant": label} if path else {}
-            found.append({"url": grpc, "protocolBinding": "GRPC", "protocolVersion": "1.0", **tenant})
-        return found
+def _complete(card: Card, here: Whereabouts, at_root: bool, extended: bool) -> dict[str, Any]:
+    label = card.agent.display
+    shown = {
+        "description": f"{label}, an agent of this realm",
+        "version": "1.0.0",
+        "defaultInputModes": _MODES,
+        "defaultOutputModes": _MODES,
+        "skills": [{"id": "work", "name": "work", "description": "does what it is asked to", "tags": ["task"]}],
+        **_said(card.card),
+    }
+    if extended:
+        shown |= _said(card.card.get("extended") or {})
+    shown["capabilities"] = _capabilities(card)
+    shown["supportedInterfaces"] = _interfaces(here, "" if at_root else f"{PREFIX}{quote(label, safe='@')}", label)
+    shown["securitySchemes"] = {"bearer": {"httpAuthSecurityScheme": {"scheme": "Bearer"}}}
+    shown["securityRequirements"] = [{"schemes": {"bearer": {"list": [f"a2a.send.{label}"]}}}]
+    return shown
+
+
+def _interfaces(here: Whereabouts, path: str, label: str) -> list[dict[str, Any]]:
+    found = []
+    if here.url is not None:
+        found += [
+            {"url": f"{here.url}{path}", "protocolBinding": "JSONRPC", "protocolVersion": "1.0"},
+            {"url": f"{here.url}{path}", "protocolBinding": "HTTP+JSON", "protocolVersion": "1.0"},
+        ]
+    if here.grpc is not None:
+        tenant = {"tenant": label} if path else {}
+        found.append({"url": here.grpc, "protocolBinding": "GRPC", "protocolVersion": "1.0", **tenant})
+    return found
 
 
 def _said(card: dict[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from datetime import datetime
 from typing import Final
 
@@ -35,7 +35,7 @@ from covenant.model.protocol import GENERATION_MAX, RESTARTED, State, StreamResp
 from covenant.model.push import PushConfig
 from covenant.model.task import Task
 from covenant.model.view import Dialog, DialogPage, Sent
-from covenant.rules.dialog import text_of
+from covenant.rules.dialog import intent_of
 from covenant.rules.envelope import check_text
 from covenant.rules.push import check_config
 
@@ -87,7 +87,7 @@ class Operations:
 
     async def send_streaming(
         self, caller: Caller, agent: Agent, request: wire.SendMessage, key: str | None = None
-    ) -> AsyncIterator[Event]:
+    ) -> AsyncGenerator[Event, None]:
         """Task first, then what happens to it; or the one message that is the whole answer."""
         self._check_streams(agent)
         _check_history(request.configuration.history_length)
@@ -141,7 +141,7 @@ class Operations:
         task = Task(
             id=task_id,
             recipient=agent.id,
-            intent_text=text_of(message),
+            intent_text=intent_of(message, self._exchange.store.context.limits),
             message=message,
             context_id=message.context_id or str(uuid.uuid4()),
         )
@@ -187,6 +187,7 @@ class Operations:
                 return
 
     async def list_tasks(self, caller: Caller, agent: Agent, request: wire.ListTasks) -> wire.TaskList:
+        """Of an agent that may reply only what is sure to be a task."""
         size = PAGE_DEFAULT if request.page_size is None else request.page_size
         if not 1 <= size <= PAGE_MAX:
             raise Fault(INVALID_PARAMS, f"pageSize is from 1 to {PAGE_MAX}", field="pageSize")
@@ -201,6 +202,7 @@ class Operations:
             _moment(request.status_timestamp_after),
             request.history_length,
             request.include_artifacts,
+            hidden=not agent.replies,
         )
         page: DialogPage = await self._exchange.ask(caller, query)
         return wire.TaskList(tasks=page.tasks, next_page_token=page.cursor or "", page_size=size, total_size=page.total)
@@ -216,7 +218,7 @@ class Operations:
 
     async def subscribe(
         self, caller: Caller, agent: Agent, request: wire.SubscribeToTask, after: int | None = None
-    ) -> AsyncIterator[Event]:
+    ) -> AsyncGenerator[Event, None]:
         """Behind a generation that the caller has seen: everything that came after it, also of a task that has ended.
         Without one: the task as it is, then what happens to it."""
         self._check_streams(agent)
@@ -236,13 +238,13 @@ class Operations:
         async for event in self._from_snapshot(caller, agent, dialog):
             yield event
 
-    async def _from_snapshot(self, caller: Caller, agent: Agent, dialog: Dialog) -> AsyncIterator[Event]:
+    async def _from_snapshot(self, caller: Caller, agent: Agent, dialog: Dialog) -> AsyncGenerator[Event, None]:
         yield Event(dialog.generation, StreamResponse(task=dialog.task))
         if not dialog.state.is_terminal:
             async for event in self._behind(caller, agent, dialog.task.id, dialog.generation):
                 yield event
 
-    async def _behind(self, caller: Caller, agent: Agent, task_id: str, after: int) -> AsyncIterator[Event]:
+    async def _behind(self, caller: Caller, agent: Agent, task_id: str, after: int) -> AsyncGenerator[Event, None]:
         """Everything behind a generation. Where the log does not reach back so far, the task as it is comes in its
         place, and says so: also when it is the reader who has fallen behind."""
         while True:

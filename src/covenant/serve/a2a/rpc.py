@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from functools import partial
 from pathlib import Path
@@ -59,7 +59,7 @@ class Call(Struct, frozen=True):
 
 
 Answer: TypeAlias = Callable[[Operations, Call], Awaitable[Any]]
-Stream: TypeAlias = Callable[[Operations, Call], AsyncIterator[Event]]
+Stream: TypeAlias = Callable[[Operations, Call], AsyncGenerator[Event, None]]
 
 _ANSWERS: Final[dict[str, tuple[type, Answer]]] = {
     "SendMessage": (
@@ -191,7 +191,7 @@ class Rpc:
     async def _stream(self, reader: Reader, writer: Writer, stream: Stream, data: bytes, context: Any) -> None:
         call = await self._open(reader, data, context)
         is_over = False
-        async with aclosing(stream(self._operations, call)) as events:  # type: ignore[type-var]
+        async with aclosing(stream(self._operations, call)) as events:
             async for event in events:
                 is_over = _ends(event.response)
                 await context.write(writer.write(event.response))

@@ -18,6 +18,7 @@ from covenant.a2a.fault import INVALID_PARAMS, MEDIA_TYPE, Fault
 from covenant.model.error import CovenantError, Internal
 from covenant.model.peer import Caller
 from covenant.model.protocol import StreamResponse
+from covenant.rules.whereabouts import Reached
 from covenant.serve.a2a import dialect, jsonrpc, parameters, paths, rest, sse
 from covenant.serve.a2a.calls import CALLS, Call, Desk, Talk
 from covenant.serve.a2a.directory import Directory, Shown
@@ -39,6 +40,7 @@ _READ: Final = {
         "accept",
         "if-none-match",
         "if-modified-since",
+        "host",
     )
 }
 
@@ -63,7 +65,7 @@ class Surface:
         try:
             spot = paths.spot(asked.method, asked.path)
             if spot.what == paths.CARD:
-                return await self._card(spot, headers)
+                return await self._card(spot, headers, _reached(asked, headers))
         except Exception as failed:
             return _refused(asked, headers, failed)
         if spot.what == paths.JSONRPC:
@@ -81,7 +83,7 @@ class Surface:
             call_id, call, params = jsonrpc.read(body)
             asked.verb = call.request
             request = jsonrpc.request_of(call, params)
-            talk = await self._talk(caller, spot, request, headers, rest.query_of(asked.query))
+            talk = await self._talk(asked, caller, spot, request, headers, rest.query_of(asked.query))
             request = dialect.heard(talk.parameters, request)
             if call.stream is not None:
                 events = call.stream(self._desk, talk, request)
@@ -107,7 +109,7 @@ class Surface:
             call = CALLS[spot.what]
             asked.verb = call.request
             request = rest.request_of(call, asked.method, spot, query, body)
-            talk = await self._talk(caller, spot, request, headers, query)
+            talk = await self._talk(asked, caller, spot, request, headers, query)
             request = dialect.heard(talk.parameters, request)
             if call.stream is not None:
                 return await self._stream(asked, talk, call.stream(self._desk, talk, request), _bare)
@@ -124,7 +126,7 @@ class Surface:
         return caller
 
     async def _talk(
-        self, caller: Caller, spot: Spot, request: Any, headers: dict[str, str], query: dict[str, str]
+        self, asked: Asked, caller: Caller, spot: Spot, request: Any, headers: dict[str, str], query: dict[str, str]
     ) -> Talk:
         tenant: str | None = spot.tenant or request.tenant or None
         name = spot.agent or tenant
@@ -133,7 +135,8 @@ class Surface:
             raise Fault(INVALID_PARAMS, f"the tenant {tenant} is not {agent.id.display}", field="tenant")
         said = parameters.read(headers, query.get(_VERSION) if query else None)
         extensions = parameters.check(said, agent)
-        return Talk(caller, agent, name, said, extensions, not dialect.knows_generations(said, request))
+        is_plain = not dialect.knows_generations(said, request)
+        return Talk(caller, agent, name, said, extensions, is_plain, _reached(asked, headers))
 
     async def _stream(
         self, asked: Asked, talk: Talk, events: AsyncIterator[Event], bind: Callable[[StreamResponse], Any]
@@ -143,8 +146,8 @@ class Surface:
 
     # --- cards --------------------------------------------------------------------------------------------
 
-    async def _card(self, spot: Spot, headers: dict[str, str]) -> Response:
-        shown = await self._directory.show(spot.agent)
+    async def _card(self, spot: Spot, headers: dict[str, str], reached: Reached) -> Response:
+        shown = await self._directory.show(spot.agent, reached=reached)
         more = (
             (b"etag", shown.etag.encode()),
             (b"last-modified", formatdate(shown.modified_ms // 1000, usegmt=True).encode()),
@@ -174,6 +177,10 @@ def _read(headers: Headers) -> dict[str, str]:
             text = value.decode("latin-1")
             found[name] = f"{found[name]}, {text}" if name in found else text
     return found
+
+
+def _reached(asked: Asked, headers: dict[str, str]) -> Reached:
+    return Reached(headers.get("host"), asked.local)
 
 
 def _type(headers: dict[str, str]) -> str:
