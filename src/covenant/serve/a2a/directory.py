@@ -15,6 +15,7 @@ import rfc8785
 from msgspec import Struct
 
 from covenant.a2a.fault import TASK_NOT_FOUND, UNSUPPORTED, Fault
+from covenant.a2a.interface import GENERATION
 from covenant.a2a.signature import b64, payload_of
 from covenant.exchange.exchange import Exchange
 from covenant.exchange.realm import Realm
@@ -25,7 +26,6 @@ from covenant.serve.a2a.operations import Agent
 
 PREFIX: Final = "/agents/"
 DIRECT_REPLY: Final = "urn:covenant:direct-reply"
-GENERATION: Final = "urn:covenant:generation"
 _LEFT_OUT: Final = ("signatures", "extended")
 _NOTHING: Final[tuple[Any, ...]] = (None, "", [], {})
 _MODES: Final = ["text/plain", "application/json"]

@@ -28,7 +28,7 @@ from covenant.exchange.follow import follow
 from covenant.model import command as c
 from covenant.model import query as q
 from covenant.model.agent import AgentId
-from covenant.model.error import CovenantError, TaskTerminal, UnknownPush
+from covenant.model.error import CovenantError, TaskTerminal
 from covenant.model.message import Message
 from covenant.model.peer import Caller
 from covenant.model.protocol import GENERATION_MAX, RESTARTED, State, StreamResponse, TaskShown
@@ -319,10 +319,7 @@ class Operations:
         """Again changes nothing."""
         self._check_pushes(agent)
         task_id = await self._check_there(caller, agent, request.task_id)
-        try:
-            await self._exchange.run(caller, c.DropPush(self._exchange.by(caller), task_id, request.id))
-        except UnknownPush:
-            return
+        await self._exchange.run(caller, c.DropPush(self._exchange.by(caller), task_id, request.id))
 
     def _check_pushes(self, agent: Agent) -> None:
         if not agent.pushes:
