@@ -19,7 +19,7 @@ from covenant.model.protocol import StreamResponse
 from covenant.model.record import Asks
 from covenant.model.task import Result, Task
 from covenant.rules.push import PUSHES_MAX
-from covenant.serve.a2a.operations import KEY
+from covenant.serve.a2a.operations import CURSOR, KEY
 from tests.a2a.conftest import Town, piece, says
 
 
@@ -119,6 +119,24 @@ async def test_a_write_that_expects_another_generation_is_refused(town: Town) ->
     assert await refused(town.send(says("late", task_id=task.id), if_generation_match=7)) is GENERATION
     await town.send(says("in time", task_id=task.id), if_generation_match="1")
     assert await refused(town.send(says("twice", task_id=task.id), if_generation_match=1)) is GENERATION
+
+
+@pytest.mark.parametrize("expected", [2**53 + 1, str(2**53 + 1), 2**63 - 1, str(2**63 - 1), 0])
+async def test_a_generation_that_the_task_will_never_have_is_another(town: Town, expected: int | str) -> None:
+    task = await town.send()
+    assert await refused(town.send(says("late", task_id=task.id), if_generation_match=expected)) is GENERATION
+
+
+@pytest.mark.parametrize(
+    "odd", ["\uff19", "1_0", " 1 ", "+1", "-1", "", "0x1", "1" * 5000, 2**63, str(2**63), 1.0, 1.5, True, -1]
+)
+async def test_a_generation_is_digits_and_nothing_else(town: Town, odd: Any) -> None:
+    task = await town.send()
+    assert await refused(town.send(says("late", task_id=task.id), if_generation_match=odd)) is INVALID_PARAMS
+    assert await refused(town.get(task.id, current_generation=odd)) is INVALID_PARAMS
+    request = a.SubscribeToTask(id=task.id, metadata={CURSOR: odd})
+    events = town.operations.subscribe(town.alice, town.agent, request)
+    assert await refused(anext(events)) is INVALID_PARAMS
 
 
 async def test_of_two_writers_at_the_same_moment_one_wins(town: Town) -> None:

@@ -110,8 +110,9 @@ class View(Protocol):
     def dialogs(self, sender: str, recipient: str, before: int, limit: int) -> Sequence[TaskRecord]:
         """Tasks of the A2A protocol between these two, the newest status first."""
 
-    def moved_dialogs(self, sender: str, recipient: str, after: int, limit: int) -> Sequence[TaskRecord]:
-        """Those with a status behind this event, the oldest status first."""
+    def moved_dialogs(self, sender: str, recipient: str, since: int, after: int, limit: int) -> Sequence[TaskRecord]:
+        """Those of them that were there at an event and have a newer status, in the order in which they were sent;
+        `after` is where an earlier listing stopped."""
 
     def pushes(self, task_id: str) -> Sequence[Push]: ...
     def cards(self, after: int, limit: int) -> Sequence[Card]:

@@ -10,18 +10,20 @@ from msgspec.json import encode
 from covenant.model.audit import AuditRow
 from covenant.model.limits import Limits
 from covenant.model.message import Message
+from covenant.model.protocol import TaskShown
 from covenant.model.task import Result, Task
 
 
 class Room:
     """What is left of the bytes that one answer may carry."""
 
-    def __init__(self, limits: Limits) -> None:
-        self._left = limits.page_bytes_max
+    def __init__(self, limits: Limits, bytes_max: int | None = None) -> None:
+        """`bytes_max`: where the reader takes less than we would send."""
+        self._left = limits.page_bytes_max if bytes_max is None else min(limits.page_bytes_max, bytes_max)
         self._is_empty = True
         self.is_full = False  # something was left out
 
-    def takes(self, entry: Task | Result | Message | AuditRow) -> bool:
+    def takes(self, entry: Task | Result | Message | TaskShown | AuditRow) -> bool:
         """Whether this still goes in. The first always does: an answer that could hold nothing would never end."""
         self._left -= len(encode(entry))
         if self._left < 0 and not self._is_empty:

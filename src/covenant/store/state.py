@@ -63,7 +63,7 @@ class Base(Protocol):
     def late(self, task_id: str) -> Iterator[tuple[Key, Late]]: ...
     def pieces(self, prefix: Key, numbers: Set[int]) -> Iterator[tuple[int, Record]]: ...
     def dialogs(self, sender: str, recipient: str, before: int) -> Iterator[TaskRecord]: ...
-    def moved_dialogs(self, sender: str, recipient: str, after: int) -> Iterator[TaskRecord]: ...
+    def moved_dialogs(self, sender: str, recipient: str, since: int, after: int) -> Iterator[TaskRecord]: ...
     def dialog_count(self, sender: str, recipient: str) -> int: ...
     def task_of_lease(self, lease_id: str) -> Key | None: ...
 
@@ -110,6 +110,7 @@ class State:
         self._children = Shelf(Ledger)
         self._children_of = Shelf(Ledger)  # by parent and party
         self._dialogs = Shelf(lambda: LazyLedger(self._is_status))  # by sender and recipient, newest status last
+        self._dialogs_sent = Shelf(lambda: LazyLedger(self._is_sent))
         self._slots = Ledger()
         self._slots_of = Shelf(Ledger)
         self._late: dict[str, list[Key]] = {}
@@ -231,8 +232,10 @@ class State:
                 self._children_of.add(_branch(new.task.parent, party), order, key)
         if new.ready_for is not None:
             self._add_ready(key, new.ready_for, new.ready_order)
-        if is_listed(new):
-            self._dialogs.add(_names(new.sender, new.recipient), new.status_order, key)
+        if new.protocol:
+            self._dialogs_sent.add(_names(new.sender, new.recipient), order, key)
+            if is_listed(new):
+                self._dialogs.add(_names(new.sender, new.recipient), new.status_order, key)
         if new.due_ms is not None:
             self.due_times.set(key, new.due_ms)
         if new.outcome is None:
@@ -461,8 +464,10 @@ class State:
         record = self.records.pop(key, None)
         if type(record) is TaskRecord:
             self._sent_all.lose()
-            if is_listed(record):
-                self._dialogs.ledgers[_names(record.sender, record.recipient)].lose()
+            if record.protocol:
+                self._dialogs_sent.ledgers[_names(record.sender, record.recipient)].lose()
+                if is_listed(record):
+                    self._dialogs.ledgers[_names(record.sender, record.recipient)].lose()
             self._sent.ledgers[record.sender].lose()
             if record.recipient != record.sender:
                 self._sent.ledgers[record.recipient].lose()
@@ -714,13 +719,22 @@ class State:
         unseen = islice((record for record in resting if record.task.id not in self.records), limit)
         return sorted([*found, *unseen], key=_status_order, reverse=True)[:limit]
 
-    def moved_dialogs(self, sender: str, recipient: str, after: int, limit: int) -> Sequence[TaskRecord]:
-        found = self._tasks(self._dialogs.get(_names(sender, recipient)).after(after), limit)
+    def moved_dialogs(self, sender: str, recipient: str, since: int, after: int, limit: int) -> Sequence[TaskRecord]:
+        found = self._tasks(self._moved(self._dialogs_sent.get(_names(sender, recipient)), since, after), limit)
         if self.base is None:
             return found
-        resting = self.base.moved_dialogs(sender, recipient, after)
+        resting = self.base.moved_dialogs(sender, recipient, since, after)
         unseen = islice((record for record in resting if record.task.id not in self.records), limit)
-        return sorted([*found, *unseen], key=_status_order)[:limit]
+        return sorted([*found, *unseen], key=_sent_order)[:limit]
+
+    def _moved(self, sent: LazyLedger, since: int, after: int) -> Iterator[Key]:
+        for key in sent.after(after):
+            record = self.records[key]
+            assert type(record) is TaskRecord
+            if record.sent_order > since:
+                return
+            if record.status_order > since and not record.direct:
+                yield key
 
     def pushes(self, task_id: str) -> Sequence[Push]:
         return self._kept(Push, self._pushes.get(task_id, ()))
