@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
+from msgspec import structs
 
 from covenant.a2a import wire as a
 from covenant.exchange.exchange import Exchange
@@ -46,6 +47,10 @@ class Town:
         self.writer = writer
         self.agent = agent
         self.operations = Operations(exchange)
+
+    def replies(self) -> None:
+        """From now on the agent says that it may answer with a message."""
+        self.agent = structs.replace(self.agent, replies=True)
 
     async def send(self, message: Message | None = None, key: str | None = None, **settings: Any) -> Any:
         settings.setdefault("return_immediately", True)

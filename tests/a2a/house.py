@@ -57,6 +57,11 @@ class Being:
             raise AssertionError("it says nothing")
         return self.line.recv()
 
+    @property
+    def pid(self) -> int:
+        number: int = self._process.pid
+        return number
+
     def kill(self) -> None:
         self._process.kill()
 
@@ -74,12 +79,12 @@ async def until_hung_up(line: Connection) -> None:
     await over.wait()
 
 
-def serve(line: Connection, folder: str) -> None:
+def serve(line: Connection, folder: str, limits: Limits) -> None:
     async def main() -> None:
         home = Home(folder)
         home.make()
         settings = Settings(
-            store=f"file:{home.data}", http="127.0.0.1:0", grpc="127.0.0.1:0", ipc=home.socket, limits=SMALL
+            store=f"file:{home.data}", http="127.0.0.1:0", grpc="127.0.0.1:0", ipc=home.socket, limits=limits
         )
         daemon = Daemon(settings, home.realm(), home.tokens)
         await daemon.start()
@@ -93,8 +98,9 @@ def serve(line: Connection, folder: str) -> None:
 class House:
     """The daemon's home, whichever daemon is in it: alice asks, the writer works."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, limits: Limits = SMALL) -> None:
         self._folder = folder
+        self._limits = limits
         self._daemon: Being | None = None
         self.socket = f"unix:{folder}/sock"
         self.url = self.grpc_url = ""
@@ -103,7 +109,7 @@ class House:
         self.is_up = asyncio.Event()
 
     async def start(self, is_stranger: bool = False) -> None:
-        self._daemon = await asyncio.to_thread(Being, serve, str(self._folder), is_stranger=is_stranger)
+        self._daemon = await asyncio.to_thread(Being, serve, str(self._folder), self._limits, is_stranger=is_stranger)
         self.url, self.grpc_url = await self._daemon.hear()
         self.is_up.set()
 
@@ -140,9 +146,9 @@ def client_at(card: dict[str, Any], binding: str, url: str, token: str) -> Clien
 
 
 @asynccontextmanager
-async def housed() -> AsyncIterator[House]:
+async def housed(limits: Limits = SMALL) -> AsyncIterator[House]:
     folder = Path(tempfile.mkdtemp(prefix="cov-"))  # the path of a socket is short
-    house = House(folder)
+    house = House(folder, limits)
     await house.start()
     try:
         await house.settle()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from typing import Any
 
 import httpx
+import pytest
 
 from covenant import Limits
 from covenant.exchange.bounds import Bounds
@@ -15,6 +17,7 @@ from covenant.model import command as c
 from covenant.model.message import Artifact, Message, Part
 from covenant.model.task import Result
 from covenant.model.view import Delivery
+from covenant.serve.a2a import sse
 from covenant.serve.a2a.surface import Surface
 from covenant.serve.daemon import Daemon, Settings
 from tests.daemons import OPERATOR_TOKEN, WORKING
@@ -118,6 +121,24 @@ async def start_site(
         who = daemon.exchange.agent(f"{name}@lab")
         await daemon.exchange.run(operator, c.PublishCard(None, who, said))
     return Site(daemon, tokens, client)
+
+
+def hesitate(site: Site, monkeypatch: pytest.MonkeyPatch, does: Callable[..., Any]) -> None:
+    """Whatever is asked for is done once a stream has begun."""
+    tell = sse.Sse.tell
+    begun = asyncio.Event()
+
+    async def told(self: sse.Sse, say: Any) -> None:
+        begun.set()
+        await tell(self, say)
+
+    async def run(*asked: Any) -> Any:
+        await begun.wait()
+        return await does(*asked)
+
+    monkeypatch.setattr(sse, "_REFUSED_BY_S", 0)
+    monkeypatch.setattr(sse.Sse, "tell", told)
+    monkeypatch.setattr(site.exchange, "run", run)
 
 
 async def events_of(lines: Any) -> list[tuple[str, dict[str, Any]]]:

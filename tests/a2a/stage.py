@@ -53,10 +53,10 @@ class Stage:
             raise commit.reply
         return commit.reply
 
-    def send(self, protocol: bool = True, **facts: Any) -> str:
+    def send(self, protocol: bool = True, shown: bool = False, **facts: Any) -> str:
         facts.setdefault("message", message("draft the brief") if protocol else None)
         task = Task(recipient=BOB, intent_text="draft the brief", **facts)
-        sent: str = self.run(c.SendTask(ADA, task, protocol)).task_id
+        sent: str = self.run(c.SendTask(ADA, task, protocol, shown)).task_id
         return sent
 
     def lease(self) -> str:

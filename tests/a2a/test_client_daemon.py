@@ -12,7 +12,7 @@ import pytest
 
 from covenant import Text
 from covenant.a2a import Client, Event, Fault, Patience, State, Task, TaskGenerationMismatch
-from covenant.a2a.fault import BAD_AGENT, CONFLICT, NOT_CANCELABLE, TASK_NOT_FOUND
+from covenant.a2a.fault import BAD_AGENT, CONFLICT, NOT_CANCELABLE, TASK_NOT_FOUND, UNSUPPORTED
 from covenant.a2a.interface import Interface
 from covenant.a2a.transport import Wire
 from covenant.exchange.realm import Realm
@@ -21,7 +21,7 @@ from covenant.model.record import Asks
 from covenant.model.task import Result
 from covenant.serve.daemon import Daemon
 from tests.a2a.cutter import cutting
-from tests.a2a.served import Site, agent_says, start_site
+from tests.a2a.served import Site, agent_says, hesitate, start_site
 from tests.daemons import OPERATOR_TOKEN
 
 BINDINGS = ["JSONRPC", "HTTP+JSON"]
@@ -68,6 +68,17 @@ async def test_a_task_is_followed_from_its_message_to_its_end(client: Client, si
     assert events[0].task is not None and events[-1].is_last
     assert await followed(client, events[0].task.id, first) == events[1:]
     assert client.resumes and client.is_numbered
+
+
+async def test_a_refusal_that_comes_after_the_stream_has_begun_is_heard(
+    client: Client, site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = await sent(client)
+    await site.finish(await site.lease())
+    hesitate(site, monkeypatch, site.exchange.run)
+    with pytest.raises(Fault) as told:
+        [event async for event in client.send_and_follow("more", task_id=task.id)]
+    assert told.value.kind is UNSUPPORTED
 
 
 async def test_a_blocking_send_brings_the_end(client: Client, site: Site) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
@@ -12,10 +14,11 @@ import pytest
 from covenant import Text
 from covenant.exchange.bounds import Bounds
 from covenant.model import command as c
-from covenant.model.query import ListPushes
+from covenant.model.query import ListInputs, ListPushes
 from covenant.model.record import Asks
 from covenant.model.task import Result
-from tests.a2a.served import NEWER, VERSION, Site, agent_says, events_of, message, start_site
+from covenant.serve.a2a.directory import DIRECT_REPLY
+from tests.a2a.served import NEWER, VERSION, Site, agent_says, events_of, hesitate, message, start_site
 
 CALL = {"jsonrpc": "2.0", "id": 1, "method": "ListTasks", "params": {}}
 
@@ -287,6 +290,20 @@ async def test_null_is_what_is_not_said(site: Site) -> None:
     assert task["history"][0]["parts"] == [{"data": None}]
 
 
+async def test_what_is_said_beside_a_message_reaches_the_worker(site: Site) -> None:
+    beside: dict[str, Any] = {
+        "metadata": {"trace": "t-1"},
+        "configuration": {"acceptedOutputModes": ["text/plain"], "returnImmediately": True},
+    }
+    told = {"covenant/requestMetadata": {"trace": "t-1"}, "covenant/acceptedOutputModes": ["text/plain"]}
+    first = (await site.rpc("SendMessage", {"message": message(metadata={"own": 1}), **beside}))["task"]
+    delivery = await site.lease()
+    assert delivery.task.message is not None and delivery.task.message.metadata == {"own": 1, **told}
+    await site.rpc("SendMessage", {"message": message("more", taskId=first["id"]), **beside})
+    heard = await site.exchange.ask(site.writer, ListInputs(site.writer.agent, delivery.lease_id))
+    assert heard.inputs[0].message.metadata == told
+
+
 # --- streams ---------------------------------------------------------------------------------------------------
 
 
@@ -356,6 +373,38 @@ async def test_what_is_refused_before_the_first_event_is_no_stream(
     assert response.json()["error"]["code"] == code
 
 
+async def test_what_is_refused_after_a_stream_has_begun_is_its_last_word(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without an id: it is no event to go on behind."""
+    task = await site.start()
+    await site.finish(await site.lease())
+    run = site.exchange.run
+    hesitate(site, monkeypatch, run)
+    params = {"message": message("more", taskId=task["id"])}
+    async with opened(site, "SendStreamingMessage", params) as response:
+        [(number, told)] = await events_of(response.aiter_lines())
+    assert (number, told["jsonrpc"], told["id"]) == ("", "2.0", "s-1")
+    assert (told["error"]["code"], reason(told["error"])) == (-32004, "UNSUPPORTED_OPERATION")
+    hesitate(site, monkeypatch, run)
+    headers = {**VERSION, **site.auth("alice")}
+    async with site.client.stream("POST", f"{site.url}/message:stream", json=params, headers=headers) as response:
+        [(_, told)] = await events_of(response.aiter_lines())
+    assert (told["error"]["code"], told["error"]["status"]) == (400, "FAILED_PRECONDITION")
+    assert told["error"]["details"][0]["reason"] == "UNSUPPORTED_OPERATION"
+
+
+async def test_a_stream_that_fails_says_so(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def broken(*_: Any) -> None:
+        raise ValueError("a bug")
+
+    hesitate(site, monkeypatch, broken)
+    async with opened(site, "SendStreamingMessage", {"message": message()}) as response:
+        [(_, told)] = await events_of(response.aiter_lines())
+    assert (told["error"]["code"], reason(told["error"])) == (-32603, "INTERNAL_ERROR")
+    assert "bug" not in json.dumps(told)
+
+
 async def test_a_finished_task_takes_no_plain_subscription(site: Site) -> None:
     task = await site.start()
     await site.finish(await site.lease())
@@ -383,6 +432,45 @@ async def test_a_stream_without_news_says_that_it_lives() -> None:
             seen = [line async for line in _until(response.aiter_lines(), ":")]
             assert seen[0] == "id: 1"
         await site.daemon.stop()
+
+
+@asynccontextmanager
+async def crowded(card: dict[str, Any] | None = None) -> AsyncIterator[Site]:
+    """Alice has as many waits open as she may."""
+    async with httpx.AsyncClient() as client:
+        site = await start_site(client, card, bounds=Bounds(waits_max=1))
+        try:
+            with site.exchange.waits.one(site.exchange.authenticate(site.tokens["alice"]).agent.pubkey):
+                yield site
+        finally:
+            await site.daemon.stop()
+
+
+async def test_who_may_not_wait_is_answered_what_its_message_has_led_to() -> None:
+    async with crowded() as site:
+        first = (await site.rpc("SendMessage", {"message": message()}, **NEWER))["task"]
+        assert (first["status"]["state"], first["generation"]) == ("TASK_STATE_SUBMITTED", "1")
+        more = (await site.rpc("SendMessage", {"message": message("more", taskId=first["id"])}, **NEWER))["task"]
+        assert (more["id"], more["generation"]) == (first["id"], "2")
+
+
+async def test_who_may_not_wait_for_a_direct_reply_is_shown_the_task() -> None:
+    async with crowded({"name": "writer", "capabilities": {"extensions": [{"uri": DIRECT_REPLY}]}}) as site:
+        for at_once in (True, False):
+            params = {"message": message(), "configuration": {"returnImmediately": at_once}}
+            sent = await site.rpc("SendMessage", params)
+            assert sent["task"]["status"]["state"] == "TASK_STATE_SUBMITTED"
+
+
+async def test_a_stream_too_many_is_refused_before_its_message_is_taken() -> None:
+    async with crowded() as site:
+        first = await site.start()
+        calls = {"SendStreamingMessage": {"message": message("another")}, "SubscribeToTask": {"id": first["id"]}}
+        for method, params in calls.items():
+            async with opened(site, method, params) as response:
+                await response.aread()
+            assert (response.status_code, reason(response.json()["error"])) == (429, "TOO_MANY_REQUESTS")
+        assert (await site.rpc("ListTasks"))["totalSize"] == 1
 
 
 async def test_a_client_that_hangs_up_leaves_nothing_behind(site: Site) -> None:

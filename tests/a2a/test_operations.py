@@ -6,17 +6,20 @@ import asyncio
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from covenant import Text
 from covenant.a2a import wire as a
-from covenant.a2a.fault import CONFLICT, GENERATION, TASK_NOT_FOUND, TOO_LARGE, UNSUPPORTED, kind_of
+from covenant.a2a.fault import CONFLICT, GENERATION, INVALID_PARAMS, TASK_NOT_FOUND, TOO_LARGE, UNSUPPORTED, kind_of
 from covenant.model import command as c
 from covenant.model.error import CovenantError
 from covenant.model.limits import CONTENT_BYTES_MAX, INTENT_TEXT_BYTES_MAX
 from covenant.model.message import Message, Part
 from covenant.model.protocol import StreamResponse
 from covenant.model.record import Asks
-from covenant.model.task import Result
+from covenant.model.task import Result, Task
+from covenant.rules.push import PUSHES_MAX
+from covenant.serve.a2a.operations import KEY
 from tests.a2a.conftest import Town, piece, says
 
 
@@ -134,6 +137,33 @@ async def test_a_first_message_under_the_same_key_is_the_same_task(town: Town) -
     assert await refused(town.send(says("other"), key="k-1")) is CONFLICT
 
 
+async def test_a_key_is_of_one_caller_and_one_agent(town: Town) -> None:
+    first = await town.send(key="k-1")
+    request = a.SendMessage(message=says(), configuration=a.Configuration(return_immediately=True))
+    theirs = await town.operations.send_message(town.writer, town.agent, request, "k-1")
+    assert theirs.task is not None and theirs.task.id != first.id
+
+
+async def test_a_message_to_a_task_is_added_once_under_its_key(town: Town) -> None:
+    """Also when it was guarded, and when the task has ended since."""
+    task = await town.send(key="k-1")
+    more = says("more", task_id=task.id)
+    for _ in range(3):
+        now = await town.send(more, key="k-1", if_generation_match=1)
+        assert (now.generation, len(now.history)) == ("2", 2)
+    assert (await town.send(more, key="k-2")).generation == "3"
+    assert await refused(town.send(says("other", task_id=task.id), key="k-1")) is CONFLICT
+    await town.finish(await town.lease())
+    assert (await town.send(more, key="k-1")).generation == "5"
+
+
+async def test_a_key_says_something(town: Town) -> None:
+    task = await town.send()
+    for message in (says(), says(task_id=task.id)):
+        assert await refused(town.send(message, key=" ")) is INVALID_PARAMS
+        assert await refused(town.send(structs.replace(message, metadata={KEY: 5}))) is INVALID_PARAMS
+
+
 async def test_a_first_message_that_is_retried_sets_its_webhook_once(town: Town) -> None:
     hook = a.PushSettings(url="http://hook", token="secret")
     for _ in range(3):
@@ -148,6 +178,37 @@ async def test_a_message_with_a_webhook_that_cannot_be_makes_no_task(town: Town)
             await town.send(task_push_notification_config=a.PushSettings(url=url))
     listing = await town.operations.list_tasks(town.alice, town.agent, a.ListTasks())
     assert listing.total_size == 0
+
+
+async def test_a_message_whose_webhook_is_one_too_many_is_refused_with_it(town: Town) -> None:
+    task = await town.send()
+    for n in range(PUSHES_MAX):
+        hook = a.PushSettings(task_id=task.id, id=f"hook {n}", url="http://hook")
+        await town.operations.set_push(town.alice, town.agent, hook)
+    more = town.send(says("more", task_id=task.id), task_push_notification_config=a.PushSettings(url="http://other"))
+    assert await refused(more) is TOO_LARGE
+    assert ((now := await town.get(task.id)).generation, len(now.history)) == ("1", 1)
+
+
+async def test_a_webhook_that_comes_with_every_message_of_a_task_is_one(town: Town) -> None:
+    hook = a.PushSettings(url="http://hook")
+    task = await town.send(task_push_notification_config=hook)
+    for n in range(2):
+        await town.send(says(f"more {n}", task_id=task.id), task_push_notification_config=hook)
+    pushes = await town.operations.list_pushes(town.alice, town.agent, a.ListPushes(task_id=task.id))
+    assert len(pushes.configs) == 1
+
+
+async def test_a_direct_reply_is_given_again_whatever_came_with_the_message(town: Town) -> None:
+    """Contract 17."""
+    town.replies()
+    hook = a.PushSettings(url="http://hook")
+    asked: dict[str, Any] = {"return_immediately": False, "task_push_notification_config": hook}
+    sending = asyncio.ensure_future(town.send(key="k-1", **asked))
+    delivery = await town.lease()
+    hello = Message(message_id="r-1", role="ROLE_AGENT", parts=(Part(text="hello"),))
+    await town.work(c.ReplyDirectly(None, delivery.lease_id, hello))
+    assert await town.send(key="k-1", **asked) == await sending
 
 
 async def test_a_poll_is_held_until_the_generation_is_higher(town: Town) -> None:
@@ -200,16 +261,60 @@ async def test_a_stranger_does_not_see_the_task(town: Town) -> None:
     assert await refused(operations.get_task(carol, town.agent, a.GetTask(id=task.id))) is TASK_NOT_FOUND
 
 
+async def test_a_task_is_seen_from_both_of_its_sides_and_listed_for_who_sent_it_by_the_protocol(town: Town) -> None:
+    by_mailbox = Task(recipient=town.writer.agent, intent_text="by the mailbox")
+    sent = await town.exchange.run(town.alice, town.exchange.send(town.alice, by_mailbox))
+    task = await town.send()
+    for task_id in (sent.task_id, task.id):
+        assert (await town.get(task_id)).id == task_id
+        seen = await town.operations.get_task(town.writer, town.agent, a.GetTask(id=task_id))
+        assert seen.id == task_id
+    assert await listed(town) == [task.id]
+
+
+async def listed(town: Town) -> list[str]:
+    listing = await town.operations.list_tasks(town.alice, town.agent, a.ListTasks())
+    assert listing.total_size == len(listing.tasks)
+    return [task.id for task in listing.tasks]
+
+
 async def test_a_direct_reply_is_a_message_and_no_task(town: Town) -> None:
+    """Nor was there one to be seen before."""
+    town.replies()
     sending = asyncio.ensure_future(town.send(return_immediately=False))
     delivery = await town.lease()
+    assert await listed(town) == []
     hello = Message(message_id="r-1", role="ROLE_AGENT", parts=(Part(text="hello"),))
     await town.work(c.ReplyDirectly(None, delivery.lease_id, hello))
     reply = await sending
     assert isinstance(reply, Message) and reply.parts == hello.parts
+    assert reply.task_id is None and reply.context_id
     assert await refused(town.get(delivery.task.id)) is TASK_NOT_FOUND
-    listing = await town.operations.list_tasks(town.alice, town.agent, a.ListTasks())
-    assert (listing.tasks, listing.total_size) == ([], 0)
+    assert await listed(town) == []
+
+
+async def test_a_task_that_may_yet_be_none_is_listed_when_it_is_seen_to_be_one(town: Town) -> None:
+    town.replies()
+    sending = asyncio.ensure_future(town.send(return_immediately=False))
+    first = await town.lease()
+    other = asyncio.ensure_future(town.send(return_immediately=False))
+    second = await town.lease()
+    await town.work(c.UpdateTask(None, second.lease_id, says("half way")))
+    assert await listed(town) == [second.task.id]
+    await town.get(first.task.id)
+    assert await listed(town) == [second.task.id, first.task.id]
+    await town.finish(first)
+    assert await listed(town) == [first.task.id, second.task.id]
+    await town.finish(second)
+    await asyncio.gather(sending, other)
+
+
+async def test_a_task_of_an_agent_that_does_not_reply_is_one_from_the_start(town: Town) -> None:
+    sending = asyncio.ensure_future(town.send(return_immediately=False))
+    delivery = await town.lease()
+    assert await listed(town) == [delivery.task.id]
+    await town.work(c.ReplyDirectly(None, delivery.lease_id, says("hello")))
+    assert (await sending).status.message.parts == says("hello").parts
 
 
 async def test_tasks_are_listed_by_their_last_status_and_paged_without_a_gap(town: Town) -> None:

@@ -153,7 +153,26 @@ async def test_one_that_is_set_later_is_told_what_comes_after(house: House, rece
     assert house.pusher.behind == 0
 
 
+async def test_a_repeated_first_message_tells_its_webhook_nothing_again(house: House, receiver: Receiver) -> None:
+    hook = a.PushSettings(url=receiver.url("one"))
+    task = await house.send(key="k-1", task_push_notification_config=hook)
+    await house.finish(await house.lease())
+    await receiver.until("one", [1, 2, 3])
+    await until(lambda: house.is_free(task.id))
+    assert (await house.send(key="k-1", task_push_notification_config=hook)).id == task.id
+    assert await house.is_free(task.id)
+
+
+async def test_a_message_and_its_webhook_are_one_commit(house: House) -> None:
+    task = await house.send(task_push_notification_config=a.PushSettings(url="https://a.example/"))
+    more = says("more", task_id=task.id)
+    await house.send(more, task_push_notification_config=a.PushSettings(url="https://b.example/"))
+    kinds = [{type(event).__name__ for event in logged.events} for logged in await house.exchange.store.log(0, 1000)]
+    assert [told for told in kinds if "PushSet" in told] == [{"Sent", "PushSet"}, {"Messaged", "Said", "PushSet"}]
+
+
 async def test_of_what_is_answered_by_a_message_only_the_message_is_told(house: House, receiver: Receiver) -> None:
+    house.replies()
     hook = a.PushSettings(url=receiver.url("one"))
     sending = asyncio.ensure_future(house.send(return_immediately=False, task_push_notification_config=hook))
     delivery = await house.lease()
@@ -167,6 +186,7 @@ async def test_of_what_is_answered_by_a_message_only_the_message_is_told(house: 
 
 
 async def test_a_task_that_is_shown_late_is_told_from_its_beginning(house: House, receiver: Receiver) -> None:
+    house.replies()
     hook = a.PushSettings(url=receiver.url("one"))
     sending = asyncio.ensure_future(house.send(return_immediately=False, task_push_notification_config=hook))
     delivery = await house.lease()

@@ -32,6 +32,7 @@ from covenant import Text
 from covenant.model import command as c
 from covenant.model.record import Asks
 from covenant.model.task import Result
+from covenant.serve.a2a.directory import DIRECT_REPLY
 from tests.a2a.served import Site, agent_says, start_site
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -167,6 +168,9 @@ async def test_it_knows_the_errors(pair: Pair) -> None:
 
 
 async def test_it_gets_a_direct_message(pair: Pair) -> None:
+    card = {"name": "writer", "capabilities": {"extensions": [{"uri": DIRECT_REPLY}]}}
+    exchange = pair.site.exchange
+    await exchange.run(exchange.operator(), c.PublishCard(None, pair.site.writer.agent, card))
     sending = asyncio.ensure_future(pair.send(at_once=False))
     delivery = await pair.site.lease()
     await pair.site.work(c.ReplyDirectly(None, delivery.lease_id, agent_says("hello")))

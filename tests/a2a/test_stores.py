@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,8 @@ from covenant.model import query as q
 from covenant.model.audit import Logged
 from covenant.model.protocol import RESTARTED
 from covenant.model.push import PushConfig, push_key
-from covenant.model.record import CHUNK_PREFIX, PART_PREFIX, SAID_PREFIX
+from covenant.model.record import CHUNK_PREFIX, PART_PREFIX, SAID_PREFIX, SEND_KEY_PREFIX
+from covenant.model.task import Task
 from covenant.store.clock import ManualClock
 from covenant.store.journal.archive import FILE
 from covenant.store.journal.engine import Journal
@@ -62,12 +64,12 @@ async def tidy(town: Town) -> None:
 
 async def converse(town: Town, pieces: int = 6) -> tuple[str, str]:
     """A task with messages, pieces and a webhook, still open."""
-    task_id = (await town.send()).id
+    task_id = (await town.send(key=str(uuid.uuid4()))).id
     delivery = await town.lease()
     hook = PushConfig(id="hook", url="http://hook")
     await town.exchange.run(town.alice, c.SetPush(town.alice.agent, task_id, hook))
     for n in range(pieces):
-        await town.send(says(f"message {n}", task_id=task_id))
+        await town.send(says(f"message {n}", task_id=task_id), key=f"message {n}")
         await town.work(c.UpdateTask(None, delivery.lease_id, says(f"note {n}")))
         await town.work(c.AddArtifact(None, delivery.lease_id, piece(f"{n}"), append=True))
     await town.finish(delivery, Result(task_id, "partial", [Text("half")], None, delivery.lease_id))
@@ -147,6 +149,7 @@ async def test_what_belongs_to_a_buried_task_goes_with_it(tmp_path: Path, clock:
             assert not [key for key in keys if key.startswith(f"{prefix}{done}")], prefix
             assert [key for key in keys if key.startswith(f"{prefix}{open_one}")], prefix
         assert state.pushed_tasks() == [open_one]
+        assert {state.get(key).task_id for key in keys if key.startswith(SEND_KEY_PREFIX)} == {open_one}
         assert seen(await town.get(open_one)) == seen(kept)
         assert (await town.exchange.store.ask(q.GetCard(None, town.writer.agent.pubkey))) is not None
 
@@ -164,15 +167,64 @@ async def test_nothing_of_a_buried_task_comes_back(here: Place, tmp_path: Path, 
     LOSSES[lost](tmp_path / "data")
     async with here.opened() as town:
         await town.exchange.store.compact(c.CompactHistory(None))
-        keys = set(dump_state(journal(town).state))
-        assert not [key for key in keys if done in key and key != done]
+        kept = dump_state(journal(town).state)
+        assert not [key for key, record in kept.items() if key != done and (done in key or done.encode() in record)]
         assert journal(town).state.pushed_tasks() == [open_one]
         assert seen(await town.get(open_one)) == seen(shown)
     clock.advance(SMALL.dedup_ms)
     LOSSES[lost](tmp_path / "data")
     async with here.opened() as town:
         await town.exchange.store.compact(c.CompactHistory(None))
-        assert not [key for key in dump_state(journal(town).state) if done in key]
+        kept = dump_state(journal(town).state)
+        assert not [key for key, record in kept.items() if done in key or done.encode() in record]
+
+
+@pytest.mark.parametrize("is_compacted", [True, False])
+@pytest.mark.parametrize("kept_in", ["memory", "file"])
+async def test_a_key_lives_as_long_as_its_task(
+    tmp_path: Path, clock: ManualClock, kept_in: str, is_compacted: bool
+) -> None:
+    """Contract 9: it is as new after retention, whoever has the old id by then."""
+    async with place(kept_in, tmp_path, SMALL, clock).opened() as town:
+
+        async def pass_by(ms: int) -> None:
+            clock.advance(ms)
+            if is_compacted:
+                await town.exchange.store.compact(c.CompactHistory(None))
+
+        old = await town.send(key="k-1")
+        await town.send(key="k-2")
+        await pass_by(SMALL.dedup_ms)
+        assert (await town.send(key="k-1")).id == old.id
+        for _ in range(2):
+            await town.finish(other := await town.lease())
+        await pass_by(SMALL.retention_ms)
+        assert (await town.send(key="k-1")).id == old.id
+        await pass_by(1)
+        new = await town.send(says("other"), key="k-1")
+        assert new.id != old.id
+        await pass_by(SMALL.dedup_ms)
+        for taken in (old.id, other.task.id):
+            taker = Task(id=taken, recipient=town.writer.agent, intent_text="mine")
+            await town.exchange.run(town.writer, c.SendTask(town.writer.agent, taker))
+        assert (await town.send(says("other"), key="k-1")).id == new.id
+        assert (await town.send(key="k-2")).id != other.task.id
+
+
+async def test_a_key_is_free_however_late_its_task_is_buried(tmp_path: Path, clock: ManualClock) -> None:
+    """And the old task does not take along the key of the new one."""
+    async with place("file", tmp_path, SMALL, clock).opened() as town:
+        await town.send(key="k-1")
+        await town.finish(await town.lease())
+        clock.advance(SMALL.retention_ms + 1)
+        new = await town.send(key="k-1")
+        await town.exchange.store.compact(c.CompactHistory(None))
+        assert (await town.send(key="k-1")).id == new.id
+        clock.advance(SMALL.dedup_ms)
+        await town.finish(await town.lease())
+        clock.advance(SMALL.dedup_ms + 1)
+        await town.exchange.store.compact(c.CompactHistory(None))
+        assert not [key for key in dump_state(journal(town).state) if key.startswith(SEND_KEY_PREFIX)]
 
 
 async def test_a_cursor_older_than_the_segments_gets_the_task_and_is_told_so(here: Place, clock: ManualClock) -> None:

@@ -151,9 +151,9 @@ async def talk(box: OpenMailbox, step: Step, turn: int) -> None:
     await do(c.PublishCard(None, dan, {"name": f"dan, {turn}"}))
     message = Message(message_id=f"m-{turn}", role="ROLE_USER", parts=(Part(text="more"),), metadata={"turn": turn})
     task = Task(recipient=dan, intent_text="talk", message=message, context_id=f"context {turn}")
-    task_id = (await do(c.SendTask(ann, task, protocol=True))).task_id
+    task_id = (await do(c.SendTask(ann, task, protocol=True, key=f"{turn}"))).task_id
     await do(c.SetPush(ann, task_id, PushConfig(id="hook", url="http://hook", token="secret")))
-    await do(c.AddMessage(ann, task_id, message, 1))
+    await do(c.AddMessage(ann, task_id, message, 1, key="more"))
     lease_id = (await do(c.LeaseTasks(dan, dan, "one")))[0].lease_id
     if turn % 4 == 0:
         await do(c.UpdateTask(dan, lease_id, message, Asks.INPUT))

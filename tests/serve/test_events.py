@@ -257,6 +257,8 @@ def test_every_kind_of_event_is_told_or_left_out_on_purpose() -> None:
     silent = {e.Heartbeat, e.SlotOpened, e.SlotLed, e.SlotCached, e.SlotClosed, e.Compacted, e.HeadSigned}
     silent |= {e.Said, e.ChunkKept, e.Shown}  # what they carry, or nobody's business
     silent |= {e.PushSet, e.PushDropped, e.PushDelivered, e.CardPublished, e.CardWithdrawn}  # of no state of a task
+    silent |= {e.RunBegun, e.Stepped, e.RunWaits, e.TaskAwaited, e.RunResumed, e.RunClosed, e.RunSwept}  # the run's own
+    silent |= {e.StepKept, e.StepDropped, e.EntryKept, e.Marked, e.Signaled, e.SignalTaken}
     of_trust = {e.Enrolled, e.TokenRotated, e.PeerRevoked, e.Granted, e.GrantUsed, e.GrantRevoked, e.GrantExpired}
     assert set(TOLD) | silent | of_trust == set(Event.__args__)
     assert not set(TOLD) & (silent | of_trust)

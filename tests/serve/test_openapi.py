@@ -204,6 +204,7 @@ async def test_every_answer_is_as_described(api: Api) -> None:
     await many_tasks_and_the_cache(api)
     await repair_and_retry(api)
     await a_dialog(api)
+    await a_run(api)
     await who_may_do_what(api)
     await the_service(api)
     answered = {(method, path) for method, path, status in api.seen if status == 200}
@@ -325,6 +326,59 @@ async def a_dialog(api: Api) -> None:
     await api.ok("operator", "DELETE", "/a2a/agents/{name}", name="bob@lab")
     await api.refused("unknown_peer", "alice@lab", "GET", "/a2a/agents/{name}", name="bob@lab")
     await a_message_alone(api)
+
+
+async def a_run(api: Api) -> None:
+    task_id = (await api.ok("alice@lab", "POST", "/a2a/tasks", task_for("bob@lab")))["task_id"]
+    at = {"lease_id": (await api.ok("bob@lab", "GET", "/a2a/tasks/next", incarnation="one"))["lease_id"]}
+    run = {"task_id": task_id}
+    entries = [{"id": "e1", "role": "assistant", "content": {"n": [1, None]}, "key": "k", "turn": "t"}]
+    memos = [{"key": "m", "value": {"x": 2**60}}, {"key": "e", "entry": 1}]
+    first = {"number": 1, "entries": entries, "memos": memos, "leaf": 1, "checkpoint": {"phase": 1}}
+    commit = "/a2a/leases/{lease_id}/commit"
+    await api.ok("bob@lab", "POST", commit, first, incarnation="one", **at)
+    await api.refused("wrong_step", "bob@lab", "POST", commit, {"number": 5}, **at)
+    await api.refused("malformed", "bob@lab", "POST", commit, {"number": "x"}, **at)
+    loaded = await api.ok("bob@lab", "GET", "/a2a/leases/{lease_id}/run", after=0, **at)
+    assert loaded["loaded"]["state"] == {"phase": 1}
+    found = await api.ok("bob@lab", "GET", "/a2a/leases/{lease_id}/entry", key="k", **at)
+    assert found["entry"]["number"] == 1
+    assert (await api.ok("bob@lab", "GET", "/a2a/leases/{lease_id}/entry", key="none", **at))["entry"] is None
+    told = {"name": "go", "value": {"deep": [1, {"é": None}]}, "key": "once"}
+    await api.ok("alice@lab", "POST", "/runs/{task_id}/signal", told, **run)
+    await api.refused("malformed", "alice@lab", "POST", "/runs/{task_id}/signal", {"name": "effect:x"}, **run)
+    await api.refused("malformed", "alice@lab", "POST", "/runs/{task_id}/signal", {}, **run)
+    seen = await api.ok("bob@lab", "POST", "/a2a/leases/{lease_id}/look", {"wait": {"signals": ["go"]}}, **at)
+    assert seen["standing"]["signals"][0]["value"] == told["value"]
+    dead = {"dead": "one", "evidence": "attested", "reason": "gone"}
+    await api.refused(
+        "not_proven_dead", "bob@lab", "POST", "/runs/{task_id}/resume", {**dead, "evidence": "lapsed"}, **run
+    )
+    resumed = await api.ok("bob@lab", "POST", "/runs/{task_id}/resume", {**dead, "incarnation": "two"}, **run)
+    await api.refused("lease_superseded", "bob@lab", "POST", commit, {"number": 2}, **at)
+    at = {"lease_id": resumed["lease_id"]}
+    left = await api.ok("operator", "POST", "/runs/{task_id}/resume", {**dead, "dead": "two"}, **run)
+    assert "lease_id" not in left
+    assert (await api.ok("operator", "GET", "/runs/{task_id}", **run))["run"]["status"] == "woken"
+    assert await api.ok("operator", "POST", "/runs/{task_id}/resume", {**dead, "dead": "two"}, **run) == left
+    at = {"lease_id": (await api.ok("bob@lab", "GET", "/a2a/tasks/next"))["lease_id"]}
+    doubt = {"number": 2, "leaf": 1, "wait": {"signals": ["effect:pay"], "doubt": "pay"}}
+    await api.ok("bob@lab", "POST", commit, doubt, **at)
+    await api.ok("alice@lab", "GET", "/a2a/tasks/{task_id}/why", task_id=task_id)
+    page = await api.ok("alice@lab", "GET", "/runs", status="effect_in_doubt", limit=5)
+    assert [one["task_id"] for one in page["runs"]] == [task_id]
+    verdict = {"effect": "pay", "verdict": "done", "reason": "I looked", "value": {"paid": True}}
+    await api.ok("bob@lab", "POST", "/runs/{task_id}/effect", verdict, **run)
+    await api.refused("not_in_doubt", "bob@lab", "POST", "/runs/{task_id}/effect", verdict, **run)
+    await api.ok("bob@lab", "POST", "/runs/{task_id}/wake", {}, **run)
+    at = {"lease_id": (await api.ok("bob@lab", "GET", "/a2a/tasks/next"))["lease_id"]}
+    await api.ok("bob@lab", "POST", commit, {"number": 3, "result": {"task_id": task_id, "status": "ok"}}, **at)
+    shown = await api.ok("alice@lab", "GET", "/runs/{task_id}/entries", every="true", **run)
+    assert [one["content"] for one in shown["entries"]] == [{"n": [1, None]}]
+    started = {"name": "go", "start": task_for("bob@lab")}
+    assert (await api.ok("alice@lab", "POST", "/runs/{task_id}/signal", started, task_id=NOWHERE))["started"]
+    await api.refused("not_a_run", "alice@lab", "GET", "/runs/{task_id}", task_id=NOWHERE)
+    await api.ok("bob@lab", "GET", "/a2a/tasks/next")
 
 
 async def a_message_alone(api: Api) -> None:

@@ -27,6 +27,7 @@ from covenant.model.error import CovenantError
 from covenant.model.limits import Limits
 from covenant.model.message import Artifact, Part
 from covenant.model.peer import Capability, Scope
+from covenant.model.run import RunCommit, Wait
 from covenant.serve import wire as w
 from covenant.serve.places import PLACE_OF, PLACES
 from tests.daemons import OPERATOR_TOKEN, Realmful, start_daemon
@@ -47,6 +48,9 @@ class World(NamedTuple):
     held: Delivery
     cached: str
     grant: str
+    parked: str  # a run of the worker's, which does not know what became of an effect
+    running: Delivery
+    incarnation: str = "w1"  # that holds it
 
 
 @pytest.fixture
@@ -69,19 +73,24 @@ async def world() -> AsyncIterator[World]:
         await engine.open()
     box = realm.open(daemon, "unix")
     async with box:
-        alice, bob = box.of("alice@lab"), box.of("bob@lab")
+        alice, bob = box.of("alice@lab"), box.of("bob@lab", incarnation="w1")
         key = Idempotency("idempotent", "k")
         await alice.send_task(Task(recipient=bob.agent, intent_text="done before", idempotency=key))
         await bob.send_result(Result.ok(await bob.recv_task(), [Text("yes")]))
         await alice.recv_result()
         await alice.send_task(Task(recipient=bob.agent, intent_text="held"))
         held = await bob.recv_task()
+        runs = []
+        for wait in (Wait(signals=("effect:charge",), doubt="charge"), None):
+            await alice.send_task(Task(recipient=bob.agent, intent_text="a run"))
+            runs.append(await bob.recv_task())
+            await bob.commit_run(runs[-1], RunCommit(number=1, wait=wait))
         queued = await alice.send_task(Task(recipient=bob.agent, intent_text="queued"))
         cached = (await box.cached_results()).entries[0].id
         agents = {"sender": alice.agent, "worker": bob.agent}
         grants = (await engines["operator"].call(w.ListGrants(limit=100), w.Grants)).capabilities
         mine = next(grant.id for grant in grants if grant.subject == alice.agent)
-        yield World(engines, agents, queued.task_id, held, cached, mine)
+        yield World(engines, agents, queued.task_id, held, cached, mine, runs[0].task.id, runs[1])
     await transport.close()
     await daemon.stop()
 
@@ -171,6 +180,59 @@ TABLE: Final[dict[str, tuple[Make, dict[str, str]]]] = {
     "reply": (
         lambda x: w.ReplyDirectly(lease_id=x.held.lease_id, text="hello"),
         {**_HOLDER, "operator": "not_permitted", "worker": "not_permitted"},  # it came by the mailbox
+    ),
+    "commit a run": (
+        lambda x: w.CommitRun(lease_id=x.running.lease_id, commit=RunCommit(number=2)),
+        dict(_HOLDER),
+    ),
+    "load a run": (lambda x: w.LoadRun(lease_id=x.running.lease_id), dict(_HOLDER)),
+    "look around": (
+        lambda x: w.LookAround(lease_id=x.running.lease_id, wait=Wait(signals=("go",))),
+        dict(_HOLDER),
+    ),
+    "find an entry": (lambda x: w.FindEntry(lease_id=x.running.lease_id, key="k"), dict(_HOLDER)),
+    "runs": (lambda x: w.ListRuns(), dict.fromkeys(ROLES, OK)),
+    "run": (
+        lambda x: w.GetRun(task_id=x.parked),
+        dict(zip(ROLES, (OK, OK, OK, UNKNOWN, UNKNOWN), strict=True)),
+    ),
+    "entries": (
+        lambda x: w.RunEntries(task_id=x.parked),
+        dict(zip(ROLES, (OK, OK, OK, UNKNOWN, UNKNOWN), strict=True)),
+    ),
+    "signal": (
+        lambda x: w.SignalRun(task_id=x.parked, name="go"),
+        dict(zip(ROLES, (OK, OK, OK, UNKNOWN, UNKNOWN), strict=True)),
+    ),
+    "start or signal": (
+        lambda x: w.SignalRun(task_id=ABSENT, name="go", start=Task(recipient=x.agents["worker"], intent_text="run")),
+        dict(zip(ROLES, (OK, OK, OK, OK, NO), strict=True)),
+    ),
+    "start as another": (
+        lambda x: w.SignalRun(
+            task_id=ABSENT,
+            name="go",
+            start=Task(sender=x.agents["sender"], recipient=x.agents["worker"], intent_text="run"),
+        ),
+        dict(zip(ROLES, ("sender_mismatch", OK, *("sender_mismatch",) * 3), strict=True)),
+    ),
+    "start at nobody": (
+        lambda x: w.SignalRun(
+            task_id=ABSENT, name="go", start=Task(recipient=AgentId.named("nobody@lab"), intent_text="run")
+        ),
+        dict(zip(ROLES, ("unknown_peer",) * 4 + (NO,), strict=True)),
+    ),
+    "wake": (
+        lambda x: w.WakeRun(task_id=x.parked),
+        dict(zip(ROLES, (OK, NO_PART, OK, UNKNOWN, UNKNOWN), strict=True)),
+    ),
+    "resume": (
+        lambda x: w.ResumeRun(task_id=x.running.task.id, dead=x.incarnation, evidence="attested", reason="crash"),
+        dict(zip(ROLES, (OK, NO, OK, UNKNOWN, UNKNOWN), strict=True)),
+    ),
+    "judge": (
+        lambda x: w.JudgeEffect(task_id=x.parked, effect="charge", verdict="retry", reason="I looked"),
+        dict(zip(ROLES, (OK, NO, OK, UNKNOWN, UNKNOWN), strict=True)),
     ),
     "cancel": (
         lambda x: w.Cancel(task_id=x.queued),
@@ -263,7 +325,7 @@ async def test_each_role_is_told_what_the_table_says(world: World, verb: str, ro
 
 def test_the_table_has_every_verb() -> None:
     agents = {"sender": AgentId.named("a@b"), "worker": AgentId.named("c@d")}
-    world = World({}, agents, ABSENT, _delivery(), "slot:x", ABSENT)
+    world = World({}, agents, ABSENT, _delivery(), "slot:x", ABSENT, ABSENT, _delivery())
     covered = {type(make(world)) for make, _ in TABLE.values()}
     assert covered == {place.request for place in PLACES}
 
@@ -293,6 +355,16 @@ HIDDEN: Final[dict[str, Callable[[str, str, str], w.Request]]] = {
     "reply": lambda task, lease, slot: w.ReplyDirectly(lease_id=lease, text="x"),
     "inputs": lambda task, lease, slot: w.ListInputs(lease_id=lease, wait_ms=10),
     "forget": lambda task, lease, slot: w.ForgetCached(entry_id=slot, reason="x"),
+    "commit a run": lambda task, lease, slot: w.CommitRun(lease_id=lease, commit=RunCommit(number=1)),
+    "load a run": lambda task, lease, slot: w.LoadRun(lease_id=lease),
+    "look around": lambda task, lease, slot: w.LookAround(lease_id=lease, wait=Wait(until_ms=0)),
+    "find an entry": lambda task, lease, slot: w.FindEntry(lease_id=lease, key="x"),
+    "run": lambda task, lease, slot: w.GetRun(task_id=task),
+    "entries": lambda task, lease, slot: w.RunEntries(task_id=task),
+    "signal": lambda task, lease, slot: w.SignalRun(task_id=task, name="x"),
+    "wake": lambda task, lease, slot: w.WakeRun(task_id=task),
+    "resume": lambda task, lease, slot: w.ResumeRun(task_id=task, dead="x", reason="x"),
+    "judge": lambda task, lease, slot: w.JudgeEffect(task_id=task, effect="x", verdict="done", reason="x"),
 }
 
 

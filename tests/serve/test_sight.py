@@ -38,6 +38,7 @@ from covenant.model.error import TaskConflict, UnknownPeer
 from covenant.model.limits import DEDUP_MS
 from covenant.model.message import Artifact, Part
 from covenant.model.peer import Scope
+from covenant.model.run import RunCommit, Wait
 from covenant.serve import wire as w
 from covenant.serve.daemon import Daemon
 from covenant.serve.places import PLACE_OF, PLACES
@@ -243,6 +244,12 @@ async def _resolve(town: Town) -> None:
     await town.of("alice").recv_result()
 
 
+async def _begin(town: Town) -> None:
+    await _queue(town)
+    bob = town.of("bob")
+    await bob.commit_run(await bob.recv_task(), RunCommit(number=1, wait=Wait(signals=("go",))))
+
+
 async def _bury(town: Town) -> None:
     await _resolve(town)
     await town.box.compact(older_than_ms=0)
@@ -256,6 +263,7 @@ PASTS: Final[dict[str, Callable[[Town], Awaitable[None]]]] = {
     "answered": _answer,
     "resolved": _resolve,
     "buried": _bury,
+    "parked": _begin,
 }
 
 
@@ -266,6 +274,7 @@ def probes(lease: str, slot: str) -> list[w.Request]:
         w.RecentResults(limit=100),
         *(w.Queue(limit=limit, state=state) for state in (None, *TaskState) for limit in (1, 100)),
         *(w.ListCache(limit=limit) for limit in (1, 100)),
+        *(w.ListRuns(limit=limit) for limit in (1, 100)),
         w.ListGrants(limit=100),
         w.RecentAudit(limit=100),
         w.RecentAudit(limit=100, task_id=HIDDEN),
@@ -297,6 +306,16 @@ def probes(lease: str, slot: str) -> list[w.Request]:
         w.ListInputs(lease_id=lease, wait_ms=5),
         w.Reject(lease_id=lease, text="x"),
         w.ReplyDirectly(lease_id=lease, text="x"),
+        w.CommitRun(lease_id=lease, commit=RunCommit(number=1)),
+        w.LoadRun(lease_id=lease),
+        w.LookAround(lease_id=lease, wait=Wait(until_ms=0)),
+        w.FindEntry(lease_id=lease, key="x"),
+        w.GetRun(task_id=HIDDEN),
+        w.RunEntries(task_id=HIDDEN),
+        w.SignalRun(task_id=HIDDEN, name="x", key="k"),
+        w.WakeRun(task_id=HIDDEN),
+        w.ResumeRun(task_id=HIDDEN, dead="x", reason="x"),
+        w.JudgeEffect(task_id=HIDDEN, effect="x", verdict="done", reason="x"),
         w.ForgetCached(entry_id=slot, reason="x"),
         w.ForgetCached(entry_id=HIDDEN, reason="x"),
         w.RetryStale(),

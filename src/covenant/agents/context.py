@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
@@ -39,7 +39,6 @@ from covenant.rules.run import digest_of_entry, matches
 if TYPE_CHECKING:
     from covenant.agents.driver import Driver
 
-T = TypeVar("T")
 _UNREAD = "this run has a checkpoint: look at ctx.state before doing anything, and go on from there"
 
 
@@ -484,7 +483,7 @@ class AgentContext:
     async def run(self, name: str, function: Callable[..., Any], *, idempotent: bool = False, type: Any = None) -> Any:
         """An effect inside the agent, and what it came to. Its start is committed before it: if nobody knows the
         outcome, somebody has to say (`effect_in_doubt`). With `idempotent` it is done again under the same key, which
-        the function gets if it takes an argument."""
+        the function gets if it needs an argument."""
         self._operate()
         driver = self._driver
         key = driver.memory.key("run", name)

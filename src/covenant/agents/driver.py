@@ -211,7 +211,10 @@ class Driver:
     async def _is_fresh(self) -> bool:
         """Whether the run stands where this function left it."""
         union = self._union() or Wait(until_ms=0)
-        standing = await self._ask(lambda: self._box.look_around(self._lease_id, union))
+        looked = structs.replace(union, tasks=union.tasks - self.batch.tasks.keys())
+        if not looked.tasks and not looked.signals and looked.until_ms is None:
+            looked = Wait(until_ms=0)
+        standing = await self._ask(lambda: self._box.look_around(self._lease_id, looked))
         if standing.number != self._number:
             return False
         self._absorb(standing)
@@ -299,17 +302,21 @@ class Driver:
         return child_id in self._kinds and child_id not in self._others
 
     def _union(self) -> Wait | None:
-        """All that any place in the function waits for; the first of it is enough to look again."""
+        """All that any place in the function waits for; the first of it is enough to look again. An effect in doubt is
+        decided before anything else goes on."""
         waits = [waiting.wait for waiting in self._waits if waiting.wait is not None]
         if not waits:
             return None
+        doubted = next((wait for wait in waits if wait.doubt is not None), None)
+        if doubted is not None:
+            return doubted
         ended = self.memory.outcomes
         if len(waits) == 1:
             only = waits[0]
             left = frozenset(i for i in only.tasks if i not in ended)
-            return Wait(left, True, False, only.signals, only.until_ms, only.doubt) if only.first else only
+            return Wait(left, True, False, only.signals, only.until_ms) if only.first else only
         tasks = frozenset(i for wait in waits for i in wait.tasks if i not in ended)
-        signals = tuple(dict.fromkeys(name for wait in waits for name in wait.signals if wait.doubt is None))
+        signals = tuple(dict.fromkeys(name for wait in waits for name in wait.signals))
         times = [wait.until_ms for wait in waits if wait.until_ms is not None]
         return Wait(tasks, True, False, signals, min(times, default=None))
 
@@ -519,11 +526,11 @@ class Driver:
 
     async def number_of(self, entry_id: str) -> int:
         number = self._entry_numbers.get(entry_id)
-        if number is None:
-            await self.path_to(self.leaf, None)
+        if number is None and self._number:
+            await self._fetch(self._entries, None, every=True)
             number = self._entry_numbers.get(entry_id)
         if number is None:
-            raise Malformed(f"no entry {entry_id} on the way to where this run is", field="entry")
+            raise Malformed(f"no entry {entry_id} in this run", field="entry")
         return number
 
     async def path_to(self, leaf: int, limit: int | None) -> list[AgentEntry]:
@@ -540,17 +547,19 @@ class Driver:
             at = entry.parent
         return path[::-1]
 
-    async def _fetch(self, leaf: int, limit: int | None) -> None:
-        """The stored part of a way, from an entry back."""
+    async def _fetch(self, leaf: int, limit: int | None, *, every: bool = False) -> None:
+        """The stored part of a way, from an entry back; or of everything."""
         before: int | None = leaf
         left = limit
         while before is not None and (left is None or left > 0):
             size = _PAGE if left is None else min(_PAGE, left)
             page = await self._ask(
-                lambda at=before, size=size: self._box.run_entries(self.run_id, size, before=at)  # type: ignore[misc]
+                lambda at=before, size=size: self._box.run_entries(  # type: ignore[misc]
+                    self.run_id, size, before=at, every=every
+                )
             )
             for entry in page.entries:
-                self._known[entry.number] = _entry_of(entry)
+                self._known[entry.number] = entry_of(entry)
                 self._entry_numbers[entry.id] = entry.number
             left = None if left is None else left - len(page.entries)
             before = page.before
@@ -660,8 +669,11 @@ class Driver:
     async def hear(self, patterns: tuple[str, ...], until: int | None, doubt: str | None = None) -> SignalSeen | None:
         """The oldest signal that fits, or None when the time is over."""
         wait = Wait(signals=patterns, until_ms=until, doubt=doubt)
-        await self.wait(wait, lambda: self._heard(patterns) is not None or self._is_over(until))
-        return self._heard(patterns)
+        while True:  # another place may have been quicker to take what was there
+            await self.wait(wait, lambda: self._heard(patterns) is not None or self._is_over(until))
+            heard = self._heard(patterns)
+            if heard is not None or self._is_over(until):
+                return heard
 
     async def first_of(self, wait: Wait) -> SignalSeen | None:
         outcomes = self.memory.outcomes
@@ -671,6 +683,8 @@ class Driver:
             return ended or self._heard(wait.signals) is not None or self._is_over(wait.until_ms)
 
         await self.wait(wait, is_there)
+        while not is_there():  # another place was quicker to take what was there
+            await self.wait(wait, is_there)
         if any(i in outcomes for i in wait.tasks):
             return None
         return self._heard(wait.signals)
@@ -679,12 +693,14 @@ class Driver:
         fitting = [
             s for s in self._inbox.values() if s.id not in self.taken and any(matches(p, s.name) for p in patterns)
         ]
-        return min(fitting, key=lambda signal: signal.at_ms, default=None)
+        return min(fitting, key=lambda signal: signal.order, default=None)
 
     def _is_over(self, until: int | None) -> bool:
         return until is not None and self._store_now >= until
 
     async def signals_like(self, pattern: str) -> list[SignalSeen]:
+        if not self._number:
+            await self.flush()  # what its sender said before the run began waits for it from then on
         looked = Wait(signals=(pattern,))
         standing = await self._ask(lambda: self._box.look_around(self._lease_id, looked, every=True))
         return [signal for signal in standing.signals if signal.id not in self.taken]
@@ -730,7 +746,7 @@ class Driver:
             return {"error": f"{type(failed).__name__}: {failed}"}
 
 
-def _entry_of(seen: EntrySeen) -> AgentEntry:
+def entry_of(seen: EntrySeen) -> AgentEntry:
     content = values.unraw(seen.content) if seen.message is None else values.content_of(seen.message)
     return AgentEntry(seen.id, seen.role, content, seen.type, seen.number, seen.parent, seen.at_ms, seen.turn)
 

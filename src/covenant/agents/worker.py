@@ -269,9 +269,7 @@ class AgentWorker:
 
     async def perform(self, function: Callable[..., Any], key: str, idempotent: bool) -> Any:
         """An effect of a run; the function gets the key if it needs an argument."""
-        parameters = inspect.signature(function).parameters.values()
-        takes_key = any(parameter.default is inspect.Parameter.empty for parameter in parameters)
-        made = function(key) if takes_key else function()
+        made = function(key) if _needs_argument(function) else function()
         return await made if inspect.isawaitable(made) else made
 
     def chance(self, key: str) -> bytes:
@@ -305,44 +303,33 @@ class AgentWorker:
                 )
             )
             for entry in page.tasks:
-                if self._is_run_of_ours(entry.task):
-                    await self._resume(entry.task.id, evidence, dead)
-                elif evidence == "attested":
-                    await self._give_up_for(entry, dead)
+                if self._is_ours_to_resume(entry.task):
+                    await self._resume(entry, evidence, dead)
             cursor = page.cursor
             if cursor is None:
                 return
 
-    def _is_run_of_ours(self, task: Task) -> bool:
-        is_task = task.task_kind is not None and task.task_kind in self.tasks
-        return task.recipient == self.box.agent and not is_task and self._agent_for(task) is not None
+    def _is_ours_to_resume(self, task: Task) -> bool:
+        """Runs, and tasks of runs that may be done twice. The others are in doubt, and not for a worker to decide."""
+        if task.recipient != self.box.agent:
+            return False
+        if task.task_kind is not None and task.task_kind in self.tasks:
+            return task.is_idempotent
+        return self._agent_for(task) is not None
 
-    async def _resume(self, run_id: str, evidence: Evidence, dead: str | None) -> None:
+    async def _resume(self, entry: QueueEntry, evidence: Evidence, dead: str | None) -> None:
         assert self._worker is not None
-        try:
-            holder = dead
-            if holder is None:
-                holder = (await self.box.get_task(run_id)).incarnation
-            if holder is None or holder == self.incarnation:
-                return
-            resumed = await self.box.resume_run(
-                run_id, dead=holder, evidence=evidence, reason="its worker is dead" if dead else "its worker is silent"
-            )
-        except CovenantError as refused:
-            log.info("run %s is not taken up: %s", run_id, refused.code)
+        holder, task_id = entry.incarnation, entry.task.id
+        if holder is None or holder == self.incarnation or (dead is not None and holder != dead):
             return
-        self._worker.begin(Delivery(resumed.task, resumed.lease_id, resumed.attempt, resumed.generation))
-
-    async def _give_up_for(self, entry: QueueEntry, dead: str | None) -> None:
-        """A task that the dead had, and that may be done twice, is given back for them."""
-        is_ours = entry.task.recipient == self.box.agent and entry.task.task_kind in self.tasks
-        is_dead = entry.incarnation != self.incarnation if dead is None else entry.incarnation == dead
-        if not is_ours or not is_dead or not entry.task.is_idempotent or entry.lease_id is None:
-            return
+        reason = "its worker is dead" if evidence == "attested" else "its worker is silent"
         try:
-            await self.box.release(entry.lease_id, reason="its worker is dead")
+            resumed = await self.box.resume_run(task_id, dead=holder, evidence=evidence, reason=reason)
         except CovenantError as refused:
-            log.info("task %s is not given back: %s", entry.task.id, refused.code)
+            log.info("task %s is not taken up: %s", task_id, refused.code)
+            return
+        if resumed.lease_id:
+            self._worker.begin(Delivery(resumed.task, resumed.lease_id, resumed.attempt, resumed.generation))
 
     async def patiently(self, call: Callable[[], Awaitable[T]]) -> T:
         assert self._worker is not None
@@ -368,6 +355,13 @@ class _Lock:
 
     def release(self) -> None:
         os.close(self._fd)
+
+
+def _needs_argument(function: Callable[..., Any]) -> bool:
+    """What has a default is the function's own: `lambda step=step: …` keeps the value that a loop gave it."""
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    given = inspect.signature(function).parameters.values()
+    return any(p.kind in positional and p.default is inspect.Parameter.empty for p in given)
 
 
 N = TypeVar("N", Agent, TaskFunction)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -260,15 +261,22 @@ class Exchange:
         return await self.store.ask(query, caller)
 
     async def watch(
-        self, caller: Caller, task_id: str, after: int, wait_ms: int, cancel_known: bool | None = None
+        self,
+        caller: Caller,
+        task_id: str,
+        after: int,
+        wait_ms: int,
+        cancel_known: bool | None = None,
+        has_place: bool = False,
     ) -> QueueEntry:
+        """`has_place`: the caller is counted among those who wait already."""
         pubkey = caller.agent.pubkey
         query = GetTask(self.by(caller), task_id)
         wait_ms = 0 if self.is_draining else min(wait_ms, self.bounds.wait_ms_max)
         if wait_ms == 0:
             entry: QueueEntry = await self.store.ask(query, caller)
             return entry
-        with self.waits.one(pubkey):
+        with nullcontext() if has_place else self.waits.one(pubkey):
             found: QueueEntry | None = await self._interruptible(
                 pubkey, self.store.watch(query, after, wait_ms, caller, cancel_known), None
             )

@@ -83,7 +83,8 @@ async def updates_at(exchange: Exchange, place: Place, step: Step) -> list[Updat
 
 
 async def follow(exchange: Exchange, caller: Caller, task_id: str, after: int) -> AsyncIterator[Trail]:
-    """Until the task has ended, or the daemon does. A trail that is not whole is the last."""
+    """Until the task has ended, or the daemon does. A trail that is not whole is the last. Who follows has its place
+    among those who wait, from its beginning to its end: it is not refused half way."""
     while True:
         async for seen in _stretches(exchange, caller, task_id, after):
             yield seen
@@ -92,7 +93,7 @@ async def follow(exchange: Exchange, caller: Caller, task_id: str, after: int) -
             after = seen.updates[-1].generation
         if exchange.is_draining:
             return
-        entry = await exchange.watch(caller, task_id, after, exchange.bounds.wait_ms_max)
+        entry = await exchange.watch(caller, task_id, after, exchange.bounds.wait_ms_max, has_place=True)
         if entry.outcome is not None and entry.generation <= after:
             return
 

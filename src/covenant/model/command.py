@@ -25,11 +25,14 @@ class _Command(Struct, frozen=True, gc=False):
 
 class SendTask(_Command, frozen=True):
     """`protocol`: its sender is an A2A client, which reads the task instead of draining a result. `shown`: it is shown
-    the task at once, so that a message alone can no longer be the answer."""
+    the task at once, so that a message alone can no longer be the answer. `push`: where it is told of everything.
+    `key`: sent again under it, it is the same task."""
 
     task: Task
     protocol: bool = False
     shown: bool = False
+    push: PushConfig | None = None
+    key: str | None = None
 
 
 class ShowTask(_Command, frozen=True):
@@ -39,11 +42,14 @@ class ShowTask(_Command, frozen=True):
 
 
 class AddMessage(_Command, frozen=True):
-    """The sender has more to say."""
+    """The sender has more to say. `push`: where it wants to be told of what comes of it. `key`: said again under it, it
+    was said once."""
 
     task_id: str
     message: Message
     if_generation: int | None = None
+    push: PushConfig | None = None
+    key: str | None = None
 
 
 class UpdateTask(_Command, frozen=True):
@@ -238,7 +244,7 @@ class NoteRefusal(_Command, frozen=True):
 
 
 class SetPush(_Command, frozen=True):
-    """`from_start`: it came with the message that made the task, and is told everything."""
+    """`from_start`: it is told everything, also what came before it was set."""
 
     task_id: str
     config: PushConfig

@@ -300,6 +300,13 @@ class LateKept(_Event, frozen=True, tag="late_kept"):
     posted_by: str
 
 
+class KeyTaken(_Event, frozen=True, tag="key_taken"):
+    """A message was sent under a key."""
+
+    task_id: str
+    digest: str
+
+
 class SlotOpened(_Event, frozen=True, tag="slot_opened"):
     cache_key: CacheKey
     digest: str
@@ -428,4 +435,5 @@ Event: TypeAlias = (
     | GrantRevoked
     | GrantExpired
     | HeadSigned
+    | KeyTaken
 )

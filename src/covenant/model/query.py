@@ -97,8 +97,7 @@ class GetPlace(_Query, frozen=True):
 
 
 class ListDialogs(_Query, frozen=True):
-    """The caller's tasks with one agent, the newest status first. `hidden`: also what may still be answered by a
-    message."""
+    """The caller's tasks with one agent, the newest status first."""
 
     agent: str
     limit: int
@@ -108,7 +107,6 @@ class ListDialogs(_Query, frozen=True):
     since_ms: int | None = None
     history: int | None = None
     artifacts: bool = False
-    hidden: bool = True
 
 
 class ListInputs(_Query, frozen=True):

@@ -29,6 +29,7 @@ PART_PREFIX: Final = "part:"
 SAID_PREFIX: Final = "said:"
 CHUNK_PREFIX: Final = "chunk:"
 LATE_PREFIX: Final = "late:"
+SEND_KEY_PREFIX: Final = "key:"
 HORIZON_KEY: Final = "horizon"
 HEAD_KEY: Final = "head"
 
@@ -173,6 +174,15 @@ class Late(Struct, gc=False, omit_defaults=True):
     order: int
 
 
+class SendKey(Struct, gc=False, omit_defaults=True):
+    """A key under which a message was sent: the task that it made or was added to, and what stands for its content. It
+    goes with that task."""
+
+    task_id: str
+    digest: str
+    order: int
+
+
 class CacheKey(Struct, frozen=True, gc=False):
     sender: str
     recipient: str
@@ -240,7 +250,15 @@ Record: TypeAlias = (
     | Entry
     | Mark
     | Signal
+    | SendKey
 )
+
+
+def owner_of(key: Key, of: object) -> Key:
+    """The task that a record, or the event that brings it, belongs to. A send key names it inside, the others by their
+    key."""
+    named: str | None = getattr(of, "task_id", None)
+    return named or key.split(":")[1]
 
 
 def part_key(task_id: str, number: int | Literal[""]) -> Key:

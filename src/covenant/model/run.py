@@ -189,6 +189,7 @@ class SignalSeen(Struct, frozen=True, gc=False, omit_defaults=True):
     id: str
     name: str
     at_ms: int
+    order: int  # among all that was committed: the lower is the older
     value: Raw = NOTHING
     said: int | None = None
     message: Message | None = None

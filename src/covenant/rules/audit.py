@@ -31,7 +31,20 @@ _SILENT = (
     e.GrantRevoked,
     e.HeadSigned,
     e.PushDelivered,
+    e.KeyTaken,
+    e.RunBegun,
+    e.RunWaits,
+    e.TaskAwaited,
+    e.RunResumed,
+    e.RunClosed,
+    e.RunSwept,
+    e.StepKept,
+    e.StepDropped,
+    e.EntryKept,
+    e.Marked,
+    e.SignalTaken,
 )
+_OF_A_TASK = frozenset(("part", "late", "push", "run", "signal"))
 _CARRIED = ("lease_id", "reason", "cause", "outcome", "number")
 
 
@@ -75,4 +88,4 @@ def task_of(event: e.Event) -> str | None:
     prefix, colon, rest = event.key.partition(":")
     if not colon:
         return event.key if "-" in prefix else None
-    return rest.partition(":")[0] if prefix in ("part", "late", "push") else None
+    return rest.partition(":")[0] if prefix in _OF_A_TASK else None

@@ -29,9 +29,19 @@ from covenant.model.task import Result
 from covenant.model.view import Input, Moved
 from covenant.rules.cache import keep_answer, succession
 from covenant.rules.context import Commit, Context, View
-from covenant.rules.envelope import check_count, check_flag, check_id, check_text, seal_artifact, seal_message
+from covenant.rules.envelope import (
+    check_count,
+    check_flag,
+    check_id,
+    check_text,
+    digest_of_message,
+    seal_artifact,
+    seal_message,
+)
 from covenant.rules.lease import held
+from covenant.rules.push import brought
 from covenant.rules.run import message_signal
+from covenant.rules.send_key import send_key, sent_under
 from covenant.rules.sight import task_of_lease, visible_task
 
 MESSAGES_MAX = 2**31
@@ -47,6 +57,12 @@ def add_message(command: AddMessage, view: View, ctx: Context) -> Commit:
         raise UnknownTask(f"no task {task_id}", task_id=task_id)
     if command.by is not None and command.by.pubkey != record.sender:
         raise NotPermitted("only the sender of a task adds to it", task_id=task_id)
+    place, digest = None, ""
+    if command.key is not None:
+        caller = "" if command.by is None else command.by.pubkey
+        place, digest = send_key(caller, record.recipient, command.key, ctx, task_id), digest_of_message(message)
+        if sent_under(place, digest, view, ctx) is not None:
+            return Commit((), Moved(task_id, record.generation))
     if message.context_id is not None and message.context_id != context_of(record):
         raise ContextMismatch(f"task {task_id} belongs to another context", task_id=task_id)
     if command.if_generation is not None:
@@ -65,12 +81,16 @@ def add_message(command: AddMessage, view: View, ctx: Context) -> Commit:
     if record.heard >= ctx.limits.messages_max:
         raise _too_many(ctx)
     said = e.Said(said_key(task_id, record.said + 1), message)
-    moved = Moved(task_id, record.generation + 1)
-    if not record.is_run:
-        return Commit((e.Messaged(task_id, record.state is TaskState.QUEUED), said), moved)
-    signaled, is_awaited = message_signal(message, record.said + 1, record, view, ctx)
-    asks = None if is_awaited else record.asks
-    return Commit((e.Messaged(task_id, record.state is TaskState.QUEUED, asks), said, *signaled), moved)
+    generation = record.generation + 1
+    asks: Asks | None = None
+    signaled: list[e.Event] = []
+    if record.is_run:
+        signaled, is_awaited = message_signal(message, record.said + 1, record, view, ctx)
+        asks = None if is_awaited else record.asks
+    messaged = e.Messaged(task_id, record.state is TaskState.QUEUED, asks)
+    hook = brought(command.push, task_id, generation, view, ctx)
+    taken = () if place is None else (e.KeyTaken(place, task_id, digest),)
+    return Commit((messaged, said, *signaled, *taken, *hook), Moved(task_id, generation))
 
 
 def show(command: ShowTask, view: View, ctx: Context) -> Commit:

@@ -80,6 +80,8 @@ def _let_in(
     checks.append(_check_row(demand, grant))
     if type(command) is c.SendTask:
         _check_recipient(command, caller, view, ctx, checks)
+    if type(command) is c.SignalRun and command.start is not None and _is_start(command, view):
+        _check_recipient(c.SendTask(command.by, command.start), caller, view, ctx, checks)
     return _decided(command, demand, grant, view, ctx, decide)
 
 
@@ -272,8 +274,7 @@ def _truly_addressed(command: c.SendTask, sender: AgentId, recipient: AgentId) -
     given = command.task
     if given.sender is None and given.recipient.display == recipient.display and given.recipient == recipient:
         return command
-    task = structs.replace(command.task, sender=sender, recipient=recipient)
-    return c.SendTask(command.by, task, command.protocol)
+    return structs.replace(command, task=structs.replace(given, sender=sender, recipient=recipient))
 
 
 def _truly_started(command: c.SignalRun, sender: AgentId, recipient: AgentId) -> c.SignalRun:
@@ -328,12 +329,17 @@ def _hold(
 def _signal(command: c.SignalRun, caller: Caller, view: View, ctx: Context) -> Demand | None:
     """Who may send to an agent may signal the runs that it has begun there; an agent signals its own."""
     task_id = check_id(command.task_id, "task_id")
-    if command.start is not None and view.get(task_id) is None:
+    if command.start is not None and _is_start(command, view):
         return _send(c.SendTask(command.by, command.start), caller, view, ctx)
     recipient = visible_task(task_id, command.by, view, ctx).task.recipient
     if recipient.pubkey == caller.agent.pubkey or caller.is_operator:
         return None
     return Demand(f"a2a.send.{recipient.display}", f"a2a-send:{recipient.display}", recipient, task_id)
+
+
+def _is_start(command: c.SignalRun, view: View) -> bool:
+    """There is no such run yet: the signal is a send."""
+    return command.start is not None and view.get(check_id(command.task_id, "task_id")) is None
 
 
 def _judge(command: c.JudgeEffect | c.ResumeRun, caller: Caller, view: View, ctx: Context) -> Demand | None:

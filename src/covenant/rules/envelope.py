@@ -274,6 +274,10 @@ def digest_of(task: Task) -> str:
     return hashlib.sha256(_SORTED.encode(parts)).hexdigest()
 
 
+def digest_of_message(message: Message) -> str:
+    return hashlib.sha256(_SORTED.encode(message)).hexdigest()
+
+
 def cache_key_of(task: Task) -> CacheKey:
     assert task.sender is not None and task.idempotency is not None
     return CacheKey(task.sender.pubkey, task.recipient.pubkey, kind_of(task), task.idempotency.key)

@@ -26,6 +26,7 @@ from covenant.model.record import (
     Part,
     Record,
     Said,
+    SendKey,
     SignedHead,
     Slot,
     TaskRecord,
@@ -589,6 +590,10 @@ def _head_signed(_: SignedHead | None, event: e.HeadSigned, order: int, at: int)
     return SignedHead(event.seq, event.hash, event.signature, event.pubkey, order)
 
 
+def _key_taken(_: Any, event: e.KeyTaken, order: int, at: int) -> SendKey:
+    return SendKey(event.task_id, event.digest, order)
+
+
 EVOLVE: dict[type, Callable[[Any, Any, int, int], Record | None]] = {
     e.Sent: _sent,
     e.Leased: _leased,
@@ -650,6 +655,7 @@ EVOLVE: dict[type, Callable[[Any, Any, int, int], Record | None]] = {
     e.GrantRevoked: _grant_ended,
     e.GrantExpired: _grant_ended,
     e.HeadSigned: _head_signed,
+    e.KeyTaken: _key_taken,
 }
 
 CREATING = frozenset(
@@ -671,5 +677,6 @@ CREATING = frozenset(
         e.Enrolled,
         e.Granted,
         e.HeadSigned,
+        e.KeyTaken,
     )
 )

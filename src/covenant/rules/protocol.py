@@ -32,7 +32,7 @@ from covenant.rules.evolve import steps_of
 from covenant.rules.lease import held
 from covenant.rules.page import Room
 from covenant.rules.retention import is_retained
-from covenant.rules.sight import task_of_lease, visible_task
+from covenant.rules.sight import is_hidden, is_listed, task_of_lease, visible_task
 
 HISTORY_DEFAULT: Final = 100
 _HISTORY_MAX: Final = 2**31
@@ -93,8 +93,9 @@ def _last_words(result: Result) -> Message | None:
     return agent_says(f"{result.task_id}-error", result.error_message or "error")
 
 
-def _placed(message: Message | None, task_id: str, context_id: str) -> Message | None:
-    """A message of the agent belongs to its task, whatever the agent has put there."""
+def _placed(message: Message | None, task_id: str | None, context_id: str) -> Message | None:
+    """A message of the agent belongs to its task, whatever the agent has put there; one that is all the answer, to
+    none."""
     if message is None:
         return None
     return structs.replace(message, role="ROLE_AGENT", task_id=task_id, context_id=context_id)
@@ -194,15 +195,10 @@ def get_dialog(query: GetDialog, view: View, ctx: Context) -> Dialog:
     reply = None
     if record.direct:
         assert record.result is not None
-        reply = _placed(record.result.message, record.task.id, context_of(record))
+        reply = _placed(record.result.message, None, context_of(record))
     history = query.history if query.history is None else check_count(query.history, "historyLength", _HISTORY_MAX)
     task = shown(record, view, history, query.artifacts)
     return Dialog(task, record.generation, state_of(record), record.task.recipient, reply, is_hidden(record))
-
-
-def is_hidden(record: TaskRecord) -> bool:
-    """Whether it may still be answered by a message, and there be no task."""
-    return record.protocol and not record.shown and record.outcome is None
 
 
 def get_place(query: GetPlace, view: View, ctx: Context) -> Place:
@@ -311,7 +307,7 @@ def _spot_of(cursor: str | None) -> _Spot | None:
 def _total(query: ListDialogs, view: View, ctx: Context) -> int:
     """How many there are before paging: with filters, counted as far as a page may look."""
     assert query.by is not None
-    if query.context_id is None and query.state is None and query.since_ms is None and query.hidden:
+    if query.context_id is None and query.state is None and query.since_ms is None:
         return view.dialog_count(query.by.pubkey, query.agent)
     records = view.dialogs(query.by.pubkey, query.agent, _ORDER_MAX, ctx.limits.scan_max)
     return sum(_passes(record, query, ctx) for record in records)
@@ -319,8 +315,7 @@ def _total(query: ListDialogs, view: View, ctx: Context) -> int:
 
 def _passes(record: TaskRecord, query: ListDialogs, ctx: Context) -> bool:
     return (
-        not record.direct
-        and (query.hidden or not is_hidden(record))
+        is_listed(record)
         and is_retained(record, ctx)
         and (query.context_id is None or context_of(record) == query.context_id)
         and (query.state is None or state_of(record) is query.state)
@@ -402,7 +397,7 @@ def _responses(
         case e.Ended():
             yield status(_end_state(event.outcome, event.result), _last_words(event.result), before + 1), True
         case e.Replied():
-            yield StreamResponse(message=_placed(event.result.message, task_id, context_id)), True
+            yield StreamResponse(message=_placed(event.result.message, None, context_id)), True
         case _:
             return
 

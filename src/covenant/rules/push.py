@@ -6,8 +6,11 @@ a restart goes on where the last one stopped.
 
 from __future__ import annotations
 
+import uuid
 from typing import Final
 from urllib.parse import urlsplit
+
+from msgspec import structs
 
 from covenant.model import event as e
 from covenant.model.agent import AgentId
@@ -22,9 +25,8 @@ from covenant.rules.address import is_surely_private
 from covenant.rules.context import Commit, Context, View
 from covenant.rules.dialect import VERSIONS
 from covenant.rules.envelope import check_id, check_name, check_size
-from covenant.rules.protocol import is_hidden
 from covenant.rules.retention import is_retained
-from covenant.rules.sight import visible_task
+from covenant.rules.sight import is_hidden, visible_task
 
 PUSHES_MAX: Final = 16  # of one task
 GIVEN_UP: Final = "push_given_up"
@@ -36,17 +38,30 @@ def set_push(command: SetPush, view: View, ctx: Context) -> Commit:
     """Under an id that is there already, it takes that one's place; the very same again changes nothing."""
     record = _own(command.task_id, command.by, view, ctx)
     config = command.config
-    check_config(config, ctx)
-    known = view.pushes(record.task.id)
+    return Commit(_set(config, record.task.id, 0 if command.from_start else record.generation, view, ctx), config)
+
+
+def brought(config: PushConfig | None, task_id: str, after: int, view: View, ctx: Context) -> tuple[e.PushSet, ...]:
+    """The webhook that a message brings along, in the commit of that message. Without an id of its own it is known by
+    where it leads: the one that comes with every message of a task is one."""
+    if config is None:
+        return ()
+    if not config.id:
+        config = structs.replace(config, id=str(uuid.uuid5(uuid.NAMESPACE_URL, f"{task_id}\n{config.url}")))
+    return _set(config, task_id, after, view, ctx)
+
+
+def _set(config: PushConfig, task_id: str, after: int, view: View, ctx: Context) -> tuple[e.PushSet, ...]:
+    _check_config(config, ctx)
+    known = view.pushes(task_id)
     if any(push.config == config for push in known):
-        return Commit((), config)
+        return ()
     if len(known) >= PUSHES_MAX and not any(push.config.id == config.id for push in known):
         raise TooLarge(f"a task has at most {PUSHES_MAX} webhooks", field="config", limit=PUSHES_MAX)
-    after = 0 if command.from_start else record.generation
-    return Commit((e.PushSet(push_key(record.task.id, config.id), config, after),), config)
+    return (e.PushSet(push_key(task_id, config.id), config, after),)
 
 
-def check_config(config: PushConfig, ctx: Context) -> None:
+def _check_config(config: PushConfig, ctx: Context) -> None:
     if type(config) is not PushConfig:
         raise Malformed("a push configuration is needed", field="config")
     check_name(config.id, "id", ctx.limits)

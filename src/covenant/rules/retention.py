@@ -16,6 +16,7 @@ from covenant.model.record import (
     Part,
     Record,
     Said,
+    SendKey,
     Slot,
     TaskRecord,
     TaskState,
@@ -38,7 +39,7 @@ def at_rest(record: Record) -> bool:
         return record.revoked_ms is not None
     if type(record) is Run:
         return record.is_swept
-    return type(record) in (Late, Said, Chunk, Entry, Mark)
+    return type(record) in (Late, Said, Chunk, SendKey, Entry, Mark)
 
 
 def is_retained(record: TaskRecord, ctx: Context) -> bool:

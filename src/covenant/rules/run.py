@@ -34,10 +34,12 @@ from covenant.model.error import (
     KeyReused,
     LeaseMismatch,
     Malformed,
+    NotARun,
     NotInDoubt,
     NotLeased,
     NotPermitted,
     NotProvenDead,
+    ResultConflict,
     ResultGone,
     ResumesExhausted,
     TaskConflict,
@@ -73,7 +75,7 @@ from covenant.model.run import (
 from covenant.model.task import Result, Task
 from covenant.model.view import Moved
 from covenant.rules.context import Commit, Context, View
-from covenant.rules.end import end
+from covenant.rules.end import end, end_asked
 from covenant.rules.envelope import (
     check_count,
     check_id,
@@ -93,6 +95,7 @@ from covenant.rules.send import send
 from covenant.rules.sight import lent, task_of_lease, visible_task
 
 _NUMBER_MAX: Final = 2**53
+_SIGNS_OF_LIFE: Final = 8  # in the time after which a silent worker may be taken for dead
 _VERDICTS: Final = ("done", "failed", "retry")
 
 
@@ -133,13 +136,16 @@ class _Committing:
         self.sent: dict[str, Task] = {}
         self.leases: dict[str, str] = {}
         self.marks: set[str] = set()
+        self.taken: set[str] = set()
         self.said = record.said
         self.generation = record.generation
 
     def all(self) -> Commit:
         made = self.made
         if self.run is None:
-            self._begin()
+            self.events += _beginning(self.record, self.view, self.ctx)
+        else:
+            self._show_life()
         for result in made.answers:
             self._answer(result)
         for draft in made.entries:
@@ -157,20 +163,20 @@ class _Committing:
         then = (SweepRun(None, self.task_id),) if made.checkpoint is not UNSET else ()
         return Commit(tuple(self.events), standing, then=then)
 
-    def _begin(self) -> None:
-        """What its sender said while nobody had begun waits for the run as signals."""
-        self.events += [e.Begun(self.task_id), e.RunBegun(run_key(self.task_id), self.task_id, self.agent.pubkey)]
-        for number, said in self.view.pieces(said_key(self.task_id, ""), 1, self.record.said):
-            if isinstance(said, Said) and said.message.role == "ROLE_USER":
-                name = _named_in(said.message) or MESSAGE
-                key = signal_key(self.task_id, self.ctx.ids.lease())
-                self.events.append(e.Signaled(key, name, said=number))
+    def _show_life(self) -> None:
+        """A commit is a sign of life; where steps come fast, one of several is enough."""
+        lease = self.record.lease
+        assert lease is not None
+        if self.ctx.now - lease.seen_ms >= self.ctx.limits.run_lapse_ms // _SIGNS_OF_LIFE:
+            self.events.append(e.Heartbeat(self.task_id))
 
     def _answer(self, result: Result) -> None:
         """A task that the run's own holder did. If it lost that task meanwhile, what it went on to do is void."""
         child = self.view.get(check_id(result.task_id, "task_id"))
         if not isinstance(child, TaskRecord) or child.run != self.task_id:
             raise NotPermitted("it answers the tasks of its own run only", task_id=result.task_id)
+        if result.task_id in self.outcomes:
+            raise ResultConflict(f"task {result.task_id} is answered twice", task_id=result.task_id)
         posted = post(PostResult(self.agent, result, self.incarnation), self.view, self.ctx)
         if isinstance(posted.reply, CovenantError):
             raise posted.reply
@@ -185,7 +191,7 @@ class _Committing:
             raise Malformed("the parent of an entry comes before it", field="parent")
         if draft.key is not None:
             key, digest = marked(self.task_id, draft.key), digest_of_entry(draft)
-            if self.view.get(key) is not None or key in self.marks:
+            if key in self.marks or self.view.get(key) is not None:
                 raise KeyReused(f"an entry under the key {draft.key} is there", key=draft.key)
             self.marks.add(key)
             self.events.append(e.Marked(key, number, digest))
@@ -225,8 +231,11 @@ class _Committing:
         """A task of the run. Its id is told by what it asks for: there before, it is the same."""
         own = structs.replace(task, parent=self.task_id)
         sealed = seal_task(own, self.agent, self.ctx)
-        known = self.view.get(sealed.id)
-        if known is None:
+        twin, known = self.sent.get(sealed.id), self.view.get(sealed.id)
+        if twin is not None:
+            if digest_of(twin) != digest_of(sealed):
+                raise TaskConflict(f"the id {sealed.id} is taken by other content", task_id=sealed.id)
+        elif known is None:
             self.sent[sealed.id] = sealed
             self.events.append(e.Sent(sealed.id, sealed, run=self.task_id))
         elif not isinstance(known, TaskRecord):
@@ -241,6 +250,8 @@ class _Committing:
         if task is None or task.recipient.pubkey != self.agent.pubkey:
             raise NotPermitted("a run takes up its own tasks to itself", task_id=task_id)
         if isinstance(child, TaskRecord) and (child.run != self.task_id or child.ready_for is None):
+            return
+        if task_id in self.leases:
             return
         lease_id = self.ctx.ids.lease()
         self.leases[task_id] = lease_id
@@ -258,8 +269,9 @@ class _Committing:
     def _take(self, signal_id: str) -> None:
         key = signal_key(self.task_id, check_text_of(signal_id, "takes", self.ctx))
         signal = self.view.get(key)
-        if not isinstance(signal, Signal) or signal.taken:
+        if not isinstance(signal, Signal) or signal.taken or key in self.taken:
             raise Malformed(f"no signal {signal_id} waits", field="takes")
+        self.taken.add(key)
         self.events.append(e.SignalTaken(key, _has_key(signal)))
 
     def _finish(self) -> Standing:
@@ -304,6 +316,17 @@ class _Committing:
             self.record.cancel_reason is not None and not ended,
             self.record.cancel_reason,
         )
+
+
+def _beginning(record: TaskRecord, view: View, ctx: Context) -> list[e.Event]:
+    """What its sender said while nobody had begun waits for the run as signals."""
+    task_id = record.task.id
+    events: list[e.Event] = [e.Begun(task_id), e.RunBegun(run_key(task_id), task_id, record.recipient)]
+    for number, said in view.pieces(said_key(task_id, ""), 1, record.said):
+        if isinstance(said, Said) and said.message.role == "ROLE_USER":
+            name = _named_in(said.message) or MESSAGE
+            events.append(e.Signaled(signal_key(task_id, ctx.ids.lease()), name, said=number))
+    return events
 
 
 def _repeated(made: RunCommit, record: TaskRecord, view: View, ctx: Context) -> Standing:
@@ -411,7 +434,7 @@ def seen(signal: Signal, task_id: str, view: View) -> SignalSeen:
     if signal.said is not None:
         said = view.get(said_key(task_id, signal.said))
         message = said.message if isinstance(said, Said) else None
-    return SignalSeen(signal.id, signal.name, signal.at_ms, signal.value, signal.said, message)
+    return SignalSeen(signal.id, signal.name, signal.at_ms, signal.order, signal.value, signal.said, message)
 
 
 def matches(pattern: str, name: str) -> bool:
@@ -565,8 +588,9 @@ def _check_own(by: AgentId | None, record: TaskRecord, ctx: Context) -> None:
 
 
 def resume(command: ResumeRun, view: View, ctx: Context) -> Commit:
-    """A dead worker's run goes on under a new lease, and its own tasks that may be done twice are given back. One that
-    its worker has not begun with has nothing behind it: that it is a run at all, only its agent knows."""
+    """A dead worker's run goes on under a new lease; a task of a run that may be done twice is done again, by who asks.
+    A run that its worker has not begun with begins here: that it is one at all, only its agent knows. The operator
+    asks for nobody in particular, and so leaves it to whoever comes."""
     task_id = check_id(command.task_id, "task_id")
     check_text(command.reason, "reason", ctx.limits.text_bytes_max)
     check_text(command.dead, "dead", ctx.limits.text_bytes_max)
@@ -578,6 +602,9 @@ def resume(command: ResumeRun, view: View, ctx: Context) -> Commit:
     if isinstance(run, Run) and run.dead == command.dead and _is_taken_over(command, record):
         lease_id = "" if lease is None else lease.lease_id
         return Commit((), Resumed(lent(record.task), lease_id, record.attempt, record.generation))
+    is_redone = run is None and record.run is not None and declared_safety(record) == "idempotent"
+    if run is None and command.by is None and not is_redone:
+        raise NotARun(f"task {task_id} is no run, or has not begun", task_id=task_id)
     if lease is None:
         raise NotLeased(f"task {task_id} is not in flight", task_id=task_id, state=record.state)
     if lease.incarnation != command.dead:
@@ -585,24 +612,6 @@ def resume(command: ResumeRun, view: View, ctx: Context) -> Commit:
     if lease.incarnation == command.incarnation:
         raise Malformed("a worker cannot vouch for its own death", field="dead")
     _check_dead(command, record, ctx)
-    if isinstance(run, Run) and run.resumes >= ctx.limits.resumes_max and command.by is not None:
-        raise ResumesExhausted(
-            f"it was taken up {run.resumes} times and got no further: the operator decides", task_id=task_id
-        )
-    given_back = [
-        child
-        for child in view.leases(0, ctx.limits.scan_max, record.recipient)
-        if child.run == task_id and child.lease is not None and child.lease.incarnation == command.dead
-    ]
-    safe = [child for child in given_back if declared_safety(child) == "idempotent" and child.cancel_reason is None]
-    requeued = [
-        e.Requeued(child.task.id, child.lease.lease_id, "resumed", command.reason)
-        for child in safe[: ctx.limits.step_records_max]
-        if child.lease is not None
-    ]
-    lease_id = ctx.ids.lease()
-    is_left = command.incarnation is None
-    restates = is_left and record.asks is not None
     row = AuditRow(
         "resume",
         command.evidence,
@@ -611,17 +620,72 @@ def resume(command: ResumeRun, view: View, ctx: Context) -> Commit:
         lease_id=lease.lease_id,
         attempt=record.attempt,
         reason=command.reason,
+        declared=declared_safety(record),
     )
-    events: tuple[e.Event, ...] = (
-        e.TakenUp(task_id, lease_id, command.incarnation or ""),
-        *((e.Woken(task_id, restates),) if is_left else ()),
-        *((e.RunResumed(run_key(task_id), command.dead),) if isinstance(run, Run) else ()),
-        *requeued,
-    )
-    told = "" if is_left else lease_id
+    if record.cancel_reason is not None:
+        events, then = end_asked(record, view)
+        reply = Resumed(lent(record.task), "", record.attempt, record.generation + 1)
+        return Commit(events, reply, (row,), then)
+    if is_redone:
+        return _redo(command, record, row, ctx)
+    return _take_over(command, record, run if isinstance(run, Run) else None, row, view, ctx)
+
+
+def _redo(command: ResumeRun, record: TaskRecord, row: AuditRow, ctx: Context) -> Commit:
+    """The next attempt at a task of a run. Who asks gets it in the same commit: the dead may still stand in the queue,
+    and be handed it again."""
+    task_id, lease = record.task.id, record.lease
+    assert lease is not None
+    requeued = e.Requeued(task_id, lease.lease_id, "resumed", command.reason)
+    if command.incarnation is None:
+        return Commit((requeued,), Resumed(lent(record.task), "", record.attempt, record.generation + 1), (row,))
+    lease_id = ctx.ids.lease()
+    leased = e.Leased(task_id, lease_id, command.incarnation)
+    reply = Resumed(lent(record.task), lease_id, record.attempt + 1, record.generation + 2)
+    return Commit((requeued, leased), reply, (row,))
+
+
+def _take_over(
+    command: ResumeRun, record: TaskRecord, run: Run | None, row: AuditRow, view: View, ctx: Context
+) -> Commit:
+    task_id = record.task.id
+    if run is not None and run.resumes >= ctx.limits.resumes_max and command.by is not None:
+        raise ResumesExhausted(
+            f"it was taken up {run.resumes} times and got no further: the operator decides", task_id=task_id
+        )
+    begun = _beginning(record, view, ctx) if run is None else ()
+    counted = e.RunResumed(run_key(task_id), command.dead)
+    lease_id = ctx.ids.lease()
+    if command.incarnation is not None:
+        taken_up = e.TakenUp(task_id, lease_id, command.incarnation)
+        reply = Resumed(lent(record.task), lease_id, record.attempt, record.generation)
+        return Commit((*begun, taken_up, counted), reply, (row,))
+    restates = record.asks is not None
+    woken = (e.TakenUp(task_id, lease_id, ""), e.Woken(task_id, restates))
+    requeued = _requeue_of_the_dead(command, record, view, ctx)
     given = [event.key for event in requeued]
-    reply = Resumed(lent(record.task), told, record.attempt, record.generation + restates, given)
-    return Commit(events, reply, (row,))
+    reply = Resumed(lent(record.task), "", record.attempt, record.generation + restates, given)
+    return Commit((*begun, *woken, counted, *requeued), reply, (row,))
+
+
+def _requeue_of_the_dead(command: ResumeRun, record: TaskRecord, view: View, ctx: Context) -> list[e.Requeued]:
+    """The tasks of a run that its dead worker held, too, as far as they may be done twice."""
+    held_by_it = [
+        child
+        for child in view.leases(0, ctx.limits.scan_max, record.recipient)
+        if child.run == record.task.id and _held_by(child, record.recipient, command.dead)
+    ]
+    safe = [child for child in held_by_it if declared_safety(child) == "idempotent" and child.cancel_reason is None]
+    return [
+        e.Requeued(child.task.id, child.lease.lease_id, "resumed", command.reason)
+        for child in safe[: ctx.limits.step_records_max]
+        if child.lease is not None
+    ]
+
+
+def _held_by(child: TaskRecord, agent: str, incarnation: str) -> bool:
+    """An agent knows of its own workers only: others may give theirs the same names."""
+    return child.recipient == agent and child.lease is not None and child.lease.incarnation == incarnation
 
 
 def _is_taken_over(command: ResumeRun, record: TaskRecord) -> bool:

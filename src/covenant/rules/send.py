@@ -11,7 +11,9 @@ from covenant.model.view import Sent
 from covenant.rules.cache import answer_from, is_stale
 from covenant.rules.context import Commit, Context, View
 from covenant.rules.envelope import cache_key_of, digest_of, seal_task, slot_key
+from covenant.rules.push import brought
 from covenant.rules.retention import is_forgotten, is_retained
+from covenant.rules.send_key import send_key, sent_under
 from covenant.rules.sight import leader_of
 
 
@@ -21,11 +23,24 @@ def send(command: SendTask, view: View, ctx: Context) -> Commit:
     if known is not None and not is_forgotten(known, ctx):
         assert isinstance(known, (TaskRecord, Tombstone))
         return _again(task, known, view, ctx)
+    place, digest = None, ""
+    if command.key is not None:
+        assert task.sender is not None
+        place, digest = send_key(task.sender.pubkey, task.recipient.pubkey, command.key, ctx), digest_of(task)
+        first = sent_under(place, digest, view, ctx)
+        if first is not None:
+            return Commit((), Sent(first.task.id, first.generation, duplicate=True))
     if view.depth(task.recipient.pubkey) >= ctx.limits.queue_depth_max:
         raise QueueFull(f"{task.recipient} has too many tasks waiting", limit=ctx.limits.queue_depth_max)
-    if not task.is_idempotent:
-        return Commit((_sent(task, command),), Sent(task.id, 1))
-    return _send_keyed(task, command, view, ctx)
+    if task.is_idempotent:
+        commit = _send_keyed(task, command, view, ctx)
+    else:
+        commit = Commit((_sent(task, command),), Sent(task.id, 1))
+    if place is not None:
+        commit.events = (*commit.events, e.KeyTaken(place, task.id, digest))
+    if command.push is not None:
+        commit.events = (*commit.events, *brought(command.push, task.id, 0, view, ctx))
+    return commit
 
 
 def _sent(

@@ -32,6 +32,16 @@ def visible_task(task_id: str, by: AgentId | None, view: View, ctx: Context) -> 
     raise UnknownTask(f"no task {task_id}", task_id=task_id)
 
 
+def is_hidden(record: TaskRecord) -> bool:
+    """Whether it may still be answered by a message, and there be no task."""
+    return record.protocol and not record.shown and record.outcome is None
+
+
+def is_listed(record: TaskRecord) -> bool:
+    """Whether a client of the protocol finds it among its tasks: what may yet turn out to be none is not shown."""
+    return record.protocol and not record.direct and not is_hidden(record)
+
+
 def task_of_lease(lease_id: str, by: AgentId | None, view: View, ctx: Context) -> TaskRecord:
     task_id = view.task_of_lease(lease_id)
     record = None if task_id is None else view.get(task_id)

@@ -64,6 +64,10 @@ TOLD: Final[dict[type, tuple[str, ...]]] = {
     e.Asked: ("asks",),
     e.Chunked: (),
     e.Replied: (),
+    e.Begun: (),
+    e.Parked: ("asks", "until_ms"),
+    e.Woken: (),
+    e.TakenUp: ("lease_id",),
     e.LateKept: (),
 }
 

@@ -139,6 +139,7 @@ def _tasks(state: State, now_ms: int) -> Iterator[Metric]:
     tasks = GaugeMetricFamily("covenant_tasks", "Open tasks.", labels=["state"])
     tasks.add_metric([TaskState.QUEUED], counts.queued)
     tasks.add_metric([TaskState.IN_FLIGHT], counts.in_flight)
+    tasks.add_metric([TaskState.PARKED], counts.parked)
     tasks.add_metric([TaskState.RESULT_PENDING], counts.result_pending)
     yield tasks
     queued = GaugeMetricFamily("covenant_tasks_queued", "What the queued ones wait for.", labels=["why"])
@@ -146,6 +147,10 @@ def _tasks(state: State, now_ms: int) -> Iterator[Metric]:
     queued.add_metric(["following"], counts.following)
     queued.add_metric(["delayed"], counts.queued - counts.ready - counts.following)
     yield queued
+    parked = GaugeMetricFamily("covenant_runs_parked", "Runs that wait.", labels=["why"])
+    parked.add_metric(["woken"], counts.woken)
+    parked.add_metric(["waiting"], counts.parked - counts.woken)
+    yield parked
     yield GaugeMetricFamily(
         "covenant_results_pending", "Results, partial ones too, that wait to be drained.", counts.answers
     )

@@ -31,27 +31,32 @@ from covenant.model.record import (
     Part,
     Record,
     Said,
+    SendKey,
     SignedHead,
     Slot,
     TaskRecord,
     TaskState,
     Tombstone,
+    owner_of,
 )
 from covenant.model.run import Entry, Mark, Run, Signal, Step
 from covenant.rules.context import Context
 from covenant.rules.evolve import CREATING, EVOLVE
 from covenant.rules.grant import pin_of
 from covenant.rules.retention import at_rest, is_forgotten, is_retained, tombstone_of
+from covenant.rules.sight import is_listed
 from covenant.store.ledger import DueTimes, LazyLedger, Ledger, Shelf
 
 K = TypeVar("K", Peer, Grant, Push, Card, Signal)
 
-_OF_A_TASK = (Part, Late, Said, Chunk, Run, Step, Entry, Mark, Signal)  # go with their task
+_OF_A_TASK = (Part, Late, Said, Chunk, SendKey, Run, Step, Entry, Mark, Signal)  # go with their task
+_RESTING = (Said, Chunk, SendKey, Entry, Mark)  # from the start
 _BRINGING = (  # them, and webhooks
     e.Parted,
     e.LateKept,
     e.Said,
     e.ChunkKept,
+    e.KeyTaken,
     e.RunBegun,
     e.StepKept,
     e.EntryKept,
@@ -86,6 +91,8 @@ class Counts(Struct, frozen=True):
     in_flight: int
     result_pending: int
     answers: int  # results that wait to be drained, partial ones too
+    parked: int = 0  # among them those that are:
+    woken: int = 0
 
 
 class State:
@@ -110,6 +117,8 @@ class State:
         self._unfinished_count = 0
         self._ready_count = 0
         self._following_count = 0
+        self._parked_count = 0
+        self._woken_count = 0
         self._pending_count = 0
         self._answer_count = 0
         self._leases_of: dict[str, Ledger] = {}  # by party, made when it first lists them
@@ -187,7 +196,7 @@ class State:
     def _is_unknown(self, event: Event, old: Record | Tombstone | None) -> bool:
         """Whether it goes on with a story whose beginning was dropped."""
         if type(event) in _BRINGING:
-            return self._is_orphan(event.key)
+            return self._is_orphan(event.key, event)
         return type(event) not in CREATING and (old is None or type(old) is Tombstone)
 
     def restore(self, key: Key, record: Record) -> None:
@@ -212,7 +221,7 @@ class State:
             if old is None:
                 self._late.setdefault(_late_task(key), []).append(key)
             self.rested.append(key)
-        elif type(new) is Said or type(new) is Chunk or type(new) is Entry or type(new) is Mark:
+        elif type(new) in _RESTING:
             self.rested.append(key)
         elif type(new) is Run:
             self._place_run(key, new)
@@ -245,12 +254,13 @@ class State:
                 self._children_of.add(_branch(new.task.parent, party), order, key)
         if new.ready_for is not None:
             self._add_ready(key, new.ready_for, new.ready_order)
-        if new.protocol and not new.direct:
+        if is_listed(new):
             self._dialogs.add(_dialog(new), new.status_order, key)
         if new.due_ms is not None:
             self.due_times.set(key, new.due_ms)
         if new.outcome is None:
             self._unfinished_count += 1
+            self._count_parked(None, new)
         elif new.state is TaskState.RESULT_PENDING:
             self._pending_count += 1
         if new.waits_on is not None:
@@ -260,6 +270,12 @@ class State:
             self._restore_task(key, new)
         if self.watched:
             self.changed.append(key)
+
+    def _count_parked(self, old: TaskRecord | None, new: TaskRecord) -> None:
+        for record, by in ((old, -1), (new, 1)):
+            if record is not None and record.state is TaskState.PARKED:
+                self._parked_count += by
+                self._woken_count += by if record.ready_for is not None else 0
 
     def _add_ready(self, key: Key, recipient: str, order: int) -> None:
         self._ready_count += 1
@@ -271,7 +287,7 @@ class State:
 
     def _is_status(self, key: Key, order: int) -> bool:
         record = self.records.get(key)
-        return type(record) is TaskRecord and record.status_order == order and not record.direct
+        return type(record) is TaskRecord and record.status_order == order and is_listed(record)
 
     def _restore_task(self, key: Key, new: TaskRecord) -> None:
         """What a task that comes back from disk has beyond a fresh one."""
@@ -317,11 +333,10 @@ class State:
             self._waits.ledgers[old.waits_on].remove(old.ready_order)
         if old.lease is not new.lease:
             self._move_lease(key, old, new)
-        if new.protocol and old.status_order != new.status_order:
-            dialogs = self._dialogs.ledgers[_dialog(new)]
-            if not new.direct:
-                dialogs.add(new.status_order, key)
-            dialogs.lose()
+        if old.is_run:
+            self._count_parked(old, new)
+        if new.protocol:
+            self._move_dialog(key, old, new)
         if old.due_ms != new.due_ms:
             self.due_times.set(key, new.due_ms)
         if new.outcome is not None:
@@ -335,6 +350,15 @@ class State:
         moved = old.generation != new.generation or old.shown != new.shown
         if moved and self.on_push is not None and key in self._pushes:
             self.on_push(key)
+
+    def _move_dialog(self, key: Key, old: TaskRecord, new: TaskRecord) -> None:
+        was, now = is_listed(old), is_listed(new)
+        if was and now and old.status_order == new.status_order:
+            return
+        if now:
+            self._dialogs.add(_dialog(new), new.status_order, key)
+        if was:
+            self._dialogs.ledgers[_dialog(new)].lose()
 
     def _move_lease(self, key: Key, old: TaskRecord, new: TaskRecord) -> None:
         if old.lease is not None:
@@ -494,7 +518,7 @@ class State:
         record = self.records.pop(key, None)
         if type(record) is TaskRecord:
             self._sent_all.lose()
-            if record.protocol and not record.direct:
+            if is_listed(record):
                 self._dialogs.ledgers[_dialog(record)].lose()
             self._sent.ledgers[record.sender].lose()
             if record.recipient != record.sender:
@@ -532,7 +556,7 @@ class State:
         keep: deque[Key] = deque()
         for key in self.rested:
             record = self.records.get(key)
-            if type(record) in _OF_A_TASK and self._is_orphan(key):
+            if type(record) in _OF_A_TASK and self._is_orphan(key, record):
                 self.forget(key)
             elif record is not None and type(record) is not Tombstone:
                 keep.append(key)
@@ -549,9 +573,9 @@ class State:
             for key in [key for key in self._pushes[task_id] if self._is_orphan(key)]:
                 self.forget(key)
 
-    def _is_orphan(self, key: Key) -> bool:
+    def _is_orphan(self, key: Key, of: object = None) -> bool:
         """Whether the task that it belongs to is gone."""
-        owner = self.get(key.split(":")[1])
+        owner = self.get(owner_of(key, of))
         return owner is None or type(owner) is Tombstone
 
     # --- the view -----------------------------------------------------------------------------------------
@@ -559,12 +583,14 @@ class State:
     def counts(self) -> Counts:
         in_flight = len(self._leases)
         return Counts(
-            queued=self._unfinished_count - in_flight,
-            ready=self._ready_count,
+            queued=self._unfinished_count - in_flight - self._parked_count,
+            ready=self._ready_count - self._woken_count,
             following=self._following_count,
             in_flight=in_flight,
             result_pending=self._pending_count,
             answers=self._answer_count,
+            parked=self._parked_count,
+            woken=self._woken_count,
         )
 
     def depth(self, recipient: str) -> int:

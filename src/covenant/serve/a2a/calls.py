@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from typing import Any, Final
 
 import msgspec
@@ -41,14 +41,14 @@ class Call(Struct, frozen=True, eq=False):
     request: type[Any]
     decoder: msgspec.json.Decoder[Any]
     answer: Callable[[Desk, Talk, Any], Coroutine[Any, Any, Any]] | None = None
-    stream: Callable[[Desk, Talk, Any], AsyncIterator[Event]] | None = None
+    stream: Callable[[Desk, Talk, Any], AsyncGenerator[Event, None]] | None = None
 
 
 def _answers(request: type[Any], answer: Callable[[Desk, Talk, Any], Coroutine[Any, Any, Any]]) -> Call:
     return Call(request, msgspec.json.Decoder(request), answer=answer)
 
 
-def _streams(request: type[Any], stream: Callable[[Desk, Talk, Any], AsyncIterator[Event]]) -> Call:
+def _streams(request: type[Any], stream: Callable[[Desk, Talk, Any], AsyncGenerator[Event, None]]) -> Call:
     return Call(request, msgspec.json.Decoder(request), stream=stream)
 
 

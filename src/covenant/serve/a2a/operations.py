@@ -6,7 +6,6 @@ protocol shows of it is a projection of that one record.
 
 from __future__ import annotations
 
-import hashlib
 import uuid
 from collections.abc import AsyncGenerator
 from datetime import datetime
@@ -28,7 +27,7 @@ from covenant.exchange.follow import follow
 from covenant.model import command as c
 from covenant.model import query as q
 from covenant.model.agent import AgentId
-from covenant.model.error import CovenantError, TaskTerminal, UnknownPush
+from covenant.model.error import CovenantError, RateLimited, TaskTerminal, TooManyWaiters, UnknownPush
 from covenant.model.message import Message
 from covenant.model.peer import Caller
 from covenant.model.protocol import RESTARTED, State, StreamResponse, TaskShown
@@ -36,13 +35,13 @@ from covenant.model.push import PushConfig
 from covenant.model.task import Task
 from covenant.model.view import Dialog, DialogPage, Sent
 from covenant.rules.dialog import intent_of
-from covenant.rules.envelope import check_text
-from covenant.rules.push import check_config
 
 PAGE_DEFAULT: Final = 50
 PAGE_MAX: Final = 100
 CURSOR: Final = "covenant/afterGeneration"  # in the metadata of a request, for clients that cannot set a header
 KEY: Final = "covenant/idempotencyKey"  # in the metadata of a message, for clients that cannot set a header
+REQUEST_METADATA: Final = "covenant/requestMetadata"  # in that of a message: what stood beside it in its request
+OUTPUT_MODES: Final = "covenant/acceptedOutputModes"
 _GENERATION_MAX: Final = 2**63 - 1
 
 
@@ -76,9 +75,8 @@ class Operations:
         """Waits for the end of the task, or for a question, unless it is told not to; at most for a bounded time."""
         _check_history(request.configuration.history_length)
         settings = request.configuration
-        at_once = settings.return_immediately and not agent.replies
-        task_id, generation = await self._send(caller, agent, request, key, at_once)
-        if not at_once:
+        task_id, generation = await self._send(caller, agent, request, key)
+        if agent.replies or not settings.return_immediately:
             await self._settle(caller, task_id, generation, begun=settings.return_immediately)
         dialog = await self._shown(caller, agent, task_id, settings.history_length)
         if dialog.reply is not None:
@@ -91,15 +89,16 @@ class Operations:
         """Task first, then what happens to it; or the one message that is the whole answer."""
         self._check_streams(agent)
         _check_history(request.configuration.history_length)
-        task_id, generation = await self._send(caller, agent, request, key, at_once=not agent.replies)
-        if agent.replies:
-            await self._settle(caller, task_id, generation, begun=True)
-        dialog = await self._shown(caller, agent, task_id, request.configuration.history_length)
-        if dialog.reply is not None:
-            yield Event(dialog.generation, StreamResponse(message=dialog.reply))
-            return
-        async for event in self._from_snapshot(caller, agent, dialog):
-            yield event
+        with self._exchange.waits.one(caller.agent.pubkey):
+            task_id, generation = await self._send(caller, agent, request, key)
+            if agent.replies:
+                await self._begin(caller, task_id, generation, has_place=True)
+            dialog = await self._shown(caller, agent, task_id, request.configuration.history_length)
+            if dialog.reply is not None:
+                yield Event(dialog.generation, StreamResponse(message=dialog.reply))
+                return
+            async for event in self._from_snapshot(caller, agent, dialog):
+                yield event
 
     async def _shown(self, caller: Caller, agent: Agent, task_id: str, history: int | None) -> Dialog:
         """The message that is the whole answer, or the task. A task that was shown is not taken back."""
@@ -109,56 +108,57 @@ class Operations:
             dialog = await self._dialog(caller, agent, task_id, history, direct=True)
         return dialog
 
-    async def _send(
-        self, caller: Caller, agent: Agent, request: wire.SendMessage, key: str | None, at_once: bool
-    ) -> tuple[str, int]:
-        """The task, and the generation that the message led to. `at_once`: the task is shown, whatever comes."""
-        message, settings = request.message, request.configuration
+    async def _send(self, caller: Caller, agent: Agent, request: wire.SendMessage, key: str | None) -> tuple[str, int]:
+        """The task, and the generation that the message led to."""
+        message, settings = _whole(request), request.configuration
         push = settings.task_push_notification_config
+        hook = None
         if push is not None:
             self._check_pushes(agent)
-            check_config(_push_of(push), self._exchange.store.context)  # before anything is done
-        if message.task_id:
-            await self._check_there(caller, agent, message.task_id)
-            guard = _number(settings.if_generation_match, "ifGenerationMatch")
-            command = c.AddMessage(self._exchange.by(caller), message.task_id, message, guard)
-            moved = await self._exchange.run(caller, command)
-            task_id, generation = moved.task_id, moved.generation
-        else:
-            sent = await self._send_first(caller, agent, message, key, at_once)
-            task_id, generation = sent.task_id, max(1, sent.generation)
-        if push is not None:
-            config = _push_of(push, f"{task_id}\n{push.url}")
-            by = self._exchange.by(caller)
-            await self._exchange.run(caller, c.SetPush(by, task_id, config, from_start=not message.task_id))
-        return task_id, generation
-
-    async def _send_first(self, caller: Caller, agent: Agent, message: Message, key: str | None, at_once: bool) -> Sent:
-        """A task of its own. Under the same key, the same caller's message to the same agent is the same task."""
+            hook = _push_of(push)
         if key is None and message.metadata is not None:
             key = message.metadata.get(KEY)
-        task_id = "" if key is None else task_id_of(caller.agent, agent.id, key, self._exchange)
+        if not message.task_id:
+            sent = await self._send_first(caller, agent, message, key, hook)
+            return sent.task_id, max(1, sent.generation)
+        await self._check_there(caller, agent, message.task_id)
+        guard = _number(settings.if_generation_match, "ifGenerationMatch")
+        command = c.AddMessage(self._exchange.by(caller), message.task_id, message, guard, hook, key)
+        moved = await self._exchange.run(caller, command)
+        return moved.task_id, moved.generation
+
+    async def _send_first(
+        self, caller: Caller, agent: Agent, message: Message, key: str | None, push: PushConfig | None
+    ) -> Sent:
+        """A task of its own: from the start, unless the agent says that it may answer with a message instead."""
         task = Task(
-            id=task_id,
             recipient=agent.id,
             intent_text=intent_of(message, self._exchange.store.context.limits),
             message=message,
             context_id=message.context_id or str(uuid.uuid4()),
         )
-        sent: Sent = await self._exchange.run(caller, c.SendTask(caller.agent, task, protocol=True, shown=at_once))
+        command = c.SendTask(caller.agent, task, protocol=True, shown=not agent.replies, push=push, key=key)
+        sent: Sent = await self._exchange.run(caller, command)
         return sent
 
     async def _settle(self, caller: Caller, task_id: str, generation: int, begun: bool) -> None:
-        """Until the task has ended or waits for an answer; with `begun`, until somebody has done more than take it. Or
-        the time that a request may take is over."""
-        exchange = self._exchange
-        if not begun:
-            await exchange.settle(caller, task_id)
+        """Until the task has ended or waits for an answer, or with `begun` until somebody has begun with it; or the
+        time that a request may take is over. Who may not wait does not: its message has been taken."""
+        try:
+            if begun:
+                await self._begin(caller, task_id, generation)
+            else:
+                await self._exchange.settle(caller, task_id)
+        except (RateLimited, TooManyWaiters):
             return
+
+    async def _begin(self, caller: Caller, task_id: str, generation: int, has_place: bool = False) -> None:
+        """Until somebody has done more than take it."""
+        exchange = self._exchange
         deadline = exchange.now_ms() + exchange.bounds.wait_ms_max
         after = generation - 1
         while (left := deadline - exchange.now_ms()) > 0 and not exchange.is_draining:
-            entry = await exchange.watch(caller, task_id, after, left)
+            entry = await exchange.watch(caller, task_id, after, left, has_place=has_place)
             if entry.outcome is not None or entry.asks is not None:
                 return
             if not (await self._asked(caller, task_id, 0, False, True)).is_hidden:
@@ -202,7 +202,6 @@ class Operations:
             _moment(request.status_timestamp_after),
             request.history_length,
             request.include_artifacts,
-            hidden=not agent.replies,
         )
         page: DialogPage = await self._exchange.ask(caller, query)
         return wire.TaskList(tasks=page.tasks, next_page_token=page.cursor or "", page_size=size, total_size=page.total)
@@ -222,21 +221,22 @@ class Operations:
         """Behind a generation that the caller has seen: everything that came after it, also of a task that has ended.
         Without one: the task as it is, then what happens to it."""
         self._check_streams(agent)
-        if after is None and request.metadata is not None:
-            after = _number(request.metadata.get(CURSOR), CURSOR)
-        resumes = after is not None and after > 0
-        dialog = await self._dialog(caller, agent, request.id, None, artifacts=not resumes)
-        task_id = dialog.task.id
-        if after is not None and resumes:
-            if after > dialog.generation:
-                raise Fault(INVALID_PARAMS, f"task {task_id} is not that far", field=CURSOR)
-            async for event in self._behind(caller, agent, task_id, after):
+        with self._exchange.waits.one(caller.agent.pubkey):
+            if after is None and request.metadata is not None:
+                after = _number(request.metadata.get(CURSOR), CURSOR)
+            resumes = after is not None and after > 0
+            dialog = await self._dialog(caller, agent, request.id, None, artifacts=not resumes)
+            task_id = dialog.task.id
+            if after is not None and resumes:
+                if after > dialog.generation:
+                    raise Fault(INVALID_PARAMS, f"task {task_id} is not that far", field=CURSOR)
+                async for event in self._behind(caller, agent, task_id, after):
+                    yield event
+                return
+            if dialog.state.is_terminal:
+                raise Fault(UNSUPPORTED, f"task {task_id} has ended", taskId=task_id)
+            async for event in self._from_snapshot(caller, agent, dialog):
                 yield event
-            return
-        if dialog.state.is_terminal:
-            raise Fault(UNSUPPORTED, f"task {task_id} has ended", taskId=task_id)
-        async for event in self._from_snapshot(caller, agent, dialog):
-            yield event
 
     async def _from_snapshot(self, caller: Caller, agent: Agent, dialog: Dialog) -> AsyncGenerator[Event, None]:
         yield Event(dialog.generation, StreamResponse(task=dialog.task))
@@ -298,7 +298,7 @@ class Operations:
     async def set_push(self, caller: Caller, agent: Agent, request: wire.PushSettings) -> wire.PushSettings:
         self._check_pushes(agent)
         task_id = await self._check_there(caller, agent, request.task_id or "")
-        config = _push_of(request)
+        config = _push_of(request, str(uuid.uuid4()))
         await self._exchange.run(caller, c.SetPush(self._exchange.by(caller), task_id, config))
         return _shown_push(config, task_id)
 
@@ -333,11 +333,12 @@ class Operations:
             raise Fault(UNSUPPORTED, f"{agent.id.display} does not stream")
 
 
-def task_id_of(caller: AgentId, agent: AgentId, key: str, exchange: Exchange) -> str:
-    """The id that stands for a key: whoever sends under it again means the same task."""
-    check_text(key, "Idempotency-Key", exchange.store.limits.key_bytes_max)
-    name = "\n".join(("covenant.send-key.v1", caller.pubkey, agent.pubkey, key))
-    return str(uuid.UUID(bytes=hashlib.sha256(name.encode()).digest()[:16], version=5))
+def _whole(request: wire.SendMessage) -> Message:
+    """The message with what was said beside it: a worker gets the message, and nothing else of the request."""
+    beside = {REQUEST_METADATA: request.metadata, OUTPUT_MODES: request.configuration.accepted_output_modes}
+    said = {name: value for name, value in beside.items() if value}
+    message = request.message
+    return structs.replace(message, metadata={**(message.metadata or {}), **said}) if said else message
 
 
 def _check_history(length: int | None) -> None:
@@ -381,11 +382,10 @@ def _moment(text: str | None) -> int | None:
     return int(moment.timestamp() * 1000)
 
 
-def _push_of(settings: wire.PushSettings, known_by: str | None = None) -> PushConfig:
-    """Without an id of its own it gets one: the same whenever it is known by the same."""
-    made = uuid.uuid4() if known_by is None else uuid.uuid5(uuid.NAMESPACE_URL, known_by)
+def _push_of(settings: wire.PushSettings, made: str = "") -> PushConfig:
+    """Without an id of its own it gets the one that was made for it."""
     return PushConfig(
-        id=settings.id or str(made),
+        id=settings.id or made,
         url=settings.url,
         token=settings.token or None,
         authentication=settings.authentication,

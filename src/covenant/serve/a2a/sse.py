@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
 from typing import Final
 
 import msgspec
 
-from covenant.model.error import CovenantError
+from covenant.model.error import CovenantError, Internal
 from covenant.model.protocol import StreamResponse
 from covenant.serve.a2a.operations import Event
 from covenant.serve.http import Headers, Say, Stream
@@ -37,8 +38,9 @@ class Sse(Stream):
     def __init__(
         self,
         first: asyncio.Future[Event | None],
-        rest: AsyncIterator[Event],
+        rest: AsyncGenerator[Event, None],
         wrap: Callable[[StreamResponse], object],
+        refuse: Callable[[CovenantError], bytes],
         more: Headers,
         keep_awake_s: float = KEEP_AWAKE_S,
     ) -> None:
@@ -46,6 +48,7 @@ class Sse(Stream):
         self._first = first
         self._rest = rest
         self._wrap = wrap
+        self._refuse = refuse
         self._keep_awake_s = keep_awake_s
         self._said_s = 0.0
 
@@ -63,27 +66,42 @@ class Sse(Stream):
             telling.cancel()
             await asyncio.wait((telling,))
         failed = telling.exception()
-        if isinstance(failed, CovenantError):
-            log.info("a stream ended early: %s", failed)
-        elif failed is not None:
-            log.error("a stream failed", exc_info=failed)
+        if failed is not None:
+            log.error("a stream could not be told", exc_info=failed)
 
     async def _tell(self, say: Say, now: Callable[[], float]) -> None:
-        first = await self._first
-        if first is not None:
-            await say(self._text(first))
-            async for event in self._rest:
+        async with aclosing(self._rest), aclosing(self._texts()) as texts:
+            async for text in texts:
                 self._said_s = now()
-                await say(self._text(event))
+                await say(text)
+
+    async def _texts(self) -> AsyncGenerator[bytes, None]:
+        """Each event; and what went wrong, if something did. That has no id: it is nothing to go on behind."""
+        try:
+            first = await self._first
+            if first is not None:
+                yield self._text(first)
+                async for event in self._rest:
+                    yield self._text(event)
+        except CovenantError as refusal:
+            log.info("a stream ended early: %s", refusal)
+            yield b"data: %b\n\n" % self._refuse(refusal)
+        except Exception as failed:
+            log.error("a stream failed", exc_info=failed)
+            yield b"data: %b\n\n" % self._refuse(Internal("something went wrong inside; it is in the daemon's log"))
 
     def _text(self, event: Event) -> bytes:
         return b"id: %d\ndata: %b\n\n" % (event.generation, _encoder.encode(self._wrap(event.response)))
 
 
 async def opened(
-    events: AsyncIterator[Event], wrap: Callable[[StreamResponse], object], more: Headers, keep_awake_s: float
+    events: AsyncGenerator[Event, None],
+    wrap: Callable[[StreamResponse], object],
+    refuse: Callable[[CovenantError], bytes],
+    more: Headers,
+    keep_awake_s: float,
 ) -> Sse:
-    """What is refused is refused in plain words, at once. A stream that has nothing to tell yet begins all the same:
+    """What is refused at once is refused in plain words. A stream that has nothing to tell yet begins all the same:
     who waits for it, and whatever stands in between, should see that there is one."""
     first = asyncio.ensure_future(_first_of(events))
     try:
@@ -93,8 +111,8 @@ async def opened(
         raise
     if first.done():
         first.result()
-    return Sse(first, events, wrap, more, keep_awake_s)
+    return Sse(first, events, wrap, refuse, more, keep_awake_s)
 
 
-async def _first_of(events: AsyncIterator[Event]) -> Event | None:
+async def _first_of(events: AsyncGenerator[Event, None]) -> Event | None:
     return await anext(events, None)

@@ -7,7 +7,7 @@ the words of the binding. Cards are public; everything else needs the exchange's
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from email.utils import formatdate, parsedate_to_datetime
 from functools import partial
 from typing import Any, Final
@@ -87,7 +87,8 @@ class Surface:
             request = dialect.heard(talk.parameters, request)
             if call.stream is not None:
                 events = call.stream(self._desk, talk, request)
-                return await self._stream(asked, talk, events, partial(jsonrpc.event, call_id))
+                refuse = partial(jsonrpc.refused, call_id)
+                return await self._stream(asked, talk, events, partial(jsonrpc.event, call_id), refuse)
             result = await _done(asked, call, self._desk, talk, request)
             return Response(200, jsonrpc.answered(call_id, result), _told(talk))
         except HungUp:
@@ -112,7 +113,7 @@ class Surface:
             talk = await self._talk(asked, caller, spot, request, headers, query)
             request = dialect.heard(talk.parameters, request)
             if call.stream is not None:
-                return await self._stream(asked, talk, call.stream(self._desk, talk, request), _bare)
+                return await self._stream(asked, talk, call.stream(self._desk, talk, request), _bare, rest.refused)
             result = await _done(asked, call, self._desk, talk, request)
             return Response(200, rest.answered(result), _told(talk), _answer_type(headers))
         except HungUp:
@@ -139,10 +140,16 @@ class Surface:
         return Talk(caller, agent, name, said, extensions, is_plain, _reached(asked, headers))
 
     async def _stream(
-        self, asked: Asked, talk: Talk, events: AsyncIterator[Event], bind: Callable[[StreamResponse], Any]
+        self,
+        asked: Asked,
+        talk: Talk,
+        events: AsyncGenerator[Event, None],
+        bind: Callable[[StreamResponse], Any],
+        refuse: Callable[[CovenantError], tuple[int, bytes]],
     ) -> Stream:
         wrap = (lambda told: bind(dialect.plain(told))) if talk.is_plain else bind
-        return await asked.while_there(sse.opened(events, wrap, [*_told(talk)], self._keep_awake_s))
+        opening = sse.opened(events, wrap, lambda refusal: refuse(refusal)[1], [*_told(talk)], self._keep_awake_s)
+        return await asked.while_there(opening)
 
     # --- cards --------------------------------------------------------------------------------------------
 

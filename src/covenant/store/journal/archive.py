@@ -33,9 +33,11 @@ from covenant.model.record import (
     Part,
     Record,
     Said,
+    SendKey,
     Slot,
     TaskRecord,
     Tombstone,
+    owner_of,
 )
 from covenant.model.run import ENTRY_PREFIX, MARK_PREFIX, Entry, Mark, Run, run_key
 from covenant.rules.context import Context
@@ -58,7 +60,7 @@ create table meta (name text primary key, value text not null) without rowid;
 create table rest (
     n integer primary key,
     key text not null unique,
-    kind text not null,             -- task, part, said, chunk, late, slot, grant, run, entry, mark, tombstone
+    kind text not null,             -- task, part, said, chunk, late, slot, grant, send_key, run, entry, mark, tombstone
     sender integer,                 -- agent.id, for tasks and slots
     recipient integer,
     parent text,
@@ -100,6 +102,7 @@ _DECODERS: Final[dict[str, msgspec.json.Decoder[Any]]] = {
     "run": msgspec.json.Decoder(Run),
     "entry": msgspec.json.Decoder(Entry),
     "mark": msgspec.json.Decoder(Mark),
+    "send_key": msgspec.json.Decoder(SendKey),
 }
 
 
@@ -278,6 +281,7 @@ class Archive:
     def bury(self, ctx: Context) -> tuple[int, int]:
         """Turn tasks past retention into tombstones, and drop what is past those, in steps."""
         buried = forgotten = after = 0
+        gone: set[Key] = set()  # with this pass
         while rows := self._writer.execute(
             "select n, key, kind, body from rest where n > ? and kind != 'slot' order by n limit ?",
             (after, _PRUNE_ROWS),
@@ -291,11 +295,15 @@ class Archive:
                         record = tombstone_of(record)
                         self._bury(n, key, record)
                         buried += 1
+                        if is_forgotten(record, ctx):
+                            gone.add(key)
                     if type(record) is Tombstone and is_forgotten(record, ctx):
                         self._writer.execute("delete from rest where n = ?", (n,))
                         forgotten += 1
-                    elif type(record) in (Part, Late, Said, Chunk, Run, Entry, Mark) and not self._owner_is_kept(key):
-                        self._writer.execute("delete from rest where n = ?", (n,))
+                    elif type(record) in (Part, Late, Said, Chunk, SendKey, Run, Entry, Mark):
+                        owner = owner_of(key, record)
+                        if owner in gone or not self._is_kept(owner):
+                            self._writer.execute("delete from rest where n = ?", (n,))
             time.sleep(0)
         return buried, forgotten
 
@@ -318,9 +326,9 @@ class Archive:
         if record.is_run:
             self._writer.execute("delete from rest where key = ?", (run_key(task_id),))
 
-    def _owner_is_kept(self, key: Key) -> bool:
+    def _is_kept(self, task_id: Key) -> bool:
         """Parts and late results go with their task; one that is still in memory has no row here."""
-        row = self._writer.execute("select kind from rest where key = ?", (key.split(":")[1],)).fetchone()
+        row = self._writer.execute("select kind from rest where key = ?", (task_id,)).fetchone()
         return row is None or row[0] == "task"
 
     def beyond_segments(self, dropped_until: int) -> Iterator[Saved]:

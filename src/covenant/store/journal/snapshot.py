@@ -20,7 +20,20 @@ from covenant.model.card import Card
 from covenant.model.error import StoreDamaged, UnsupportedFormat
 from covenant.model.peer import Grant, Peer
 from covenant.model.push import Push
-from covenant.model.record import Chunk, Horizon, Key, Late, Part, Record, Said, SignedHead, Slot, TaskRecord, Tombstone
+from covenant.model.record import (
+    Chunk,
+    Horizon,
+    Key,
+    Late,
+    Part,
+    Record,
+    Said,
+    SendKey,
+    SignedHead,
+    Slot,
+    TaskRecord,
+    Tombstone,
+)
 from covenant.model.run import Entry, Mark, Run, Signal, Step
 from covenant.store.journal.files import Files
 from covenant.store.journal.line import FORMAT_VERSION, split_lines
@@ -122,6 +135,11 @@ class SavedHead(Struct, tag="head", tag_field="kind", gc=False):
     record: SignedHead
 
 
+class SavedSendKey(Struct, tag="send_key", tag_field="kind", gc=False):
+    key: Key
+    record: SendKey
+
+
 Saved = (
     SavedTask
     | SavedPart
@@ -141,6 +159,7 @@ Saved = (
     | SavedEntry
     | SavedMark
     | SavedSignal
+    | SavedSendKey
 )
 
 _SAVED: Final[dict[type, type]] = {
@@ -162,6 +181,7 @@ _SAVED: Final[dict[type, type]] = {
     Entry: SavedEntry,
     Mark: SavedMark,
     Signal: SavedSignal,
+    SendKey: SavedSendKey,
 }
 
 
