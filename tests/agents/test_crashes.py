@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -12,11 +12,13 @@ from hypothesis import HealthCheck, Phase, given, note, settings
 from msgspec import structs
 
 from covenant.agents import AgentContext, AgentWorker
+from covenant.agents import driver as driver_module
 from covenant.agents.driver import Driver
 from covenant.agents.memory import noted
 from covenant.model.run import Memo, RunCommit, Standing
 from covenant.rules import run as run_rules
 from covenant.testing import Answer, Pass, Report, Step, Tell, survives_crashes
+from covenant.testing.gate import Gate
 from tests.agents.programs import OTHERS, TASKS, phases, program, scripts
 
 COLD, WARM = 0, 1000
@@ -170,3 +172,18 @@ def test_an_entry_under_a_key_is_there_once() -> None:
 def test_other_content_under_the_key_of_an_entry_is_refused_before_it_is_committed() -> None:
     report = kill_everywhere([[["once", "x", 1], ["try", [["once", "x", 2]]], ["sleep", 10]]], [])
     assert report.outcome["entries"][2]["content"].startswith("KeyReused")
+
+
+def test_what_follows_from_a_result_is_not_committed_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Results that are told beside the commits of a run may be slow."""
+    change = Gate._change
+
+    async def slow(gate: Gate, name: str, act: Callable[[], Awaitable[Any]]) -> Any:
+        for _ in range(10 if name == "PostResult" else 0):
+            await asyncio.sleep(0)
+        return await change(gate, name, act)
+
+    monkeypatch.setattr(Gate, "_change", slow)
+    monkeypatch.setattr(driver_module, "LINGER_S", 0)
+    report = kill_everywhere([[["task", ["safe", 1, None]], ["effect", "e", False, False]]], [])
+    assert report.places["after PostResult"]

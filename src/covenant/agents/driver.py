@@ -137,6 +137,7 @@ class Driver:
         self._own: dict[str, asyncio.Task[None]] = {}  # tasks that this worker does itself
         self._others: set[str] = set()  # tasks that somebody else has
         self._lingering: asyncio.TimerHandle | None = None
+        self._telling: list[asyncio.Task[None]] = []
         self._news = asyncio.Event()
         self._offset_ms = 0
         self._store_now = 0
@@ -154,7 +155,7 @@ class Driver:
             if self._function is None:
                 await self._load()
                 self._function = asyncio.create_task(self._call())
-                self._function.add_done_callback(lambda _: self._news.set())
+                self._function.add_done_callback(self._hear_end)
             elif not await self._is_fresh():
                 self.drop()
                 return Left.STALE
@@ -229,16 +230,29 @@ class Driver:
             assert self._function is not None
             if self._function.done():
                 return await self._end(self._function)
+            if self._telling:
+                await self._told_results()
+                continue
             wait = self._prepare()
             if wait is None and self.batch.is_empty and not self._commits_due:
                 self._news.clear()
                 await self._news.wait()
                 continue
+            waits = list(self._waits)
             standing = await self._commit(wait)
             if standing.parked:
+                went_on = not self.batch.is_empty or any(waiting not in waits for waiting in self._waits)
+                if went_on or self._function.done():
+                    self._wake()  # while it was being parked
                 return Left.PARKED
             if wait is not None and standing.cancel_requested and not self._is_any_there():
                 self._cancel_waits()
+
+    def _hear_end(self, function: asyncio.Task[Any]) -> None:
+        """A function that ends while the run is parked has waited for something of its own."""
+        self._news.set()
+        if not self._is_held and not self._is_dropped:
+            self._wake()
 
     async def _until_still(self) -> None:
         """Until every place in the function waits for something that is not there, or the function has ended."""
@@ -310,6 +324,7 @@ class Driver:
 
     async def _commit(self, wait: Wait | None, result: Result | None = None) -> Standing:
         self._stop_lingering()
+        await self._told_results()
         batch, self.batch = self.batch, Batch()
         flushed = [waiting for waiting in self._waits if waiting.wait is None]
         self._commits_due = False
@@ -421,12 +436,20 @@ class Driver:
     def _linger_no_more(self) -> None:
         self._lingering = None
         if not self._is_dropped and self.batch.answers:
-            self._beside(self._post_lingering())
+            self._telling.append(self._beside(self._post_lingering()))
 
-    def _beside(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.ensure_future(work)
+    async def _told_results(self) -> None:
+        """What follows from a result must not be kept before the result is."""
+        while self._telling:
+            await asyncio.wait([self._telling.pop()])
+        if self._is_dropped:
+            raise LeaseSuperseded("a result was refused, and the run is no longer held here", task_id=self.run_id)
+
+    def _beside(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
         self._aside.add(task)
         task.add_done_callback(self._aside.discard)
+        return task
 
     async def _post_lingering(self) -> None:
         """The function takes its time: what is done is told meanwhile."""

@@ -20,7 +20,7 @@ from covenant.agents.local import Local
 from covenant.mailbox import Mailbox
 from covenant.testing.gate import Gate, StillAgentWorker
 from covenant.testing.rest import is_still, until
-from covenant.testing.world import World
+from covenant.testing.world import Moment, World
 from covenant.worker import WorkContext
 
 T = TypeVar("T")
@@ -36,6 +36,7 @@ class Life:
         self, world: World, agent: Agent, tasks: Sequence[TaskFunction], warm_max: int, dies_at: int | None
     ) -> None:
         self.points: list[str] = []
+        self.moments: list[Moment] | None = None  # kept when it is a list
         self.is_dead = False
         self.tasks: set[asyncio.Task[Any]] = set()
         self._world = world
@@ -67,6 +68,8 @@ class Life:
     def point(self, place: str) -> None:
         self._check()
         self.points.append(place)
+        if self.moments is not None:
+            self.moments.append(self._world.moment(place, self._house.worker.incarnation))
         if len(self.points) == self._dies_at:
             self._die()
             raise asyncio.CancelledError
