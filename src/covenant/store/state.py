@@ -733,7 +733,7 @@ class State:
             assert type(record) is TaskRecord
             if record.sent_order > since:
                 return
-            if record.status_order > since and not record.direct:
+            if record.status_order > since and is_listed(record):
                 yield key
 
     def pushes(self, task_id: str) -> Sequence[Push]:
