@@ -384,11 +384,14 @@ class Worker:
             self._box = self._opened.of(self.agent, incarnation=self._incarnation or RandomIds().lease())
             line = await _line_of(self._box)
             self._patience = _Patience(self._box)
-            async with _Pulse(line, self._heartbeat_ms) as self._pulse:
+            async with self._pulse_on(line) as self._pulse:
                 self._is_up.set()
                 await self._work_on()
         finally:
             self._loop = None
+
+    def _pulse_on(self, line: _Line) -> _Pulse:
+        return _Pulse(line, self._heartbeat_ms)
 
     async def _work_on(self) -> None:
         grace_ms = self._grace_ms

@@ -21,7 +21,7 @@ Open = Callable[..., Awaitable[House]]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "place" not in metafunc.fixturenames:
+    if "open_house" not in metafunc.fixturenames:
         return
     ways: Sequence[tuple[str, int]] = WAYS
     if "served" in metafunc.fixturenames or "everywhere" in metafunc.fixturenames:

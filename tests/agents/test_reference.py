@@ -337,7 +337,8 @@ async def test_t_retry_after_failure_runs_again(house: House) -> None:
         task_id = seen.awaits[0].removeprefix("task ")
         for failures, backoff_ms in ((1, 1000), (2, 2000)):
             await house.until_task(
-                task_id, lambda entry, n=failures: entry.state is TaskState.QUEUED and entry.attempt == n
+                task_id,
+                lambda entry, n=failures: entry.state is TaskState.QUEUED and entry.attempt == n,  # type: ignore[misc]
             )
             house.clock.advance(backoff_ms - 1)
             assert len(tried) == failures

@@ -24,6 +24,7 @@ NOUNS = (
     "coverage",
     "generation",
     "a2a_client",
+    "agents",
 )
 
 
@@ -32,7 +33,7 @@ async def test_the_examples_of_a_page_run(path: Path, tmp_path: Path, monkeypatc
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, Any] = {"__name__": "example"}
     for block in blocks(path, "python"):
-        code = compile(block, title(path), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+        code = compile(block, title(path), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
         running = eval(code, namespace)
         if code.co_flags & inspect.CO_COROUTINE:
             await running

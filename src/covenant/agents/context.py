@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
@@ -39,7 +39,6 @@ from covenant.rules.run import digest_of_entry, matches
 if TYPE_CHECKING:
     from covenant.agents.driver import Driver
 
-T = TypeVar("T")
 _UNREAD = "this run has a checkpoint: look at ctx.state before doing anything, and go on from there"
 
 
@@ -160,31 +159,29 @@ class AgentContext:
 
     async def _enter(self, draft: EntryDraft, content: Any) -> str:
         self._operate()
-        if draft.key is not None:
-            return await self._enter_once(draft, content)
         driver = self._driver
-        key = driver.memory.key("entry", [draft.role.value, draft.type.value, content])
+        once = [] if draft.key is None else [draft.key]
+        key = driver.memory.key("entry", [draft.role.value, draft.type.value, content, *once])
         memo = driver.memory.recall(key)
-        if memo is None or memo.entry is None:
-            return driver.enter(key, draft, content, self._turn)
-        driver.leaf = memo.entry
+        if memo is None:
+            found = None if draft.key is None else await self._find_once(draft.key, draft)
+            if found is None:
+                return driver.enter(key, draft, content, self._turn)
+            memo = Memo(key, values.raw(driver.leaf), found)
+            driver.remember(memo)
+        assert memo.entry is not None
+        leaf = values.unraw(memo.value)
+        driver.leaf = memo.entry if leaf is None else leaf
         return driver.memory.entry_ids[memo.entry]
 
-    async def _enter_once(self, draft: EntryDraft, content: Any) -> str:
-        """The function may come by again, also in one call and behind a checkpoint. Only where it added the entry does
-        the run stand below it."""
-        assert draft.key is not None
-        driver = self._driver
-        key, _, count = driver.memory.key("entry", ["key", draft.key]).partition("#")
-        memo = driver.memory.recall(key)
-        found = await driver.find_entry(draft.key) if memo is not None or driver.checkpoints else None
+    async def _find_once(self, name: str, draft: EntryDraft) -> int | None:
+        """An entry that is there already stays where it is, and what follows comes where it would have come."""
+        found = await self._driver.find_entry(name)
         if found is None:
-            return driver.enter(key, draft, content, self._turn)
+            return None
         if found.digest != digest_of_entry(draft):
-            raise KeyReused(f"the entry under {draft.key!r} has other content", key=draft.key)
-        if memo is not None and not count:
-            driver.leaf = found.number
-        return found.id
+            raise KeyReused(f"the entry under {name!r} has other content", key=name)
+        return found.number
 
     # --- checkpoints --------------------------------------------------------------------------------------
 
@@ -466,27 +463,27 @@ class AgentContext:
 
     async def now(self) -> int:
         """The time in Unix milliseconds: after a crash, what it was then."""
-        return int(self._once("now", lambda: self._driver.now_ms()))
+        return int(self._once("now", lambda key: self._driver.now_ms()))
 
     async def random(self) -> float:
         """A number from 0 up to 1, remembered."""
-        return float(self._once("random", self._driver.chance))
+        return float(self._once("random", lambda key: _fraction(self._driver.chance(key))))
 
     async def uuid(self) -> str:
-        return str(self._once("uuid", lambda: str(uuid.uuid4())))
+        return str(self._once("uuid", lambda key: str(uuid.UUID(bytes=self._driver.chance(key), version=4))))
 
-    def _once(self, operation: str, make: Callable[[], Any]) -> Any:
+    def _once(self, operation: str, make: Callable[[str], Any]) -> Any:
         self._operate()
         key = self._driver.memory.key(operation, None)
         memo = self._driver.memory.recall(key)
         if memo is None:
-            memo = self._driver.note(key, make())
+            memo = self._driver.note(key, make(key))
         return values.unraw(memo.value)
 
     async def run(self, name: str, function: Callable[..., Any], *, idempotent: bool = False, type: Any = None) -> Any:
         """An effect inside the agent, and what it came to. Its start is committed before it: if nobody knows the
         outcome, somebody has to say (`effect_in_doubt`). With `idempotent` it is done again under the same key, which
-        the function gets if it takes an argument."""
+        the function gets if it needs an argument."""
         self._operate()
         driver = self._driver
         key = driver.memory.key("run", name)
@@ -507,7 +504,7 @@ class AgentContext:
         if not idempotent:
             driver.remember(Memo(key, begun=shown))
             await driver.flush()
-        outcome = await driver.perform(function, f"{driver.run_id}:{key}")
+        outcome = await driver.perform(function, key, idempotent)
         memo = driver.note(key, outcome)
         if not idempotent:
             await driver.flush()
@@ -533,6 +530,11 @@ class AgentContext:
         self._driver.check_alive()
         if self._driver.has_old_checkpoint and not self._is_state_read:
             raise CheckpointUnread(_UNREAD)
+
+
+def _fraction(chance: bytes) -> float:
+    """As many bits as a float has behind the point."""
+    return (int.from_bytes(chance[:8]) >> 11) / (1 << 53)
 
 
 def _with_call(content: dict[str, Any], call_id: str | None) -> dict[str, Any]:

@@ -8,9 +8,7 @@ from its first line, and finds everything that it did. (Contract 20, 22-24.)
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
-import random
 from collections.abc import Awaitable, Callable, Coroutine
 from enum import Enum
 from typing import Any, Final, Protocol, TypeVar
@@ -86,6 +84,12 @@ class Host(Protocol):
     async def do(self, function: TaskFunction, delivery: Delivery) -> Result | None:
         """Do a task; None when it was given back for another attempt."""
 
+    async def perform(self, function: Callable[..., Any], key: str, idempotent: bool) -> Any:
+        """Do an effect, and get what it returned."""
+
+    def chance(self, key: str) -> bytes:
+        """Sixteen bytes for the operation under this key."""
+
     def probe(self, place: str) -> None:
         """Told of every step, for those who test what a crash there would do."""
 
@@ -122,7 +126,7 @@ class Driver:
         self._inbox: dict[str, SignalSeen] = {}
         self._entry_numbers: dict[str, int] = {}
         self._known: dict[int, AgentEntry] = {}
-        self._marks: dict[str, EntryFound] = {}  # by their keys
+        self._once: dict[str, EntryFound] = {}  # entries by their key
         self._digests: dict[str, str] = {}
         self._sent: dict[str, Task] = {}
         self._kinds: dict[str, str] = {}  # of the tasks that this worker has a function for
@@ -133,6 +137,7 @@ class Driver:
         self._own: dict[str, asyncio.Task[None]] = {}  # tasks that this worker does itself
         self._others: set[str] = set()  # tasks that somebody else has
         self._lingering: asyncio.TimerHandle | None = None
+        self._telling: list[asyncio.Task[None]] = []
         self._news = asyncio.Event()
         self._offset_ms = 0
         self._store_now = 0
@@ -150,7 +155,7 @@ class Driver:
             if self._function is None:
                 await self._load()
                 self._function = asyncio.create_task(self._call())
-                self._function.add_done_callback(lambda _: self._news.set())
+                self._function.add_done_callback(self._hear_end)
             elif not await self._is_fresh():
                 self.drop()
                 return Left.STALE
@@ -225,16 +230,29 @@ class Driver:
             assert self._function is not None
             if self._function.done():
                 return await self._end(self._function)
+            if self._telling:
+                await self._told_results()
+                continue
             wait = self._prepare()
             if wait is None and self.batch.is_empty and not self._commits_due:
                 self._news.clear()
                 await self._news.wait()
                 continue
+            waits = list(self._waits)
             standing = await self._commit(wait)
             if standing.parked:
+                went_on = not self.batch.is_empty or any(waiting not in waits for waiting in self._waits)
+                if went_on or self._function.done():
+                    self._wake()  # while it was being parked
                 return Left.PARKED
             if wait is not None and standing.cancel_requested and not self._is_any_there():
                 self._cancel_waits()
+
+    def _hear_end(self, function: asyncio.Task[Any]) -> None:
+        """A function that ends while the run is parked has waited for something of its own."""
+        self._news.set()
+        if not self._is_held and not self._is_dropped:
+            self._wake()
 
     async def _until_still(self) -> None:
         """Until every place in the function waits for something that is not there, or the function has ended."""
@@ -306,6 +324,7 @@ class Driver:
 
     async def _commit(self, wait: Wait | None, result: Result | None = None) -> Standing:
         self._stop_lingering()
+        await self._told_results()
         batch, self.batch = self.batch, Batch()
         flushed = [waiting for waiting in self._waits if waiting.wait is None]
         self._commits_due = False
@@ -417,12 +436,20 @@ class Driver:
     def _linger_no_more(self) -> None:
         self._lingering = None
         if not self._is_dropped and self.batch.answers:
-            self._beside(self._post_lingering())
+            self._telling.append(self._beside(self._post_lingering()))
 
-    def _beside(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.ensure_future(work)
+    async def _told_results(self) -> None:
+        """What follows from a result must not be kept before the result is."""
+        while self._telling:
+            await asyncio.wait([self._telling.pop()])
+        if self._is_dropped:
+            raise LeaseSuperseded("a result was refused, and the run is no longer held here", task_id=self.run_id)
+
+    def _beside(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
         self._aside.add(task)
         task.add_done_callback(self._aside.discard)
+        return task
 
     async def _post_lingering(self) -> None:
         """The function takes its time: what is done is told meanwhile."""
@@ -454,8 +481,12 @@ class Driver:
     def now_ms(self) -> int:
         return self._host.clock.now_ms() + self._offset_ms
 
-    def chance(self) -> float:
-        return random.random()
+    def chance(self, key: str) -> bytes:
+        return self._host.chance(self._within_run(key))
+
+    def _within_run(self, key: str) -> str:
+        """The key of an operation for those outside. Behind a checkpoint the same operation is another."""
+        return f"{self.run_id}:{self.checkpoints}:{key}"
 
     def note(self, key: str, value: Any) -> Memo:
         memo = noted(key, value)
@@ -476,19 +507,21 @@ class Driver:
         self.memory.entry_ids[number] = draft.id
         self._entry_numbers[draft.id] = number
         self._known[number] = AgentEntry(draft.id, draft.role, content, draft.type, number, parent, self.now_ms(), turn)
-        if draft.key is not None:
-            self._marks[draft.key] = EntryFound(number, draft.id, digest_of_entry(draft))
         if key is not None:
             self.remember(Memo(key, entry=number))
+        if draft.key is not None:
+            self._once[draft.key] = EntryFound(number, draft.id, digest_of_entry(draft))
         return draft.id
 
     async def find_entry(self, key: str) -> EntryFound | None:
-        """The entry under a key, which may not be committed yet."""
-        found = self._marks.get(key)
-        if found is None:
+        """The entry that was added under a key, also if it is not committed yet."""
+        found = self._once.get(key)
+        if found is None and self.is_resuming:
             found = await self._ask(lambda: self._box.find_entry(self._lease_id, key))
         if found is not None:
-            self._marks[key] = found
+            self._once[key] = found
+            self.memory.entry_ids[found.number] = found.id
+            self._entry_numbers[found.id] = found.number
         return found
 
     async def number_of(self, entry_id: str) -> int:
@@ -526,7 +559,7 @@ class Driver:
                 )
             )
             for entry in page.entries:
-                self._known[entry.number] = _entry_of(entry)
+                self._known[entry.number] = entry_of(entry)
                 self._entry_numbers[entry.id] = entry.number
             left = None if left is None else left - len(page.entries)
             before = page.before
@@ -703,20 +736,17 @@ class Driver:
 
         self._beside(wake())
 
-    async def perform(self, function: Callable[..., Any], key: str) -> dict[str, Any]:
+    async def perform(self, function: Callable[..., Any], key: str, idempotent: bool) -> dict[str, Any]:
         """An effect: what it returned, or how it failed."""
-        parameters = inspect.signature(function).parameters.values()
-        takes_key = any(parameter.default is inspect.Parameter.empty for parameter in parameters)
         self._host.probe("an effect")
         try:
-            made = function(key) if takes_key else function()
-            value = await made if inspect.isawaitable(made) else made
+            value = await self._host.perform(function, self._within_run(key), idempotent)
             return {"value": values.plain(value)}
         except Exception as failed:
             return {"error": f"{type(failed).__name__}: {failed}"}
 
 
-def _entry_of(seen: EntrySeen) -> AgentEntry:
+def entry_of(seen: EntrySeen) -> AgentEntry:
     content = values.unraw(seen.content) if seen.message is None else values.content_of(seen.message)
     return AgentEntry(seen.id, seen.role, content, seen.type, seen.number, seen.parent, seen.at_ms, seen.turn)
 

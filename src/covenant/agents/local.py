@@ -12,25 +12,31 @@ from types import TracebackType
 from typing import Any, Final
 
 from covenant.agents import values
+from covenant.agents.context import AgentEntry
 from covenant.agents.definition import Agent, TaskFunction
+from covenant.agents.driver import entry_of
 from covenant.agents.error import RunFailed, RunInDoubt
 from covenant.agents.worker import CONCURRENCY, WARM_MAX, AgentWorker, nothing
 from covenant.mailbox import Mailbox, OpenMailbox
 from covenant.model.agent import AgentId
 from covenant.model.content import Json
-from covenant.model.error import NotARun
+from covenant.model.error import Malformed, NotARun
 from covenant.model.limits import Limits
+from covenant.model.message import Message, Part
 from covenant.model.record import Outcome, TaskState
 from covenant.model.run import RunSeen, RunStatus, Signaled, Verdict
 from covenant.model.task import Task
+from covenant.model.view import QueueEntry
 from covenant.rules.content_key import canonical
 from covenant.rules.context import Ids
+from covenant.rules.dialog import intent_of
 from covenant.store.clock import Clock, SystemClock
 
 CALLER: Final = "caller@local"
 HOUSE: Final = "agents@local"
 _RUNS: Final = uuid.UUID("8f0a3ab8-9c40-5f0e-9b52-5f1f6d1b7e55")
 _INTENT_CHARS: Final = 200
+_DOUBT_CHECK_MS: Final = 1000
 
 
 class RunHandle:
@@ -43,17 +49,42 @@ class RunHandle:
 
     async def result(self) -> Any:
         """What the agent returned. When it failed: `RunFailed`; when it cannot go on by itself: `RunInDoubt`."""
-        entry = await self._house.caller.wait_generation(self.id, 0)
-        while entry.outcome is None:
-            await self._house.check_doubt(self.id)
-            entry = await self._house.caller.wait_generation(self.id, entry.generation, wait_ms=1000)
+        entry = await self._until(lambda _: False)
         answer = await self._house.caller.get_result(self.id)
         assert answer is not None
         if entry.outcome is not Outcome.ANSWERED or answer.status == "error":
             raise RunFailed(self.id, answer.error_message or "error", values.value_of(answer.result))
         return values.typed(values.value_of(answer.result), self._output_type)
 
+    async def wants_input(self) -> bool:
+        """Wait until the run asks for something (True), or has ended. When it cannot go on by itself: `RunInDoubt`."""
+        return (await self._until(lambda entry: entry.asks is not None)).outcome is None
+
+    async def _until(self, is_enough: Callable[[QueueEntry], bool]) -> QueueEntry:
+        entry = await self._house.caller.wait_generation(self.id, 0)
+        while entry.outcome is None and not is_enough(entry):
+            await self._house.check_doubt(self.id)
+            entry = await self._house.caller.wait_generation(self.id, entry.generation, wait_ms=_DOUBT_CHECK_MS)
+        return entry
+
+    async def entries(self) -> list[AgentEntry]:
+        """The way from the root to where the run is, as far as it is committed."""
+        caller, found = self._house.caller, list[AgentEntry]()
+        before: int | None = None
+        while True:
+            page = await caller.run_entries(self.id, caller.limits.page_max, before=before)
+            found[:0] = [entry_of(entry) for entry in page.entries]
+            before = page.before
+            if before is None:
+                return found
+
+    async def say(self, message: Message | str) -> None:
+        """A message to the run, as a client of the A2A protocol sends it: it is what `wait_for_message` waits for, or
+        the answer to the one signal that is waited for."""
+        await self._house.caller.add_message(self.id, message)
+
     async def signal(self, name: str, value: Any = None, *, key: str | None = None) -> Signaled:
+        """Tell the run something, under a name; under the same key it is told once."""
         return await self._house.caller.signal_run(self.id, name, values.plain(value), key=key)
 
     async def cancel(self, reason: str = "canceled by its caller", *, graceful: bool = False) -> None:
@@ -68,6 +99,8 @@ class RunHandle:
 
 class Local:
     """`async with Local("file:./run", agents=[…], tasks=[…]) as house: run = await house.start(agent, input)`."""
+
+    _worker_type: Callable[..., AgentWorker] = AgentWorker
 
     def __init__(
         self,
@@ -103,7 +136,7 @@ class Local:
             self.box = self._given
         self.caller = self.box.of(CALLER)
         self.agent = AgentId.named(HOUSE)
-        self.worker = AgentWorker(
+        self.worker = self._worker_type(
             self.box.of(self.agent),
             agents=self._agents,
             tasks=self._tasks,
@@ -125,9 +158,20 @@ class Local:
             if self._opened is not None:
                 await self._opened.close()
 
-    async def start(self, agent: Agent | str, input: Any = None, *, run_id: str | None = None) -> RunHandle:
-        """Begin a run, or find the one with this id. Without an id every call begins another."""
-        task = self._task(agent, input, run_id or str(uuid.uuid4()))
+    async def start(
+        self,
+        agent: Agent | str,
+        input: Any = None,
+        *,
+        message: Message | str | None = None,
+        run_id: str | None = None,
+    ) -> RunHandle:
+        """Begin a run, or find the one with this id. Without an id every call begins another. With a `message` instead
+        of an input it begins as one that a client of the A2A protocol sends: what was said is the first entry."""
+        if message is not None and input is not None:
+            raise Malformed("a run begins with an input or with a message", field="message")
+        run_id = run_id or str(uuid.uuid4())
+        task = self._task(agent, input, run_id) if message is None else self._spoken(agent, message, run_id)
         await self.caller.send_task(task)
         return self.find(agent, task.id)
 
@@ -155,6 +199,15 @@ class Local:
         return Task(
             id=run_id, recipient=self.agent, intent_text=f"{name} {text}", task_kind=name, content=(Json(value),)
         )
+
+    def _spoken(self, agent: Agent | str, what: Message | str, run_id: str) -> Task:
+        """The same text under the same id is the same message: a program that is started again says it again."""
+        name = _name(agent)
+        if isinstance(what, str):
+            message_id = str(uuid.uuid5(_RUNS, run_id))
+            what = Message(message_id=message_id, role="ROLE_USER", parts=(Part(text=what),))
+        intent = intent_of(what, self.box.limits)
+        return Task(id=run_id, recipient=self.agent, intent_text=intent, task_kind=name, message=what)
 
     async def check_doubt(self, run_id: str) -> None:
         """Raise if the run waits for what only a person can tell. Here, everything that a former process held is

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import inspect
 import logging
 import os
 from collections import OrderedDict
@@ -50,6 +51,8 @@ def nothing(place: str) -> None:
 class AgentWorker:
     """`async with AgentWorker(…):` works until the block ends; `await worker.run()` until `stop` is called."""
 
+    _worker_type: type[Worker] = Worker
+
     def __init__(
         self,
         where: str | Mailbox,
@@ -86,7 +89,7 @@ class AgentWorker:
         self._grace_ms = grace_ms
         self._warm_max = warm_max
         self._warm: OrderedDict[str, Driver] = OrderedDict()
-        self._incarnation = RandomIds().lease()
+        self.incarnation = RandomIds().lease()
         self._opened: OpenMailbox | None = None
         self._lock: _Lock | None = None
         self._worker: Worker | None = None
@@ -145,10 +148,10 @@ class AgentWorker:
         else:
             box = self._where
         agent = box.agent
-        self.box = box.of(agent, incarnation=self._incarnation)
-        self._lock = None if self._home is None else _Lock(self._home, agent.pubkey, self._incarnation)
-        self._worker = Worker(
-            box, self._handle, self._concurrency, self._heartbeat_ms, self._incarnation, grace_ms=self._grace_ms
+        self.box = box.of(agent, incarnation=self.incarnation)
+        self._lock = None if self._home is None else _Lock(self._home, agent.pubkey, self.incarnation)
+        self._worker = self._worker_type(
+            box, self._handle, self._concurrency, self._heartbeat_ms, self.incarnation, grace_ms=self._grace_ms
         )
 
     # --- what is leased -----------------------------------------------------------------------------------
@@ -275,6 +278,14 @@ class AgentWorker:
             return await function.function(*arguments)
         return await in_thread(lambda: function.function(*arguments))
 
+    async def perform(self, function: Callable[..., Any], key: str, idempotent: bool) -> Any:
+        """An effect of a run; the function gets the key if it needs an argument."""
+        made = function(key) if _needs_argument(function) else function()
+        return await made if inspect.isawaitable(made) else made
+
+    def chance(self, key: str) -> bytes:
+        return os.urandom(16)
+
     # --- the runs of the dead -----------------------------------------------------------------------------
 
     async def _take_over(self) -> None:
@@ -320,7 +331,7 @@ class AgentWorker:
     async def _resume(self, entry: QueueEntry, evidence: Evidence, dead: str | None) -> None:
         assert self._worker is not None
         holder, task_id = entry.incarnation, entry.task.id
-        if holder is None or holder == self._incarnation or (dead is not None and holder != dead):
+        if holder is None or holder == self.incarnation or (dead is not None and holder != dead):
             return
         reason = "its worker is dead" if evidence == "attested" else "its worker is silent"
         try:
@@ -355,6 +366,13 @@ class _Lock:
 
     def release(self) -> None:
         os.close(self._fd)
+
+
+def _needs_argument(function: Callable[..., Any]) -> bool:
+    """What has a default is the function's own: `lambda step=step: …` keeps the value that a loop gave it."""
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    given = inspect.signature(function).parameters.values()
+    return any(p.kind in positional and p.default is inspect.Parameter.empty for p in given)
 
 
 N = TypeVar("N", Agent, TaskFunction)

@@ -1,0 +1,189 @@
+"""Kill everywhere: random agents, each run in peace and then with a death at every point. (Contract 20-24.)"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, note, settings
+from msgspec import structs
+
+from covenant.agents import AgentContext, AgentWorker
+from covenant.agents import driver as driver_module
+from covenant.agents.driver import Driver
+from covenant.agents.memory import noted
+from covenant.model.run import Memo, RunCommit, Standing
+from covenant.rules import run as run_rules
+from covenant.testing import Answer, Pass, Report, Step, Tell, survives_crashes
+from covenant.testing.gate import Gate
+from tests.agents.programs import OTHERS, TASKS, phases, program, scripts
+
+COLD, WARM = 0, 1000
+MAY_FAIL = ("Broken", "TaskFailed", "AllTasksFailed", "EffectFailed", "TimeoutError")
+
+
+def kill_everywhere(made: list[Any], script: list[Step], **options: Any) -> Report:
+    report = asyncio.run(survives_crashes(program, made, tasks=TASKS, others=OTHERS, script=script, **options))
+    failed = (report.outcome.get("result") or {}).get("error")
+    assert failed is None or failed.partition(":")[0] in MAY_FAIL, failed
+    return report
+
+
+def kill_many(examples: int, least: int, **options: Any) -> Counter[str]:
+    """Deaths in so many random agents; `least` is how many there have to be in all."""
+    places: Counter[str] = Counter()
+
+    @settings(
+        max_examples=examples,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+        phases=[Phase.generate, Phase.shrink],
+        print_blob=True,
+    )
+    @given(made=phases, script=scripts)
+    def kill(made: list[Any], script: list[Step]) -> None:
+        note(f"{made!r}, {script!r}")
+        places.update(kill_everywhere(made, script, fresh_chance=True, **options).places)
+
+    kill()
+    assert places.total() >= least, places
+    return places
+
+
+WAYS = [
+    pytest.param({"warm_max": WARM}, id="warm"),
+    pytest.param({"warm_max": COLD}, id="cold"),
+    pytest.param({"warm_max": WARM, "deaths": 2}, id="warm-twice"),
+    pytest.param({"warm_max": COLD, "deaths": 2}, id="cold-twice"),
+]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_no_death_of_a_worker_is_noticed(way: dict[str, Any]) -> None:
+    kill_many(30, 1250, max_points=80, **way)
+
+
+# --- that it would be noticed ------------------------------------------------------------------------------
+
+
+def no_memos(driver: Any, memo: Memo) -> None:
+    """What an operation came to is not written down."""
+    driver.memory.keep(memo)
+
+
+async def signals_first(driver: Driver, commit: RunCommit) -> Standing:
+    """A signal is consumed in a commit of its own, before what came of it."""
+    if commit.takes:
+        await COMMIT_ONCE(driver, RunCommit(number=commit.number, takes=commit.takes))
+        commit = structs.replace(commit, number=commit.number + 1, takes=())
+    return await COMMIT_ONCE(driver, commit)
+
+
+async def entries_first(driver: Driver, commit: RunCommit) -> Standing:
+    """A batch is two commits."""
+    if commit.entries:
+        first = RunCommit(number=commit.number, entries=commit.entries, leaf=commit.leaf)
+        await COMMIT_ONCE(driver, first)
+        commit = structs.replace(commit, number=commit.number + 1, entries=())
+    return await COMMIT_ONCE(driver, commit)
+
+
+async def unsafe_at_once(
+    ctx: AgentContext, key: str, shown: str, function: Callable[..., Any], idempotent: bool
+) -> Memo:
+    """An effect is done before its start is written down."""
+    outcome = await ctx._driver.perform(function, key, idempotent)
+    return ctx._driver.note(key, outcome)
+
+
+def no_winner(driver: Driver, key: str, value: Any) -> Memo:
+    """Which task came first, and until when is waited, is only kept in mind."""
+    memo = noted(key, value)
+    driver.memory.keep(memo)
+    return memo
+
+
+def all_safe(child: Any) -> str:
+    """Whatever a dead worker had is done again."""
+    return "idempotent"
+
+
+async def nobody(worker: AgentWorker) -> None:
+    """The runs of the dead are left where they are."""
+
+
+COMMIT_ONCE = Driver._commit_once
+MUTANTS = [
+    pytest.param(Driver, "remember", no_memos, [[["append", "user", 1], ["signal", "a", None]]], id="no-memos"),
+    pytest.param(Driver, "_commit_once", signals_first, [[["signal", "a", None], ["say", "x"]]], id="signals-first"),
+    pytest.param(Driver, "_commit_once", entries_first, [[["say", "x"], ["sleep", 10]]], id="entries-first"),
+    pytest.param(AgentContext, "_perform", unsafe_at_once, [[["effect", "e", False, False]]], id="unsafe-at-once"),
+    pytest.param(
+        Driver,
+        "note",
+        no_winner,
+        [[["lazy", ["remote", 1, None]], ["select", [["remote", 0, None], ["remote", 1, None]]], ["sleep", 50]]],
+        id="no-winner",
+    ),
+    pytest.param(Driver, "note", no_winner, [[["sleep", 10], ["now"]]], id="no-time"),
+    pytest.param(Driver, "note", no_winner, [[["random"], ["signal", "a", None]]], id="no-chance"),
+    pytest.param(run_rules, "declared_safety", all_safe, [[["task", ["unsafe", 1, None]]]], id="all-safe"),
+    pytest.param(AgentWorker, "take_all_over", nobody, [[["say", "x"]]], id="nobody-resumes"),
+]
+
+
+@pytest.mark.parametrize(("whose", "name", "mutant", "made"), MUTANTS)
+def test_a_driver_that_loses_something_is_found_out(
+    whose: Any, name: str, mutant: Any, made: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script: list[Step] = [Answer(), Answer(), Pass(5), Tell("a", 1)]
+    kill_everywhere(made, script, fresh_chance=True)
+    monkeypatch.setattr(whose, name, mutant)
+    with pytest.raises(AssertionError, match="died at point"):
+        kill_everywhere(made, script, fresh_chance=True)
+
+
+# --- what was found ----------------------------------------------------------------------------------------
+
+FOUND = [
+    pytest.param([[["settled", [["safe", 1, None], ["remote", 1, None]]]]], id="a-safe-task-of-a-parked-run"),
+    pytest.param([[["effect", "e", True, False]], [["effect", "e", True, False]]], id="an-effect-in-two-phases"),
+    pytest.param([[["append", "user", 1]]], id="before-the-first-commit"),
+    pytest.param([[["append", "user", 1]], [["sleep", 10], ["load", None]]], id="an-entry-that-is-there-once"),
+]
+
+
+@pytest.mark.parametrize("made", FOUND)
+@pytest.mark.parametrize("warm_max", [WARM, COLD], ids=["warm", "cold"])
+def test_no_death_of_a_worker_is_noticed_in(made: list[Any], warm_max: int) -> None:
+    kill_everywhere(made, [], fresh_chance=True, warm_max=warm_max)
+
+
+def test_an_entry_under_a_key_is_there_once() -> None:
+    report = kill_everywhere([[["once", "x", 1], ["append", "user", 2], ["once", "x", 1], ["append", "user", 3]]], [])
+    shown = [(entry["parent"], entry["content"]) for entry in report.outcome["entries"]]
+    assert shown == [(0, "instructions"), (1, 1), (2, 2), (3, 3)]
+
+
+def test_other_content_under_the_key_of_an_entry_is_refused_before_it_is_committed() -> None:
+    report = kill_everywhere([[["once", "x", 1], ["try", [["once", "x", 2]]], ["sleep", 10]]], [])
+    assert report.outcome["entries"][2]["content"].startswith("KeyReused")
+
+
+def test_what_follows_from_a_result_is_not_committed_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Results that are told beside the commits of a run may be slow."""
+    change = Gate._change
+
+    async def slow(gate: Gate, name: str, act: Callable[[], Awaitable[Any]]) -> Any:
+        for _ in range(10 if name == "PostResult" else 0):
+            await asyncio.sleep(0)
+        return await change(gate, name, act)
+
+    monkeypatch.setattr(Gate, "_change", slow)
+    monkeypatch.setattr(driver_module, "LINGER_S", 0)
+    report = kill_everywhere([[["task", ["safe", 1, None]], ["effect", "e", False, False]]], [])
+    assert report.places["after PostResult"]
