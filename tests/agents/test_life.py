@@ -475,7 +475,7 @@ async def test_a_run_that_kills_every_worker_is_left_to_the_operator(open_house:
         await house.bob.of(house.bob.agent, incarnation="x").resume_run(
             run_id, dead=held.incarnation, evidence="attested", reason="x"
         )
-    await house.engine.run(ResumeRun(None, run_id, None, held.incarnation, "attested", "mended"))
+    await house.store.run(ResumeRun(None, run_id, None, held.incarnation, "attested", "mended"))
     async with house.worker(kills):
         assert await house.result(run_id) == "at last"
 
