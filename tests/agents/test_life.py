@@ -74,7 +74,9 @@ async def test_what_is_no_json_cannot_be_returned(house: House) -> None:
     assert await house.told(run_id) == [("user", "before")]
 
 
-@pytest.mark.parametrize("odd", [object(), float("nan"), {"a": [1.0, float("inf")]}, "\ud800"], ids=repr)
+@pytest.mark.parametrize(
+    "odd", [object(), float("nan"), {"a": [1.0, float("inf")]}, "\ud800"], ids=["object", "nan", "inf", "surrogate"]
+)
 async def test_what_is_no_json_is_refused_where_it_is_given(house: House, odd: Any) -> None:
     """The agent may catch it, and nothing of it is left."""
 
