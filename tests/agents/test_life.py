@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -226,21 +227,21 @@ async def test_a_run_that_is_asked_to_end_may_end_well(house: House) -> None:
 
 
 async def test_a_run_that_works_hears_of_a_cancel(house: House) -> None:
-    begun, asked = asyncio.Event(), asyncio.Event()
+    begun = asyncio.Event()
 
     @agent("busy")
     async def busy(ctx: AgentContext) -> str:
-        begun.set()
-        while not ctx.cancel_requested:
-            await asyncio.sleep(0.001)
-        asked.set()
+        for turn in count():
+            if ctx.cancel_requested:
+                break
+            await ctx.task("work", 1, instance=turn)
+            begun.set()
         return "stopped"
 
-    async with house.worker(busy, heartbeat_ms=5):
+    async with house.worker(busy, tasks=[work]):
         run_id = await house.begin(busy)
         await soon(begun)
         await house.alice.cancel_task(run_id, reason="enough", graceful=True)
-        await soon(asked)
         assert await house.result(run_id) == "stopped"
 
 
@@ -335,10 +336,11 @@ def test_a_worker_has_something_to_do_and_each_of_it_once() -> None:
     @agent("work")
     async def also_work(ctx: AgentContext) -> None: ...
 
-    for agents, tasks in (((), ()), ((also_work,), (work,)), ((also_work, also_work), ()), ((work,), ())):
+    worker: Callable[..., Any] = AgentWorker
+    undecorated = also_work.function
+    for agents, tasks in (((), ()), ((also_work,), (work,)), ((also_work, also_work), ()), ((undecorated,), ())):
         with pytest.raises(Malformed):
-            worker: Callable[..., Any] = AgentWorker
-            worker("memory:", agents=agents if agents != (work,) else [lambda: None], tasks=tasks)
+            worker("memory:", agents=agents, tasks=tasks)
 
 
 # --- coming and going --------------------------------------------------------------------------------------

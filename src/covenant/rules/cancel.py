@@ -34,7 +34,7 @@ def cancel(command: CancelTask, view: View, ctx: Context) -> Commit:
 
 
 def _ask(command: CancelTask, record: TaskRecord) -> Commit:
-    """The holder learns of it by its next heartbeat; the first reason stays. A run that waits is woken to hear of it."""
+    """The holder learns of it by its next heartbeat, and a run that waits is woken for it. The first reason stays."""
     task_id = record.task.id
     if record.cancel_reason is not None and record.cancel_cascade >= command.cascade:
         return Commit((), Canceled(task_id, record.state, record.generation))
