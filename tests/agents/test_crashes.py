@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -16,11 +15,14 @@ from covenant.agents import driver as driver_module
 from covenant.agents.driver import Driver
 from covenant.agents.memory import noted
 from covenant.model.run import Memo, RunCommit, Standing
-from covenant.rules import run as run_rules
+from covenant.model.task import Task
 from covenant.testing import Answer, Pass, Report, Step, Tell, survives_crashes
 from covenant.testing.gate import Gate
 from tests.agents.programs import OTHERS, TASKS, phases, program, scripts
 
+DEATHS, DEATHS_FOR_LONG = 5_000, 100_000
+DEATHS_ON_DISK, DEATHS_ON_DISK_FOR_LONG = 40, 2_000
+EXAMPLES = 25
 COLD, WARM = 0, 1000
 MAY_FAIL = ("Broken", "TaskFailed", "AllTasksFailed", "EffectFailed", "TimeoutError")
 
@@ -32,12 +34,12 @@ def kill_everywhere(made: list[Any], script: list[Step], **options: Any) -> Repo
     return report
 
 
-def kill_many(examples: int, least: int, **options: Any) -> Counter[str]:
-    """Deaths in so many random agents; `least` is how many there have to be in all."""
-    places: Counter[str] = Counter()
+def kill_many(least: int, **options: Any) -> None:
+    """Random agents, until there were so many deaths."""
+    deaths = 0
 
     @settings(
-        max_examples=examples,
+        max_examples=EXAMPLES,
         deadline=None,
         database=None,
         suppress_health_check=list(HealthCheck),
@@ -46,12 +48,12 @@ def kill_many(examples: int, least: int, **options: Any) -> Counter[str]:
     )
     @given(made=phases, script=scripts)
     def kill(made: list[Any], script: list[Step]) -> None:
+        nonlocal deaths
         note(f"{made!r}, {script!r}")
-        places.update(kill_everywhere(made, script, fresh_chance=True, **options).places)
+        deaths += kill_everywhere(made, script, fresh_chance=True, **options).points
 
-    kill()
-    assert places.total() >= least, places
-    return places
+    while deaths < least:
+        kill()
 
 
 WAYS = [
@@ -64,7 +66,22 @@ WAYS = [
 
 @pytest.mark.parametrize("way", WAYS)
 def test_no_death_of_a_worker_is_noticed(way: dict[str, Any]) -> None:
-    kill_many(30, 1250, max_points=80, **way)
+    kill_many(DEATHS // len(WAYS), max_points=80, **way)
+
+
+def test_no_death_of_a_process_is_noticed() -> None:
+    kill_many(DEATHS_ON_DISK, max_points=5, on_disk=True)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("way", WAYS)
+def test_no_death_of_a_worker_is_noticed_for_long(way: dict[str, Any]) -> None:
+    kill_many(DEATHS_FOR_LONG // len(WAYS), **way)
+
+
+@pytest.mark.soak
+def test_no_death_of_a_process_is_noticed_for_long() -> None:
+    kill_many(DEATHS_ON_DISK_FOR_LONG, max_points=50, on_disk=True)
 
 
 # --- that it would be noticed ------------------------------------------------------------------------------
@@ -107,9 +124,9 @@ def no_winner(driver: Driver, key: str, value: Any) -> Memo:
     return memo
 
 
-def all_safe(child: Any) -> str:
+def all_safe(worker: AgentWorker, task: Task) -> bool:
     """Whatever a dead worker had is done again."""
-    return "idempotent"
+    return True
 
 
 async def nobody(worker: AgentWorker) -> None:
@@ -131,7 +148,7 @@ MUTANTS = [
     ),
     pytest.param(Driver, "note", no_winner, [[["sleep", 10], ["now"]]], id="no-time"),
     pytest.param(Driver, "note", no_winner, [[["random"], ["signal", "a", None]]], id="no-chance"),
-    pytest.param(run_rules, "declared_safety", all_safe, [[["task", ["unsafe", 1, None]]]], id="all-safe"),
+    pytest.param(AgentWorker, "_is_ours_to_resume", all_safe, [[["task", ["unsafe", 1, None]]]], id="all-safe"),
     pytest.param(AgentWorker, "take_all_over", nobody, [[["say", "x"]]], id="nobody-resumes"),
 ]
 

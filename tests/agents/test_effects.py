@@ -122,7 +122,7 @@ async def test_an_effect_that_failed_fails_again_as_it_did(house: House) -> None
 
 
 async def test_an_effect_gets_its_key(house: House) -> None:
-    keys = []
+    keys: list[Any] = []
 
     @agent("acts")
     async def acts(ctx: AgentContext) -> str:
@@ -192,7 +192,7 @@ async def test_an_effect_that_nobody_knows_the_outcome_of_waits_for_a_verdict(
 
 
 async def test_an_idempotent_effect_is_done_again_under_its_key(house: House, tmp_path: Path) -> None:
-    keys = []
+    keys: list[Any] = []
 
     def pay(key: str) -> str:
         keys.append(key)
