@@ -111,7 +111,9 @@ class Driver:
         self.agent: AgentId = task.recipient
         self.memory = Memory()
         self.batch = Batch()
-        self.taken: set[str] = set()  # signals
+        self.taken: set[str] = set()  # signals that the store may still tell of
+        self._spent: set[str] = set()  # of these, those that it has been told are taken
+        self._looks = 0  # under way: what they bring may be older than the last commit
         self.leaf = 0
         self.state: Raw = NOTHING
         self.checkpoints = 0
@@ -312,6 +314,7 @@ class Driver:
         commit = batch.commit(self._number + 1, self.leaf, wait, result)
         standing = await self._commit_once(commit)
         self._number = standing.number
+        self._forget_taken(batch.takes)
         self.batch.cancels += self._cancels_due
         self._cancels_due = []
         for waiting in flushed:
@@ -325,6 +328,15 @@ class Driver:
             else:
                 self._begin(child_id, lease_id, batch.tasks.get(child_id))
         return standing
+
+    def _forget_taken(self, takes: list[str]) -> None:
+        """Under the same key, a signal may come again when the store has forgotten the first."""
+        self._spent.update(takes)
+        for signal_id in takes:
+            self._inbox.pop(signal_id, None)
+        if not self._looks:
+            self.taken -= self._spent
+            self._spent.clear()
 
     async def _commit_once(self, commit: RunCommit) -> Standing:
         self._host.probe("before a commit")
@@ -635,7 +647,14 @@ class Driver:
         sent = frozenset(i for i in wait.tasks if i not in self.batch.tasks)
         if sent:
             looked = Wait(sent, wait.first, wait.fail_fast, wait.signals, wait.until_ms)
-            self._absorb(await self._ask(lambda: self._box.look_around(self._lease_id, looked)))
+            self._absorb(await self._look_around(looked))
+
+    async def _look_around(self, looked: Wait, every: bool = False) -> Standing:
+        self._looks += 1
+        try:
+            return await self._ask(lambda: self._box.look_around(self._lease_id, looked, every=every))
+        finally:
+            self._looks -= 1
 
     async def hear(self, patterns: tuple[str, ...], until: int | None, doubt: str | None = None) -> SignalSeen | None:
         """The oldest signal that fits, or None when the time is over."""
@@ -666,7 +685,7 @@ class Driver:
 
     async def signals_like(self, pattern: str) -> list[SignalSeen]:
         looked = Wait(signals=(pattern,))
-        standing = await self._ask(lambda: self._box.look_around(self._lease_id, looked, every=True))
+        standing = await self._look_around(looked, every=True)
         return [signal for signal in standing.signals if signal.id not in self.taken]
 
     async def wait(self, wait: Wait, is_there: Callable[[], bool]) -> None:
