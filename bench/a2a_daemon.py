@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import os
 import tempfile
 from collections.abc import AsyncIterator
@@ -23,10 +22,11 @@ from covenant import Result, Text
 from covenant.exchange.realm import Realm
 from covenant.model import command as c
 from covenant.model.peer import Caller
-from covenant.serve.daemon import Daemon, Settings
+from covenant.serve.daemon import Daemon, Settings, keep_memory_steady
 from covenant.serve.server import Server, config_for, listen
 
 _BATCH: Final = 128
+_WORKERS: Final = 2  # while one waits for the disk, the other takes what has come
 _BACKLOG: Final = 4096
 _WAIT_MS: Final = 20_000
 
@@ -51,12 +51,12 @@ async def _serve(
         settings = Settings(store=url_of(folder / "data", scheme), http="127.0.0.1:0", ipc=Path(short) / "sock")
         serving = Daemon(settings, Realm.throwaway(), _OPERATOR_TOKEN)
         await serving.start()
-        gc.freeze()
+        keep_memory_steady()
         seats = await _enrolled(serving, peers + 1)
         writer = serving.exchange.authenticate(seats[-1].token)
         operator = serving.exchange.authenticate(_OPERATOR_TOKEN)
         await serving.exchange.run(operator, c.PublishCard(None, writer.agent, {"name": "writer"}))
-        working = asyncio.create_task(_work(serving, writer) if works else asyncio.sleep(0))
+        working = [asyncio.create_task(_work(serving, writer)) for _ in range(_WORKERS if works else 0)]
         assert serving.address is not None
         Served(
             pid=os.getpid(),
@@ -69,8 +69,9 @@ async def _serve(
         yield _weight()
         async for _ in turns:
             yield _weight()
-        working.cancel()
-        await asyncio.wait([working])
+        for worker in working:
+            worker.cancel()
+        await asyncio.gather(*working, return_exceptions=True)
         await serving.stop()
 
 

@@ -7,7 +7,6 @@ with the same settings and nothing behind it: it reads the body and answers what
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import tempfile
 from collections.abc import AsyncIterator
@@ -27,7 +26,7 @@ from covenant.model import command as c
 from covenant.model.peer import Caller
 from covenant.serve import daemon as daemon_module
 from covenant.serve import wire as w
-from covenant.serve.daemon import Daemon, Settings
+from covenant.serve.daemon import Daemon, Settings, keep_memory_steady
 from covenant.serve.places import PLACE_OF
 from covenant.serve.server import Server, config_for, listen
 from covenant.serve.verbs import HANDLERS
@@ -56,7 +55,7 @@ async def daemon(
         settings = Settings(store=url_of(folder / "data", scheme), http="127.0.0.1:0", ipc=path)
         serving = Daemon(settings, Realm.throwaway(), _OPERATOR_TOKEN)
         await serving.start()
-        gc.freeze()  # as `covenant serve` does
+        keep_memory_steady()  # as `covenant serve` does
         seats = await _enrolled(serving, peers)
         replies, *_ = await asyncio.gather(*(_cycle(serving, seat) for seat in seats))
         checked = any(row.kind == "capability_check" for row in await serving.store.audit(20 * len(seats)))  # type: ignore[attr-defined]

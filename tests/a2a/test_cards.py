@@ -14,9 +14,12 @@ from a2a.utils._jcs import canonicalize
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from google.protobuf.json_format import MessageToDict
 
+from covenant.a2a.fault import Fault
 from covenant.a2a.signature import check_signed
 from covenant.model import command as c
 from covenant.model.agent import from_base58
+from covenant.serve.a2a.codec import write_card
+from covenant.serve.a2a.proto import AgentCard
 from tests.a2a.served import Site, start_site
 
 PATH = "/.well-known/agent-card.json"
@@ -189,6 +192,36 @@ async def test_the_extended_card_is_for_those_who_are_known() -> None:
         await site.daemon.stop()
 
 
+@pytest.mark.parametrize(
+    "card",
+    [
+        {"name": "writer", "documentationUrl": None, "capabilities": {"streaming": None, "extensions": None}},
+        {"name": "writer", "provider": {}, "skills": [{"id": "s", "examples": None}], "x-house": {"n": 2**53 - 1}},
+        {"name": "writer", "skills": [{"id": "s", "securityRequirements": [{"schemes": {"b": {"list": ["x"]}}}]}]},
+        {"name": "writer", "supportedInterfaces": "ours", "securitySchemes": 5, "signatures": "none"},
+        {"name": "writer", "extended": {"signatures": 5, "extended": None, "name": "", "version": "9"}},
+    ],
+)
+async def test_what_is_published_is_read_by_the_official_client(card: dict[str, Any]) -> None:
+    async with httpx.AsyncClient() as client:
+        site = await start_site(client, card)
+        public, extended = (await get(site)).json(), await site.rpc("GetExtendedAgentCard")
+        assert parse_agent_card(public).name == "writer"
+        read = parse_agent_card(extended)
+        assert read.name == "writer"
+        assert AgentCard.FromString(write_card(extended)).version == read.version
+        await site.daemon.stop()
+
+
+async def test_an_agent_may_have_no_extended_card() -> None:
+    async with httpx.AsyncClient() as client:
+        site = await start_site(client, {"name": "writer", "capabilities": {"extendedAgentCard": False}})
+        assert (await get(site)).json()["capabilities"]["extendedAgentCard"] is False
+        assert (await site.rpc("GetExtendedAgentCard"))["code"] == -32004
+        assert (await site.rest("GET", "/extendedAgentCard")).status_code == 400
+        await site.daemon.stop()
+
+
 async def test_the_root_is_the_first_agent_that_is_still_there(site: Site) -> None:
     operator = site.exchange.operator()
     await site.exchange.run(operator, c.PublishCard(None, site.writer.agent, {"name": "writer", "version": "3"}))
@@ -197,3 +230,16 @@ async def test_the_root_is_the_first_agent_that_is_still_there(site: Site) -> No
     assert (await get(site)).json()["name"] == "editor"
     await site.exchange.revoke_peer(operator, "editor@lab", "left")
     assert (await get(site)).status_code == 404
+
+
+async def test_an_agent_is_found_as_it_is_now_however_often_it_was_found_before(site: Site) -> None:
+    directory, operator, writer = site.daemon.directory, site.exchange.operator(), site.writer.agent
+    silent = {"name": "writer", "capabilities": {"streaming": False}}
+    for card, streams in ((silent, False), ({"name": "writer"}, True)):
+        await site.exchange.run(operator, c.PublishCard(None, writer, card))
+        assert [(await directory.find(name)).streams for name in (None, "writer@lab")] == [streams, streams]
+    await site.exchange.run(operator, c.WithdrawCard(None, writer))
+    assert (await directory.find(None)).id.display == "editor@lab"
+    await site.exchange.revoke_peer(operator, "editor@lab", "left")
+    with pytest.raises(Fault):
+        await directory.find(None)

@@ -113,6 +113,23 @@ def test_what_the_sender_says_reaches_the_holder_whatever_role_it_claims(stage: 
     assert last.status.message.role == "ROLE_AGENT"
 
 
+def test_the_first_message_is_the_senders_whatever_role_it_claims(stage: Stage) -> None:
+    task_id = stage.send(message=message("draft the brief", role="ROLE_AGENT"))
+    shown = answer(q.GetDialog(ADA, task_id), stage.state, stage.ctx).task
+    assert [said.role for said in shown.history] == ["ROLE_USER"]
+    (delivery,) = stage.run(c.LeaseTasks(BOB, BOB, "one"))
+    assert delivery.task.message.role == "ROLE_USER"
+
+
+def test_a_context_or_task_without_a_name_is_none(stage: Stage) -> None:
+    """ProtoJSON tells so of a field that is not set."""
+    task_id = stage.send(context_id="here", message=message(context_id="", task_id=""))
+    assert stage.run(c.AddMessage(ADA, task_id, message(context_id="", task_id=""))).generation == 2
+    first = stage.record(task_id).task
+    assert first.message is not None and (first.message.context_id, first.message.task_id) == (None, None)
+    assert stage.send(id=task_id, context_id="here", message=message()) == task_id
+
+
 def test_only_its_sender_adds_to_a_task(stage: Stage) -> None:
     task_id = stage.send()
     with pytest.raises(NotPermitted):

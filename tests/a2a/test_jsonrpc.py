@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
+from a2a.types import a2a_pb2
 
 from covenant import Text
 from covenant.exchange.bounds import Bounds
@@ -20,11 +21,15 @@ from covenant.model.task import Result
 from covenant.serve.a2a.directory import DIRECT_REPLY
 from tests.a2a.served import NEWER, VERSION, Site, agent_says, events_of, hesitate, message, start_site
 
+TaskState = {number: name for name, number in a2a_pb2.TaskState.items()}
 CALL = {"jsonrpc": "2.0", "id": 1, "method": "ListTasks", "params": {}}
 
 
 def body(**other: Any) -> bytes:
     return json.dumps({**CALL, **other}).encode()
+
+
+SENT = body(method="SendMessage", params={"message": message()})
 
 
 def reason(error: dict[str, Any]) -> str:
@@ -93,6 +98,11 @@ async def test_the_id_comes_back_as_it_came(site: Site, call_id: Any) -> None:
         (body(method="SendMessage", params={"message": {**message(), "parts": []}}), -32602, 1),
         (body(method="SendMessage", params={"message": {**message(), "role": "ROLE_NOBODY"}}), -32602, 1),
         (body(method="SendMessage", params={"message": message(taskId="nonsense")}), -32001, 1),
+        (SENT.replace(b"draft the brief", b"\xff\xfe"), -32602, 1),
+        (SENT.replace(b"messageId", b"message_id").replace(b"draft the brief", b"\xff\xfe"), -32602, 1),
+        (SENT.replace(b'"text": "draft the brief"', b'"data": 1e400'), -32602, 1),
+        (SENT.replace(b'"text": "draft the brief"', b'"data": ' + b"[" * 500 + b"]" * 500), -32602, 1),
+        (SENT.replace(b'"text": "draft the brief"', b'"raw": "no base64!"'), -32602, 1),
     ],
 )
 async def test_a_wrong_call_is_refused_in_the_words_of_json_rpc(
@@ -115,6 +125,25 @@ async def test_wrong_params_say_which_member_is_wrong(site: Site) -> None:
         assert details["@type"] == "type.googleapis.com/google.rpc.BadRequest"
         violations[json.dumps(params)] = details["fieldViolations"][0]["field"]
     assert list(violations.values()) == ["message.parts[0].text", "message.role", "message"]
+
+
+@pytest.mark.parametrize("letter", ["x", "\U0001f600"])
+async def test_what_an_error_tells_is_bounded(site: Site, letter: str) -> None:
+    """However much of what was sent it would repeat, over either binding."""
+    long = letter * 100_000
+    for method, params in (
+        ("GetTask", {"id": long}),
+        ("GetTask", {"id": "x", "tenant": long}),
+        ("ListTasks", {"status": long}),
+        ("ListTasks", {"pageToken": long}),
+        ("CancelTask", {"id": long}),
+        (long, {}),
+    ):
+        response = await site.post(body(method=method, params=params))
+        assert "error" in response.json()
+        assert len(response.content) < 5_000
+    response = await site.rest("POST", "/message:send", {"message": message(taskId=long)})
+    assert response.status_code == 404 and len(response.content) < 5_000
 
 
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", ""])
@@ -278,6 +307,25 @@ async def test_members_may_have_their_names_of_the_proto_file(site: Site) -> Non
     assert "history" not in await site.rpc("GetTask", {"id": task["id"], "history_length": 0})
     error = await site.rpc("GetTask", {"id": task["id"], "history_length": "x"})
     assert error["data"][1]["fieldViolations"][0]["field"] == "historyLength"
+
+
+async def test_numbers_may_be_strings_and_enumerations_numbers(site: Site) -> None:
+    """As ProtoJSON has it."""
+    sent = {"message": {**message(), "role": 1}, "configuration": {"historyLength": "0", "returnImmediately": True}}
+    task = (await site.rpc("SendMessage", sent))["task"]
+    assert "history" not in task
+    shown = await site.rpc("GetTask", {"id": task["id"], "historyLength": "5"})
+    assert [said["role"] for said in shown["history"]] == ["ROLE_USER"]
+    for number, state in TaskState.items():
+        for status in (number, state):
+            page = await site.rpc("ListTasks", {"status": status, "pageSize": "10", "historyLength": 0.0})
+            assert len(page["tasks"]) == (number in (0, 1)), status
+            listed = (await site.rest("GET", f"/tasks?status={status}")).json()
+            assert len(listed["tasks"]) == (number in (0, 1)), status
+    for params in ({"pageSize": "1.5"}, {"pageSize": 1.5}, {"pageSize": "ten"}, {"pageSize": True}, {"status": 9}):
+        assert (await site.rpc("ListTasks", params))["code"] == -32602
+    for role in (0, 3, -1, 1.5, True, "1x"):
+        assert (await site.rpc("SendMessage", {"message": {**message(), "role": role}}))["code"] == -32602
 
 
 async def test_null_is_what_is_not_said(site: Site) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.json import encode
 
 from covenant import Limits
 from covenant.a2a import wire as a
@@ -24,7 +25,7 @@ from covenant.store import ledger as ledgers
 from covenant.store.clock import ManualClock
 from covenant.store.journal.archive import FILE
 from tests.a2a.conftest import Town, says
-from tests.a2a.stage import ADA, BOB, CYD, Stage, message
+from tests.a2a.stage import ADA, BOB, CYD, Stage, artifact, message
 from tests.a2a.towns import place
 
 
@@ -95,9 +96,30 @@ def test_a_listing_misses_nothing_that_was_there_while_tasks_move(
     assert set(there) <= set(seen) <= {i for i in ids if is_listed(stage.record(i))}
 
 
+@pytest.mark.parametrize("scan_max", [10_000, 64])
+def test_a_listing_of_tasks_that_never_rest_ends_and_shows_each(scan_max: int) -> None:
+    """Every one of them moves between any two pages."""
+    stage = Stage(Limits(scan_max=scan_max))
+    ids = [stage.send(shown=True) for _ in range(80)]
+    leases = [stage.lease() for _ in ids]
+    seen: list[str] = []
+    cursor: str | None = None
+    pages = 0
+    while pages == 0 or cursor is not None:
+        page = ask(stage, 10, cursor)
+        cursor, pages = page.cursor, pages + 1
+        assert pages <= 2 * len(ids) / 10 + 3, "it ends"
+        seen += [task.id for task in page.tasks]
+        for lease in leases:
+            stage.run(c.UpdateTask(BOB, lease, message()))
+        stage.send(shown=True)
+    assert set(ids) == set(seen)
+    assert max(seen.count(task_id) for task_id in ids) <= 2
+
+
 def test_a_listing_that_nobody_disturbs_shows_each_once_in_order() -> None:
     stage = Stage()
-    ids = [stage.send() for _ in range(20)]
+    ids = [stage.send(shown=True) for _ in range(20)]
     for task_id in random.Random(5).sample(ids, 20):
         stage.run(c.AddMessage(ADA, task_id, message()))
     seen: list[str] = []
@@ -172,10 +194,109 @@ def test_tasks_are_listed_by_context_state_and_time() -> None:
 
 def test_a_cursor_of_something_else_is_refused() -> None:
     stage = Stage()
-    stage.send()
-    for cursor in ("", "1", "1.2", "a.b.c.d", "1.2.3.-4", "9" * 40, "0.1.2.3.4", "2.1.1.1"):
+    stage.send(shown=True)
+    stage.send(shown=True)
+    ours = ask(stage, 1, None).cursor
+    mark = ours.rpartition(".")[2]
+    assert ask(stage, 1, f"0.9.9.9.{mark}").total == 9
+    for odd in ("", "1", "1.2", "a.b.c.d", "1.2.3.-4", "9" * 40, "0.1.2.3.4", "2.1.1.1"):
+        for cursor in (odd, f"{odd}.{mark}", f"{mark}.{odd}"):
+            with pytest.raises(BadCursor):
+                ask(stage, 2, cursor)
+
+
+def test_a_cursor_of_another_caller_or_agent_is_refused() -> None:
+    stage = Stage()
+    for _ in range(2):
+        stage.send(shown=True)
+    cursor = ask(stage, 1, None).cursor
+    assert ask(stage, 1, cursor).tasks
+    for by, agent in ((CYD, BOB), (ADA, CYD), (BOB, ADA)):
         with pytest.raises(BadCursor):
-            ask(stage, 2, cursor)
+            answer(q.ListDialogs(by, agent.pubkey, 1, cursor), stage.state, stage.ctx)
+
+
+def test_a_page_ends_where_it_has_no_more_room() -> None:
+    """One that is too large for any page has a page of its own."""
+    stage = Stage(Limits(page_bytes_max=5_000))
+    ids = [stage.send(message=message("x" * size), shown=True) for size in (10, 1_500, 1_500, 1_500, 20_000, 10, 1_500)]
+    pages: list[list[str]] = []
+    cursor: str | None = None
+    while not pages or cursor is not None:
+        page = ask(stage, 100, cursor)
+        assert page.total == len(ids)
+        assert len(page.tasks) == 1 or len(encode(page.tasks)) <= 5_100
+        pages.append([task.id for task in page.tasks])
+        cursor = page.cursor
+    assert [task_id for page in pages for task_id in page] == ids[::-1]
+    assert [ids[4]] in pages
+    assert len(pages) < len(ids)
+
+
+def test_a_page_of_what_has_moved_ends_there_too() -> None:
+    stage = Stage(Limits(page_bytes_max=5_000))
+    ids = [stage.send(message=message("x" * 1_500), shown=True) for _ in range(12)]
+    leases = [stage.lease() for _ in ids]
+    seen: set[str] = set()
+    cursor: str | None = None
+    pages = 0
+    while not pages or cursor is not None:
+        page = ask(stage, 100, cursor)
+        assert len(encode(page.tasks)) <= 5_100
+        cursor, pages = page.cursor, pages + 1
+        assert pages <= 12, "it ends"
+        seen |= {task.id for task in page.tasks}
+        for lease in leases:
+            stage.run(c.UpdateTask(BOB, lease, message("p")))
+    assert seen == set(ids)
+
+
+def test_artifacts_count_among_what_a_page_carries() -> None:
+    stage = Stage(Limits(page_bytes_max=5_000))
+    for _ in range(4):
+        stage.send(shown=True)
+        lease = stage.lease()
+        for _ in range(2):
+            stage.run(c.AddArtifact(BOB, lease, artifact("x" * 1_000), append=True))
+    assert len(ask(stage, 100, None).tasks) == 4
+    page = ask(stage, 100, None, artifacts=True)
+    assert len(page.tasks) == 2
+    assert page.cursor is not None
+
+
+def test_the_history_of_a_task_is_as_long_as_there_is_room_for() -> None:
+    """The newest of it, and that always."""
+    stage = Stage(Limits(page_bytes_max=5_000))
+    task_id = stage.send(shown=True)
+    texts = [f"{n}" + "x" * 1_000 for n in range(40)]
+    for text in texts:
+        stage.run(c.AddMessage(ADA, task_id, message(text)))
+
+    def history(length: int | None) -> list[str]:
+        dialog = answer(q.GetDialog(ADA, task_id, length), stage.state, stage.ctx)
+        return [said.parts[0].text for said in dialog.task.history]
+
+    assert history(None) == texts[-4:]
+    assert history(2) == texts[-2:]
+    assert history(0) == []
+    stage.run(c.AddMessage(ADA, task_id, message("x" * 9_000)))
+    assert history(None) == ["x" * 9_000]
+
+
+def test_a_list_shows_less_of_the_history_than_the_task_does() -> None:
+    stage = Stage()
+    task_id = stage.send(shown=True)
+    texts = [f"{n}" for n in range(40)]
+    for text in texts:
+        stage.run(c.AddMessage(ADA, task_id, message(text)))
+
+    def listed(**asked: Any) -> list[str]:
+        (task,) = ask(stage, 10, None, **asked).tasks
+        return [said.parts[0].text for said in task.history]
+
+    assert listed() == texts[-10:]
+    assert listed(history=100) == ["draft the brief", *texts]
+    assert len(answer(q.GetDialog(ADA, task_id), stage.state, stage.ctx).task.history) == 41
 
 
 async def _pages(town: Town, between: Any, **request: Any) -> list[str]:

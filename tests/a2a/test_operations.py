@@ -19,7 +19,7 @@ from covenant.model.protocol import StreamResponse
 from covenant.model.record import Asks
 from covenant.model.task import Result, Task
 from covenant.rules.push import PUSHES_MAX
-from covenant.serve.a2a.operations import KEY
+from covenant.serve.a2a.operations import CURSOR, KEY
 from tests.a2a.conftest import Town, piece, says
 
 
@@ -119,6 +119,24 @@ async def test_a_write_that_expects_another_generation_is_refused(town: Town) ->
     assert await refused(town.send(says("late", task_id=task.id), if_generation_match=7)) is GENERATION
     await town.send(says("in time", task_id=task.id), if_generation_match="1")
     assert await refused(town.send(says("twice", task_id=task.id), if_generation_match=1)) is GENERATION
+
+
+@pytest.mark.parametrize("expected", [2**53 + 1, str(2**53 + 1), 2**63 - 1, str(2**63 - 1), 0])
+async def test_a_generation_that_the_task_will_never_have_is_another(town: Town, expected: int | str) -> None:
+    task = await town.send()
+    assert await refused(town.send(says("late", task_id=task.id), if_generation_match=expected)) is GENERATION
+
+
+@pytest.mark.parametrize(
+    "odd", ["\uff19", "1_0", " 1 ", "+1", "-1", "", "0x1", "1" * 5000, 2**63, str(2**63), 1.0, 1.5, True, -1]
+)
+async def test_a_generation_is_digits_and_nothing_else(town: Town, odd: Any) -> None:
+    task = await town.send()
+    assert await refused(town.send(says("late", task_id=task.id), if_generation_match=odd)) is INVALID_PARAMS
+    assert await refused(town.get(task.id, current_generation=odd)) is INVALID_PARAMS
+    request = a.SubscribeToTask(id=task.id, metadata={CURSOR: odd})
+    events = town.operations.subscribe(town.alice, town.agent, request)
+    assert await refused(anext(events)) is INVALID_PARAMS
 
 
 async def test_of_two_writers_at_the_same_moment_one_wins(town: Town) -> None:
@@ -243,12 +261,39 @@ async def test_what_has_ended_takes_no_message_and_no_plain_subscription(town: T
 
 async def test_a_stream_gives_the_task_first_then_what_happens(town: Town) -> None:
     task = await town.send()
-    following = asyncio.ensure_future(town.events(task.id))
+    stream = town.operations.subscribe(town.alice, town.agent, a.SubscribeToTask(id=task.id))
+    assert line((await anext(stream)).response) == (1, "SUBMITTED")
     delivery = await town.lease()
     await town.finish(delivery, Result.error(delivery, "no paper"))
-    told = [line(event.response) for event in await following]
-    assert told[0][1] in ("SUBMITTED", "WORKING")
-    assert told[-1] == (3, "FAILED")
+    told = [line(event.response) async for event in stream]
+    assert told == [(2, "WORKING"), (3, "FAILED")]
+
+
+async def test_a_wait_for_the_end_is_woken_by_nothing_else(town: Town) -> None:
+    """That somebody has taken the task, and how far it is, is no reason to look again."""
+    task = await town.send()
+    settling = town.exchange.store.settle(task.id, 10_000)
+    woken = settling.send(None)
+    delivery = await town.lease()
+    await town.work(c.UpdateTask(None, delivery.lease_id, says("half way")))
+    assert not woken.done()
+    await town.finish(delivery)
+    assert woken.done()
+    with pytest.raises(StopIteration):
+        settling.send(None)
+
+
+async def test_a_wait_for_the_end_ends_with_its_time(town: Town) -> None:
+    task = await town.send()
+    await town.exchange.store.settle(task.id, 20)
+    assert (await town.get(task.id)).status.state == "TASK_STATE_SUBMITTED"
+
+
+async def test_a_draining_daemon_answers_a_send_that_waits_with_the_task_as_it_is(town: Town) -> None:
+    sending = asyncio.ensure_future(town.send(return_immediately=False))
+    await town.lease()
+    town.exchange.drain()
+    assert (await sending).status.state == "TASK_STATE_WORKING"
 
 
 async def test_a_stranger_does_not_see_the_task(town: Town) -> None:

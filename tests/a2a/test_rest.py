@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -147,6 +148,29 @@ async def test_a_body_that_is_no_json_is_an_error(site: Site) -> None:
     response = await site.client.post(f"{site.url}/message:send", content=b"{", headers=headers)
     error = error_of(response, 400, "INVALID_ARGUMENT")
     assert error["details"][0]["reason"] == "PARSE_ERROR"
+
+
+async def test_a_webhook_has_a_name_that_a_path_can_carry(site: Site) -> None:
+    task = (await site.rest("POST", "/message:send", SEND)).json()["task"]
+    hooks = f"/tasks/{task['id']}/pushNotificationConfigs"
+    for name in ("a/b", "/", ".", ".."):
+        response = await site.rest("POST", hooks, {"id": name, "url": "https://example.com/hook"})
+        error_of(response, 400, "INVALID_ARGUMENT")
+    for name in ("a b", "a%2Fb", "...", "ä?#", "a:b"):
+        response = await site.rest("POST", hooks, {"id": name, "url": "https://example.com/hook"})
+        assert response.json()["id"] == name
+        assert (await site.rest("GET", f"{hooks}/{quote(name, safe='')}")).json()["id"] == name
+        assert (await site.rest("DELETE", f"{hooks}/{quote(name, safe='')}")).status_code == 200
+    assert (await site.rest("GET", hooks)).json()["configs"] == []
+
+
+async def test_a_number_that_there_is_not_is_wrong_input(site: Site) -> None:
+    headers = {**VERSION, **site.auth("alice"), "Content-Type": "application/json"}
+    for path in ("/message:send", f"/tasks/{ABSENT}:cancel"):
+        content = b'{"message":{"messageId":"m","role":"ROLE_USER","parts":[{"data":1e400}]},"metadata":{"a":1e400}}'
+        response = await site.client.post(f"{site.url}{path}", content=content, headers=headers)
+        error = error_of(response, 400, "INVALID_ARGUMENT")
+        assert error["details"][0]["reason"] == "INVALID_PARAMS"
 
 
 async def test_a_body_of_another_type_is_refused(site: Site) -> None:

@@ -100,4 +100,4 @@ def test_what_a_client_is_told_adds_up_to_the_task(data: st.DataObject, protocol
         assert client.message is not None and client.message.parts == message("hello").parts
         return
     assert client.task is not None and client.task.status.state is state_of(record)
-    assert client.seen == seen(shown(record, stage.state))
+    assert client.seen == seen(shown(record, stage.state, stage.ctx.limits, 0))

@@ -8,6 +8,7 @@ unless something was lost or done twice.
 from __future__ import annotations
 
 from typing import Any
+from uuid import uuid4
 
 from hypothesis import strategies as st
 
@@ -23,13 +24,13 @@ class Broken(Exception):
 
 
 @task("safe", idempotent=True)
-async def safe(n: int) -> int:
-    return n * 10
+async def safe(n: int) -> str:
+    return f"safe {n} {uuid4()}"  # done again, it comes to something else
 
 
 @task("unsafe")
-async def unsafe(n: int) -> int:
-    return n * 100
+async def unsafe(n: int) -> str:
+    return f"unsafe {n} {uuid4()}"
 
 
 @task("safe_fails", idempotent=True)
@@ -65,6 +66,7 @@ OTHERS = [remote, remote_fails]
 async def program(ctx: AgentContext, phases: list[list[Statement]]) -> list[Any]:
     state = ctx.state or {"phase": 0, "found": []}
     found = list(state["found"])
+    await ctx.append("system", "instructions", key="first")
     for phase in range(state["phase"], len(phases)):
         await block(ctx, phases[phase], found)
         if phase + 1 < len(phases):
@@ -155,7 +157,7 @@ async def evaluate(ctx: AgentContext, statement: Statement) -> Any:
 async def effect(name: str, fails: bool) -> str:
     if fails:
         raise Broken(name)
-    return f"did {name}"
+    return f"did {name} {uuid4()}"
 
 
 def pending(ctx: AgentContext, asked: list[Any]) -> PendingTask:

@@ -94,7 +94,7 @@ async def test_who_does_not_look_at_the_state_gets_an_error_that_says_so(house: 
         return "done"
 
     if house.is_cold:
-        with pytest.raises(RunFailed, match="ctx.state"):
+        with pytest.raises(RunFailed, match=r"ctx\.state"):
             await house.through(blind)
     else:
         assert (await house.through(blind))[1] == "done"

@@ -1,4 +1,4 @@
-"""Signals: each heard once, in order, in the commit that records what came of it; and waits for whatever comes first."""
+"""Signals: each heard once, in order, in the commit that records what came of it; and waits for what comes first."""
 
 from __future__ import annotations
 
@@ -330,3 +330,19 @@ async def test_another_place_goes_on_while_the_run_is_parked(house: House) -> No
         going.set()
         await house.signal(run_id, "go", "on")
         assert await house.result(run_id) == ["on", 70]
+
+
+async def test_one_signal_is_for_one_of_two_places(house: House) -> None:
+    @agent("two")
+    async def two(ctx: AgentContext) -> list[Any]:
+        async def first() -> Any:
+            return (await ctx.any_of(ctx.signal("n"), ctx.signal("never"))).value
+
+        return sorted(await asyncio.gather(first(), ctx.wait_for_signal("n"), ctx.wait_for_signal("*")))
+
+    async with house.worker(two):
+        run_id = await house.begin(two)
+        for n in range(3):
+            await house.until(run_id, is_so=lambda seen: not seen.signals)
+            await house.signal(run_id, "n", n)
+        assert await house.result(run_id) == [0, 1, 2]

@@ -97,7 +97,7 @@ async def test_a_key_with_another_input_behind_a_checkpoint_is_an_error(house: H
             await pause(ctx)
         return await ctx.task("work", 2, key="mine")
 
-    with pytest.raises(RunFailed, match="task_conflict|another input|other content"):
+    with pytest.raises(RunFailed, match=r"another input|other content"):
         await house.through(careless, tasks=[work])
 
 

@@ -74,7 +74,7 @@ async def test_the_time_for_a_signal_is_over_when_the_test_says_so() -> None:
 async def test_the_report_says_where_the_worker_died_and_what_was_in_doubt() -> None:
     report = await survives_crashes(shop, 5, tasks=[charge], script=[Tell("review", "good")])
     assert report.points == sum(report.places.values()) > 20
-    assert report.places["before CommitRun"] == report.places["after CommitRun"] > 2
+    assert min(report.places[f"{when} CommitRun"] for when in ("before", "after")) > 2
     assert report.doubts > 0
     assert report.outcome["result"]["value"] == "charged 5"
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from covenant import Mailbox, OpenMailbox, TaskState, WorkContext, Worker
+from covenant import Delivery, Mailbox, OpenMailbox, Task, TaskState, WorkContext, Worker
+from covenant.model.run import RunCommit, Wait
 from tests.client.proxy import Proxy
 from tests.conformance.support import answer_next, drain, plain, refused, soon, take, turn, uid
 from tests.daemons import Realmful
@@ -137,3 +138,58 @@ async def test_a_worker_over_a_bad_line_does_everything_once(proxy: Proxy, box: 
     assert {(answer.attempt, answer.status) for answer in answers} == {(1, "ok")}
     assert proxy.lost
     assert not (await box.task_queue(state="in_flight")).tasks
+
+
+# --- runs --------------------------------------------------------------------------------------------------
+
+STANDING = b'"run_standing"'
+SIGNALED = b'"run_signaled"'
+RESUMED = b'"run_resumed"'
+
+
+async def begun(box: OpenMailbox, far: OpenMailbox) -> Delivery:
+    await box.of("alice@lab").send_task(plain(far, id=uid(1)))
+    return await take(far)
+
+
+async def test_a_commit_whose_answer_was_lost_is_said_again(proxy: Proxy, box: OpenMailbox, far: OpenMailbox) -> None:
+    """Contract 22: under its lease and number it is done once."""
+    delivery = await begun(box, far)
+    task = Task(id=uid(10), recipient=far.agent, intent_text="part")
+    commit = RunCommit(number=1, tasks=[task], begins=[uid(10)], wait=Wait(tasks=frozenset((uid(10),))))
+    proxy.loses = (STANDING,)
+    with refused("unreachable") as lost:
+        await far.commit_run(delivery, commit)
+    assert lost.value.details["outcome"] == "unknown"
+    proxy.loses = ()
+    standing = await far.commit_run(delivery, commit)
+    assert standing.parked and list(standing.leases) == [uid(10)]
+    run = await box.get_run(uid(1))
+    assert (run.step, run.awaits) == (1, [f"task {uid(10)}"])
+
+
+async def test_a_signal_under_a_key_is_said_again(proxy: Proxy, box: OpenMailbox, far: OpenMailbox) -> None:
+    """Contract 22: it is heard once; one without a key is not repeated by itself."""
+    await far.commit_run(await begun(box, far), RunCommit(number=1))
+    for key in (None, "k"):
+        proxy.loses = (SIGNALED,)
+        with refused("unreachable"):
+            await far.signal_run(uid(1), "go", key=key)
+        proxy.loses = ()
+    assert (await far.signal_run(uid(1), "go", key="k")).duplicate
+    assert (await box.get_run(uid(1))).signals == ["go", "go"]
+
+
+async def test_a_resume_whose_answer_was_lost_is_said_again(proxy: Proxy, box: OpenMailbox, far: OpenMailbox) -> None:
+    """Contract 23: who took the run over hears of its own lease."""
+    await far.of(far.agent, incarnation="dead").commit_run(await begun(box, far), RunCommit(number=1))
+    held = (await box.get_run(uid(1))).incarnation
+    assert held is not None
+    heir = far.of(far.agent, incarnation="heir")
+    proxy.loses = (RESUMED,)
+    with refused("unreachable"):
+        await heir.resume_run(uid(1), dead=held, evidence="attested", reason="crash")
+    proxy.loses = ()
+    resumed = await heir.resume_run(uid(1), dead=held, evidence="attested", reason="crash")
+    assert (await heir.commit_run(resumed.lease_id, RunCommit(number=2))).number == 2
+    assert (await box.get_task(uid(1))).attempt == 1

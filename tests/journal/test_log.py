@@ -24,7 +24,7 @@ from covenant.store.journal import housekeeping
 from covenant.store.journal import log as log_module
 from covenant.store.journal.archive import Archive
 from covenant.store.journal.engine import Journal
-from covenant.store.journal.files import Files
+from covenant.store.journal.files import Files, ReadFile
 from covenant.store.journal.log import STRETCH_BYTES_MAX, Log
 from covenant.store.journal.segment import Position, Reader, segment_names
 from covenant.store.journal.writer import Writer
@@ -108,7 +108,39 @@ def test_every_commit_is_found_between_short_and_very_long_lines(
                 assert log.after(seq, limit) == [one for one in naive if one.last > seq][:limit]
                 assert log.before(seq, limit) == [one for one in reversed(naive) if one.seq < seq][:limit]
                 assert log.trail(seq, TASK, 1) == [one for one in naive if one.seq <= seq <= one.last]
+                assert log.trail(seq, TASK, 50) == chained(log, seq)
             assert log.before(None, limit) == naive[::-1][:limit]
+
+
+def chained(log: Log, seq: int) -> list[Logged]:
+    """A trail, each commit of it looked for on its own."""
+    found: list[Logged] = []
+    while one := log.trail(seq, TASK, 1):
+        found += one
+        seq = one[0].previous(TASK)
+    return found
+
+
+@pytest.mark.parametrize("apart", [1, 5])
+def test_a_trail_of_commits_close_together_is_read_in_one_go(tmp_path: Path, apart: int) -> None:
+    commits = Commits(tmp_path)
+    last = 0
+    for seq in range(1, 2001):
+        is_touched = seq % apart == 0
+        commits.add(300, key=TASK if is_touched else f"other-{seq}", prev=last)
+        last = seq if is_touched else last
+    commits.close()
+    reads: list[int] = []
+    read_at = ReadFile.read_at
+
+    def counted(file: ReadFile, start: int, size: int) -> bytes:
+        reads.append(size)
+        return read_at(file, start, size)
+
+    with patch.object(ReadFile, "read_at", counted), commits.log() as log:
+        assert len(log.trail(last, TASK, 10_000)) == 2000 // apart
+    assert len(reads) < 100
+    assert sum(reads) < 2 * commits.end.offset
 
 
 def test_a_line_costs_no_more_than_its_length(tmp_path: Path) -> None:

@@ -259,6 +259,7 @@ def test_every_kind_of_event_is_told_or_left_out_on_purpose() -> None:
     silent |= {e.PushSet, e.PushDropped, e.PushDelivered, e.CardPublished, e.CardWithdrawn}  # of no state of a task
     silent |= {e.RunBegun, e.Stepped, e.RunWaits, e.TaskAwaited, e.RunResumed, e.RunClosed, e.RunSwept}  # the run's own
     silent |= {e.StepKept, e.StepDropped, e.EntryKept, e.Marked, e.Signaled, e.SignalTaken}
+    silent.add(e.KeyTaken)
     of_trust = {e.Enrolled, e.TokenRotated, e.PeerRevoked, e.Granted, e.GrantUsed, e.GrantRevoked, e.GrantExpired}
     assert set(TOLD) | silent | of_trust == set(Event.__args__)
     assert not set(TOLD) & (silent | of_trust)

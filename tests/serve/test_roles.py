@@ -482,6 +482,13 @@ async def test_a_revoked_grant_is_worth_nothing_at_the_next_call(world: World) -
     assert await told(world, "bare", good) == NO
 
 
+async def test_a_way_that_was_open_closes_with_its_recipient(world: World) -> None:
+    send = w.SendTask(task=Task(recipient=world.agents["worker"], intent_text="more"))
+    assert [await told(world, "sender", send) for _ in range(2)] == [OK, OK]
+    assert await told(world, "operator", w.RevokePeer(peer="bob@lab")) == OK
+    assert await told(world, "sender", send) == "unknown_peer"
+
+
 async def test_who_may_list_grants_sees_those_of_others(world: World) -> None:
     """Contract 26: capabilities.list, for one subject or for all, in listings and in checks."""
     operator, bare = world.engines["operator"], world.engines["bare"]

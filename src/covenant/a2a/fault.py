@@ -14,6 +14,7 @@ from covenant.model.error import CovenantError, InvalidInput
 
 DOMAIN: Final = "a2a-protocol.org"
 _ERROR_INFO: Final = "type.googleapis.com/google.rpc.ErrorInfo"
+_TEXT_BYTES_MAX: Final = 512  # of what an error tells: it repeats what a caller sent, and trailers of gRPC are short
 _BAD_REQUEST: Final = "type.googleapis.com/google.rpc.BadRequest"
 
 
@@ -109,16 +110,25 @@ def kind_of(error: CovenantError) -> Kind:
     return INVALID_PARAMS if isinstance(error, InvalidInput) else INTERNAL
 
 
+def message_of(error: CovenantError) -> str:
+    return _clipped(error.message)
+
+
 def details_of(error: CovenantError) -> list[dict[str, Any]]:
     """ErrorInfo, and for input that is wrong, where."""
     kind = kind_of(error)
-    metadata = {name: str(value) for name, value in error.details.items() if value is not None}
+    metadata = {name: _clipped(str(value)) for name, value in error.details.items() if value is not None}
     if not isinstance(error, Fault):
         metadata["code"] = error.code
     found: list[dict[str, Any]] = [
         {"@type": _ERROR_INFO, "reason": kind.reason, "domain": DOMAIN, "metadata": metadata}
     ]
     if kind in (INVALID_PARAMS, TOO_LARGE):
-        violation = {"field": str(error.details.get("field", "")), "description": error.message}
+        violation = {"field": _clipped(str(error.details.get("field", ""))), "description": message_of(error)}
         found.append({"@type": _BAD_REQUEST, "fieldViolations": [violation]})
     return found
+
+
+def _clipped(text: str) -> str:
+    data = text.encode(errors="replace")
+    return text if len(data) <= _TEXT_BYTES_MAX else data[:_TEXT_BYTES_MAX].decode(errors="ignore") + "…"

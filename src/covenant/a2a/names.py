@@ -1,29 +1,34 @@
-"""ProtoJSON as it may also be written: members by their names in the proto file, and null for what is not said.
+"""ProtoJSON as it may also be written: members by their names in the proto file, null for what is not said, numbers in
+strings, enumerations by their numbers.
 
-Everybody writes camelCase, and that is read directly. A reader of ProtoJSON has to take the other spelling as well, so
-a request that has it is brought into the usual form first. What a client keeps in free-form members is left alone.
+Everybody writes camelCase, and that is read directly. A reader of ProtoJSON has to take the other spellings as well, so
+a request that has them is brought into the usual form first. What a client keeps in free-form members is left alone.
 """
 
 from __future__ import annotations
 
 import re
 from functools import cache
-from typing import Any, Final, get_args, get_type_hints
+from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
-from msgspec import Struct, UnsetType
+from msgspec import Meta, Struct, UnsetType
 
+_WHOLE: Final = re.compile(r"-?[0-9]{1,10}")
 _BY_PROTO_NAME: Final = re.compile(rb'"[a-z]+(?:_[a-z]+)+"\s*:')
+_END_OF_ONE: Final = re.compile(rb'_[a-z]+"\s*:')  # found or not much faster, and hardly ever there
 
 
 class _Member(Struct, frozen=True):
     name: str  # in JSON
     kind: type[Struct] | None  # of what is in it, where that has members of its own
     takes_null: bool
+    is_whole: bool  # a number without a fraction
+    names: tuple[str, ...]  # of an enumeration, by their numbers from 1
 
 
 def has_proto_names(data: bytes | memoryview) -> bool:
-    return _BY_PROTO_NAME.search(data) is not None
+    return _END_OF_ONE.search(data) is not None and _BY_PROTO_NAME.search(data) is not None
 
 
 def usual(kind: type[Struct], members: Any) -> Any:
@@ -36,24 +41,48 @@ def usual(kind: type[Struct], members: Any) -> Any:
         member = known.get(name)
         if member is None:
             found[name] = value
-        elif value is not None or member.takes_null:
-            found.setdefault(member.name, value if member.kind is None else _usual_in(member.kind, value))
+            continue
+        told = _usual_in(member, value)
+        if told is not None or member.takes_null:
+            found.setdefault(member.name, told)
     return found
 
 
-def _usual_in(kind: type[Struct], value: Any) -> Any:
-    return [usual(kind, item) for item in value] if isinstance(value, list) else usual(kind, value)
+def _usual_in(member: _Member, value: Any) -> Any:
+    kind = member.kind
+    if kind is not None:
+        return [usual(kind, item) for item in value] if isinstance(value, list) else usual(kind, value)
+    if (member.is_whole or member.names) and isinstance(value, str) and _WHOLE.fullmatch(value):
+        value = int(value)
+    if member.is_whole and isinstance(value, float) and value.is_integer():
+        return int(value)
+    if member.names and type(value) is int and 0 <= value <= len(member.names):
+        return member.names[value - 1] if value else None
+    return value
 
 
 @cache
 def _members_of(kind: type[Struct]) -> dict[str, _Member]:
-    hints = get_type_hints(kind)
+    hints = get_type_hints(kind, include_extras=True)
     known: dict[str, _Member] = {}
     for field in msgspec.structs.fields(kind):
         hint = hints[field.name]
-        member = _Member(field.encode_name, _struct_in(hint), UnsetType in get_args(hint))
+        kinds = get_args(hint)
+        is_whole = int in kinds and str not in kinds
+        member = _Member(field.encode_name, _struct_in(hint), UnsetType in kinds, is_whole, _names_in(hint))
         known[field.name] = known[field.encode_name] = member
     return known
+
+
+def _names_in(hint: Any) -> tuple[str, ...]:
+    if get_origin(hint) is Literal:
+        return get_args(hint)
+    for inner in get_args(hint):
+        if isinstance(inner, Meta) and inner.extra:
+            return tuple(inner.extra.get("names", ()))
+        if found := _names_in(inner):
+            return found
+    return ()
 
 
 def _struct_in(hint: Any) -> type[Struct] | None:

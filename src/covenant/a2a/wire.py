@@ -5,13 +5,15 @@ Names are those of the protocol's JSON form. Unknown members are ignored. A 64-b
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, TypeAlias
 
-from msgspec import Struct, field
+from msgspec import Meta, Struct, field
 
 from covenant.model.message import Message
-from covenant.model.protocol import TaskShown
+from covenant.model.protocol import State, TaskShown
 from covenant.model.push import Authentication
+
+TaskState: TypeAlias = Annotated[str, Meta(extra={"names": tuple(State)})]  # by their numbers, from 1
 
 
 class _Wire(Struct, frozen=True, omit_defaults=True, rename="camel", kw_only=True, gc=False):
@@ -55,7 +57,7 @@ class GetTask(_Wire, frozen=True):
 class ListTasks(_Wire, frozen=True):
     tenant: str | None = None
     context_id: str | None = None
-    status: str | None = None
+    status: TaskState | None = None
     page_size: int | None = None
     page_token: str | None = None
     history_length: int | None = None

@@ -159,31 +159,29 @@ class AgentContext:
 
     async def _enter(self, draft: EntryDraft, content: Any) -> str:
         self._operate()
-        if draft.key is not None:
-            return await self._enter_once(draft, content)
         driver = self._driver
-        key = driver.memory.key("entry", [draft.role.value, draft.type.value, content])
+        once = [] if draft.key is None else [draft.key]
+        key = driver.memory.key("entry", [draft.role.value, draft.type.value, content, *once])
         memo = driver.memory.recall(key)
-        if memo is None or memo.entry is None:
-            return driver.enter(key, draft, content, self._turn)
-        driver.leaf = memo.entry
+        if memo is None:
+            found = None if draft.key is None else await self._find_once(draft.key, draft)
+            if found is None:
+                return driver.enter(key, draft, content, self._turn)
+            memo = Memo(key, values.raw(driver.leaf), found)
+            driver.remember(memo)
+        assert memo.entry is not None
+        leaf = values.unraw(memo.value)
+        driver.leaf = memo.entry if leaf is None else leaf
         return driver.memory.entry_ids[memo.entry]
 
-    async def _enter_once(self, draft: EntryDraft, content: Any) -> str:
-        """The function may come by again, also in one call and behind a checkpoint. Only where it added the entry does
-        the run stand below it."""
-        assert draft.key is not None
-        driver = self._driver
-        key, _, count = driver.memory.key("entry", ["key", draft.key]).partition("#")
-        memo = driver.memory.recall(key)
-        found = await driver.find_entry(draft.key) if memo is not None or driver.checkpoints else None
+    async def _find_once(self, name: str, draft: EntryDraft) -> int | None:
+        """An entry that is there already stays where it is, and what follows comes where it would have come."""
+        found = await self._driver.find_entry(name)
         if found is None:
-            return driver.enter(key, draft, content, self._turn)
+            return None
         if found.digest != digest_of_entry(draft):
-            raise KeyReused(f"the entry under {draft.key!r} has other content", key=draft.key)
-        if memo is not None and not count:
-            driver.leaf = found.number
-        return found.id
+            raise KeyReused(f"the entry under {name!r} has other content", key=name)
+        return found.number
 
     # --- checkpoints --------------------------------------------------------------------------------------
 

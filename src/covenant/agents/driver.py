@@ -128,7 +128,7 @@ class Driver:
         self._inbox: dict[str, SignalSeen] = {}
         self._entry_numbers: dict[str, int] = {}
         self._known: dict[int, AgentEntry] = {}
-        self._marks: dict[str, EntryFound] = {}  # by their keys
+        self._once: dict[str, EntryFound] = {}  # entries by their key
         self._digests: dict[str, str] = {}
         self._sent: dict[str, Task] = {}
         self._kinds: dict[str, str] = {}  # of the tasks that this worker has a function for
@@ -139,6 +139,7 @@ class Driver:
         self._own: dict[str, asyncio.Task[None]] = {}  # tasks that this worker does itself
         self._others: set[str] = set()  # tasks that somebody else has
         self._lingering: asyncio.TimerHandle | None = None
+        self._telling: list[asyncio.Task[None]] = []
         self._news = asyncio.Event()
         self._offset_ms = 0
         self._store_now = 0
@@ -156,7 +157,7 @@ class Driver:
             if self._function is None:
                 await self._load()
                 self._function = asyncio.create_task(self._call())
-                self._function.add_done_callback(lambda _: self._news.set())
+                self._function.add_done_callback(self._hear_end)
             elif not await self._is_fresh():
                 self.drop()
                 return Left.STALE
@@ -231,16 +232,29 @@ class Driver:
             assert self._function is not None
             if self._function.done():
                 return await self._end(self._function)
+            if self._telling:
+                await self._told_results()
+                continue
             wait = self._prepare()
             if wait is None and self.batch.is_empty and not self._commits_due:
                 self._news.clear()
                 await self._news.wait()
                 continue
+            waits = list(self._waits)
             standing = await self._commit(wait)
             if standing.parked:
+                went_on = not self.batch.is_empty or any(waiting not in waits for waiting in self._waits)
+                if went_on or self._function.done():
+                    self._wake()  # while it was being parked
                 return Left.PARKED
             if wait is not None and standing.cancel_requested and not self._is_any_there():
                 self._cancel_waits()
+
+    def _hear_end(self, function: asyncio.Task[Any]) -> None:
+        """A function that ends while the run is parked has waited for something of its own."""
+        self._news.set()
+        if not self._is_held and not self._is_dropped:
+            self._wake()
 
     async def _until_still(self) -> None:
         """Until every place in the function waits for something that is not there, or the function has ended."""
@@ -290,17 +304,21 @@ class Driver:
         return child_id in self._kinds and child_id not in self._others
 
     def _union(self) -> Wait | None:
-        """All that any place in the function waits for; the first of it is enough to look again."""
+        """All that any place in the function waits for; the first of it is enough to look again. An effect in doubt is
+        decided before anything else goes on."""
         waits = [waiting.wait for waiting in self._waits if waiting.wait is not None]
         if not waits:
             return None
+        doubted = next((wait for wait in waits if wait.doubt is not None), None)
+        if doubted is not None:
+            return doubted
         ended = self.memory.outcomes
         if len(waits) == 1:
             only = waits[0]
             left = frozenset(i for i in only.tasks if i not in ended)
-            return Wait(left, True, False, only.signals, only.until_ms, only.doubt) if only.first else only
+            return Wait(left, True, False, only.signals, only.until_ms) if only.first else only
         tasks = frozenset(i for wait in waits for i in wait.tasks if i not in ended)
-        signals = tuple(dict.fromkeys(name for wait in waits for name in wait.signals if wait.doubt is None))
+        signals = tuple(dict.fromkeys(name for wait in waits for name in wait.signals))
         times = [wait.until_ms for wait in waits if wait.until_ms is not None]
         return Wait(tasks, True, False, signals, min(times, default=None))
 
@@ -308,6 +326,7 @@ class Driver:
 
     async def _commit(self, wait: Wait | None, result: Result | None = None) -> Standing:
         self._stop_lingering()
+        await self._told_results()
         batch, self.batch = self.batch, Batch()
         flushed = [waiting for waiting in self._waits if waiting.wait is None]
         self._commits_due = False
@@ -429,12 +448,20 @@ class Driver:
     def _linger_no_more(self) -> None:
         self._lingering = None
         if not self._is_dropped and self.batch.answers:
-            self._beside(self._post_lingering())
+            self._telling.append(self._beside(self._post_lingering()))
 
-    def _beside(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.ensure_future(work)
+    async def _told_results(self) -> None:
+        """What follows from a result must not be kept before the result is."""
+        while self._telling:
+            await asyncio.wait([self._telling.pop()])
+        if self._is_dropped:
+            raise LeaseSuperseded("a result was refused, and the run is no longer held here", task_id=self.run_id)
+
+    def _beside(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
         self._aside.add(task)
         task.add_done_callback(self._aside.discard)
+        return task
 
     async def _post_lingering(self) -> None:
         """The function takes its time: what is done is told meanwhile."""
@@ -492,19 +519,21 @@ class Driver:
         self.memory.entry_ids[number] = draft.id
         self._entry_numbers[draft.id] = number
         self._known[number] = AgentEntry(draft.id, draft.role, content, draft.type, number, parent, self.now_ms(), turn)
-        if draft.key is not None:
-            self._marks[draft.key] = EntryFound(number, draft.id, digest_of_entry(draft))
         if key is not None:
             self.remember(Memo(key, entry=number))
+        if draft.key is not None:
+            self._once[draft.key] = EntryFound(number, draft.id, digest_of_entry(draft))
         return draft.id
 
     async def find_entry(self, key: str) -> EntryFound | None:
-        """The entry under a key, which may not be committed yet."""
-        found = self._marks.get(key)
-        if found is None:
+        """The entry that was added under a key, also if it is not committed yet."""
+        found = self._once.get(key)
+        if found is None and self.is_resuming:
             found = await self._ask(lambda: self._box.find_entry(self._lease_id, key))
         if found is not None:
-            self._marks[key] = found
+            self._once[key] = found
+            self.memory.entry_ids[found.number] = found.id
+            self._entry_numbers[found.id] = found.number
         return found
 
     async def number_of(self, entry_id: str) -> int:
@@ -659,8 +688,11 @@ class Driver:
     async def hear(self, patterns: tuple[str, ...], until: int | None, doubt: str | None = None) -> SignalSeen | None:
         """The oldest signal that fits, or None when the time is over."""
         wait = Wait(signals=patterns, until_ms=until, doubt=doubt)
-        await self.wait(wait, lambda: self._heard(patterns) is not None or self._is_over(until))
-        return self._heard(patterns)
+        while True:  # another place may have been quicker to take what was there
+            await self.wait(wait, lambda: self._heard(patterns) is not None or self._is_over(until))
+            heard = self._heard(patterns)
+            if heard is not None or self._is_over(until):
+                return heard
 
     async def first_of(self, wait: Wait) -> SignalSeen | None:
         outcomes = self.memory.outcomes
@@ -670,6 +702,8 @@ class Driver:
             return ended or self._heard(wait.signals) is not None or self._is_over(wait.until_ms)
 
         await self.wait(wait, is_there)
+        while not is_there():  # another place was quicker to take what was there
+            await self.wait(wait, is_there)
         if any(i in outcomes for i in wait.tasks):
             return None
         return self._heard(wait.signals)
@@ -684,6 +718,8 @@ class Driver:
         return until is not None and self._store_now >= until
 
     async def signals_like(self, pattern: str) -> list[SignalSeen]:
+        if not self._number:
+            await self.flush()  # what its sender said before the run began waits for it from then on
         looked = Wait(signals=(pattern,))
         standing = await self._look_around(looked, every=True)
         return [signal for signal in standing.signals if signal.id not in self.taken]

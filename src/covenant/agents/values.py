@@ -6,6 +6,7 @@ What msgspec takes goes as it is: plain values, dataclasses, Structs, enums. A m
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,7 +32,19 @@ def typed(value: Any, kind: Any) -> Any:
 
 
 def raw(value: Any) -> Raw:
-    return Raw(msgspec.json.encode(value, enc_hook=_dump))
+    encoded = msgspec.json.encode(value, enc_hook=_dump)
+    if b"null" in encoded:
+        _check_finite(plain(value))
+    return Raw(encoded)
+
+
+def _check_finite(value: Any) -> None:
+    """JSON has no number for these, and null would be another value."""
+    if type(value) is float and not math.isfinite(value):
+        raise ValueError(f"{value} has no JSON form")
+    if isinstance(value, (dict, list)):
+        for member in value.values() if isinstance(value, dict) else value:
+            _check_finite(member)
 
 
 def unraw(value: Raw) -> Any:

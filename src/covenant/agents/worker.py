@@ -208,6 +208,10 @@ class AgentWorker:
             log.warning("run %s could not be given back: %s", work.task.id, failed)
 
     def _keep(self, driver: Driver) -> None:
+        """Another may be here: of the time before the run was taken up by the one that has parked now."""
+        former = self._warm.pop(driver.run_id, None)
+        if former is not None:
+            former.drop()
         self._warm[driver.run_id] = driver
         while len(self._warm) > self._warm_max:
             _, oldest = self._warm.popitem(last=False)

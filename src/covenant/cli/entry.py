@@ -18,6 +18,7 @@ STALE_MS: Final = 5 * MINUTE_MS
 _COLOURS: Final = {
     TaskState.QUEUED: "cyan",
     TaskState.IN_FLIGHT: "yellow",
+    TaskState.PARKED: "blue",
     TaskState.RESULT_PENDING: "green",
     TaskState.RESOLVED: "bright_black",
 }

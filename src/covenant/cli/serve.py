@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import os
 import shlex
@@ -21,7 +20,7 @@ from covenant.cli.session import Session
 from covenant.exchange.scheduler import plan_from
 from covenant.model.error import BadSetting
 from covenant.model.limits import Limits
-from covenant.serve.daemon import DEFAULT_HTTP, Daemon, Settings
+from covenant.serve.daemon import DEFAULT_HTTP, Daemon, Settings, keep_memory_steady
 from covenant.serve.home import Home
 from covenant.version import VERSION
 
@@ -118,7 +117,7 @@ def _loop_factory() -> Any:
 async def _serve(daemon: Daemon, session: Session) -> None:
     told_to_end = _listen_to_signals()
     await daemon.start()
-    gc.freeze()  # what was loaded stays: no collection needs to look at it again
+    keep_memory_steady()
     click.echo(_greeting(daemon, session))
     sys.stdout.flush()
     log.info("ready")

@@ -21,7 +21,7 @@ from covenant.serve import wire as w
 from covenant.serve.why import reason_of
 
 _ADVISED_MAX: Final = 3
-_STATES: Final = ("queued", "in-flight", "result-pending")
+_STATES: Final = ("queued", "in-flight", "parked", "result-pending")
 
 
 class Status(Struct, tag="a2a_status", tag_field="kind"):
@@ -86,10 +86,12 @@ def _tell(session: Session, found: Status) -> None:
 def _summary(found: Status, stale: int) -> str:
     count = Counter(entry.state for entry in found.tasks)
     lost = counted(stale, "stale lease")
+    parked = count[TaskState.PARKED]
     return ", ".join(
         (
             f"{count[TaskState.QUEUED]} queued",
             f"{count[TaskState.IN_FLIGHT]} in flight",
+            *((f"{parked} parked",) if parked else ()),
             click.style(lost, fg="red", bold=True) if stale else lost,
             f"{counted(len(found.results), 'result')} pending",
         )

@@ -183,6 +183,8 @@ def cancel(session: Session, task_id: str, reason: str, graceful: bool, cascade:
     def tell() -> None:
         if done.state == "in_flight":
             click.echo(f"asked the holder of {done.task_id} to stop; it ends when the holder answers")
+        elif done.state == "parked":
+            click.echo(f"asked the run {done.task_id} to stop; it ends when it has cleaned up")
         else:
             click.echo(f"canceled {done.task_id}")
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import monotonic
@@ -38,11 +37,11 @@ class Gauge:
     def __init__(self, limit: int, what: str) -> None:
         self._limit = limit
         self._what = what
-        self._open: Counter[str] = Counter()
+        self._open: dict[str, int] = {}
 
     @property
     def total(self) -> int:
-        return self._open.total()
+        return sum(self._open.values())
 
     @contextmanager
     def one(self, peer: str) -> Iterator[None]:
@@ -53,14 +52,15 @@ class Gauge:
             self.leave(peer)
 
     def enter(self, peer: str) -> None:
-        if self._open[peer] >= self._limit:
+        count = self._open.get(peer, 0)
+        if count >= self._limit:
             raise RateLimited(f"too many open {self._what}", limit=self._limit, retry_after_ms=1000)
-        self._open[peer] += 1
+        self._open[peer] = count + 1
 
     def leave(self, peer: str) -> None:
-        self._open[peer] -= 1
-        if not self._open[peer]:
-            del self._open[peer]
+        count = self._open.pop(peer) - 1
+        if count:
+            self._open[peer] = count
 
 
 class Meter:

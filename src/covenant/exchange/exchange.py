@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
-from contextlib import nullcontext
 from functools import partial
 from typing import Any, Final, TypeVar
 
@@ -18,6 +17,7 @@ from covenant.exchange.bounds import Bounds, Gauge, Meter, Refusals
 from covenant.exchange.realm import Realm
 from covenant.exchange.receipts import Receipts
 from covenant.exchange.token import Keeper, digest_of, make_token
+from covenant.exchange.waits import Waits
 from covenant.model import command as c
 from covenant.model.agent import AgentId
 from covenant.model.audit import AuditRow, Logged
@@ -67,7 +67,7 @@ class Exchange:
         self.store = store
         self.realm = realm
         self.bounds = bounds or Bounds()
-        self.waits = Gauge(self.bounds.waits_max, "waits")
+        self.waits = Waits(self.bounds.waits_max)
         self.connections = Gauge(self.bounds.connections_max, "connections")
         self.is_draining = False
         self.incarnation = ids.lease()
@@ -76,7 +76,6 @@ class Exchange:
         self._meter = Meter(self.bounds.requests_per_s, self.bounds.burst)
         self._refusals = Refusals(self.bounds.refusals_per_min, clock.now_ms)
         self._receipts = Receipts(clock)
-        self._waiting: dict[asyncio.Task[Any], str] = {}
         self._on_lost_trust: list[Callable[[str], None]] = []
         self._ending_trust: set[asyncio.Task[Any]] = set()
         self._keeper: Keeper | None = None  # of the operator's token
@@ -138,8 +137,7 @@ class Exchange:
     def drain(self) -> None:
         """No new leases; who waits is answered with what there is."""
         self.is_draining = True
-        for task in list(self._waiting):
-            task.cancel()
+        self.waits.end()
 
     async def close(self) -> None:
         self.drain()
@@ -203,8 +201,8 @@ class Exchange:
 
     # --- doing --------------------------------------------------------------------------------------------
 
-    async def run(self, caller: Caller, command: c.Command) -> Any:
-        return await self.store.run(self._call(caller, command))
+    def run(self, caller: Caller, command: c.Command) -> Coroutine[Any, Any, Any]:
+        return self.store.run(self._call(caller, command))
 
     async def run_all(self, caller: Caller, commands: Sequence[c.Command]) -> list[Any]:
         return await self.store.run_all([self._call(caller, command) for command in commands])
@@ -234,7 +232,6 @@ class Exchange:
     async def _take(
         self, caller: Caller, command: c.LeaseTasks | c.DrainResults, wait_ms: int, undoing: list[c.Command]
     ) -> list[Any]:
-        pubkey = caller.agent.pubkey
         if self.is_draining:
             if isinstance(command, c.LeaseTasks):
                 raise Draining("the daemon is ending and hands out no more tasks")
@@ -243,22 +240,12 @@ class Exchange:
         wait_ms = min(wait_ms, self.bounds.wait_ms_max)
         if wait_ms == 0:
             return await self.store.take(call, 0, undoing)
-        try:
-            with self.waits.one(pubkey):
-                taken: list[Any] = await self._interruptible(pubkey, self.store.take(call, wait_ms, undoing), [])
-        except asyncio.CancelledError:
-            await self._undo(undoing)
-            raise
-        return taken
+        with self.waits.interruptible(caller.agent.pubkey):
+            return await self.store.take(call, wait_ms, undoing)
+        return []
 
-    async def _undo(self, undoing: list[c.Command]) -> None:
-        """What was taken in the very moment in which nobody wanted it any more goes back."""
-        for command in undoing:
-            await asyncio.shield(asyncio.ensure_future(self.store.run(command)))
-        undoing.clear()
-
-    async def ask(self, caller: Caller, query: Query) -> Any:
-        return await self.store.ask(query, caller)
+    def ask(self, caller: Caller, query: Query) -> Coroutine[Any, Any, Any]:
+        return self.store.ask(query, caller)
 
     async def watch(
         self,
@@ -270,57 +257,31 @@ class Exchange:
         has_place: bool = False,
     ) -> QueueEntry:
         """`has_place`: the caller is counted among those who wait already."""
-        pubkey = caller.agent.pubkey
         query = GetTask(self.by(caller), task_id)
         wait_ms = 0 if self.is_draining else min(wait_ms, self.bounds.wait_ms_max)
-        if wait_ms == 0:
-            entry: QueueEntry = await self.store.ask(query, caller)
-            return entry
-        with nullcontext() if has_place else self.waits.one(pubkey):
-            found: QueueEntry | None = await self._interruptible(
-                pubkey, self.store.watch(query, after, wait_ms, caller, cancel_known), None
-            )
-            return found or await self.store.ask(query, caller)
+        if wait_ms:
+            with self.waits.interruptible(caller.agent.pubkey, has_place):
+                return await self.store.watch(query, after, wait_ms, caller, cancel_known)
+        entry: QueueEntry = await self.store.ask(query, caller)
+        return entry
 
     async def listen(
         self, caller: Caller, lease_id: str, after: int, wait_ms: int, cancel_known: bool = False
     ) -> Inputs:
-        pubkey = caller.agent.pubkey
         query = ListInputs(self.by(caller), lease_id, after)
         wait_ms = 0 if self.is_draining else min(wait_ms, self.bounds.wait_ms_max)
-        if wait_ms == 0:
-            heard: Inputs = await self.store.ask(query, caller)
-            return heard
-        with self.waits.one(pubkey):
-            found: Inputs | None = await self._interruptible(
-                pubkey, self.store.listen(query, wait_ms, cancel_known, caller), None
-            )
-            return found or await self.store.ask(query, caller)
+        if wait_ms:
+            with self.waits.interruptible(caller.agent.pubkey):
+                return await self.store.listen(query, wait_ms, cancel_known, caller)
+        heard: Inputs = await self.store.ask(query, caller)
+        return heard
 
     async def settle(self, caller: Caller, task_id: str) -> None:
         """Wait until a task has ended or asks its sender for something, as long as a request may take. Nothing is told:
         who wants to know asks then."""
         if not self.is_draining:
-            pubkey = caller.agent.pubkey
-            with self.waits.one(pubkey):
-                await self._interruptible(pubkey, self.store.settle(task_id, self.bounds.wait_ms_max), None)
-
-    async def _interruptible(self, pubkey: str, work: Any, nothing: Any) -> Any:
-        """A wait that the exchange can end: as if its time were over."""
-        task = asyncio.current_task()
-        assert task is not None
-        waiting = asyncio.ensure_future(work)
-        self._waiting[waiting] = pubkey
-        try:
-            return await waiting
-        except asyncio.CancelledError:
-            if waiting.cancelled() and not task.cancelling():
-                return nothing
-            waiting.cancel()
-            await asyncio.wait([waiting])
-            raise
-        finally:
-            self._waiting.pop(waiting, None)
+            with self.waits.interruptible(caller.agent.pubkey):
+                await self.store.settle(task_id, self.bounds.wait_ms_max)
 
     async def require(self, caller: Caller, action: str) -> None:
         """Raise unless the caller is the operator or holds this action. It counts as a use of it."""
@@ -340,6 +301,10 @@ class Exchange:
 
     def now_ms(self) -> int:
         return self._clock.now_ms()
+
+    def new_id(self) -> str:
+        """A random UUID."""
+        return self._ids.lease()
 
     def by(self, caller: Caller) -> AgentId | None:
         """How the rules name the caller: the operator sees all, and so is nobody in particular."""
@@ -431,9 +396,7 @@ class Exchange:
             self._trust_lost(pubkey)
 
     def _trust_lost(self, pubkey: str) -> None:
-        for task, peer in list(self._waiting.items()):
-            if peer == pubkey:
-                task.cancel()
+        self.waits.end(pubkey)
         for tell in self._on_lost_trust:
             tell(pubkey)
 

@@ -35,13 +35,6 @@ class Trail(Struct, frozen=True):
     is_whole: bool
 
 
-async def trail(exchange: Exchange, caller: Caller, task_id: str, after: int) -> Trail:
-    """What came first behind this generation."""
-    async for seen in _stretches(exchange, caller, task_id, after):
-        return seen
-    return Trail([], True)
-
-
 class Step(Struct, frozen=True, gc=False):
     """A commit that moved a task: where it is in the log, and the generation before it."""
 

@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from covenant.model.message import Artifact, Message
 
+GENERATION_MAX: Final = 2**63 - 1
 RESTARTED: Final = "covenant/restarted"  # in the metadata of a snapshot: what was missed is no longer known
 
 

@@ -197,7 +197,7 @@ class Released(Struct, frozen=True, gc=False):
 
 
 class Canceled(Struct, frozen=True, gc=False):
-    """`state` is in_flight when a graceful cancel has only asked the holder."""
+    """`state` is in_flight or parked when a graceful cancel has only asked the holder, or the run."""
 
     task_id: str
     state: TaskState

@@ -31,6 +31,7 @@ _SILENT = (
     e.GrantRevoked,
     e.HeadSigned,
     e.PushDelivered,
+    e.KeyTaken,
     e.RunBegun,
     e.RunWaits,
     e.TaskAwaited,
@@ -42,7 +43,6 @@ _SILENT = (
     e.EntryKept,
     e.Marked,
     e.SignalTaken,
-    e.KeyTaken,
 )
 _OF_A_TASK = frozenset(("part", "late", "push", "run", "signal"))
 _CARRIED = ("lease_id", "reason", "cause", "outcome", "number")

@@ -27,19 +27,22 @@ def cancel(command: CancelTask, view: View, ctx: Context) -> Commit:
         return Commit(asked, Canceled(task_id, record.state, record.generation), then=then if asked else ())
     if record.outcome is not None:
         raise TaskTerminal(f"task {task_id} has ended: {record.outcome}", task_id=task_id, outcome=record.outcome)
-    if command.graceful and record.state == TaskState.IN_FLIGHT:
+    if command.graceful and record.state in (TaskState.IN_FLIGHT, TaskState.PARKED):
         return _ask(command, record)
     events = end(record, Outcome.CANCELED, f"canceled: {command.reason}", view, command.cascade)
     return Commit(tuple(events), Canceled(task_id, TaskState.RESULT_PENDING, record.generation + 1), then=then)
 
 
 def _ask(command: CancelTask, record: TaskRecord) -> Commit:
-    """The holder learns of it by its next heartbeat; the first reason stays."""
+    """The holder learns of it by its next heartbeat, and a run that waits is woken for it. The first reason stays."""
     task_id = record.task.id
-    reply = Canceled(task_id, record.state, record.generation)
     if record.cancel_reason is not None and record.cancel_cascade >= command.cascade:
-        return Commit((), reply)
-    return Commit((e.CancelAsked(task_id, record.cancel_reason or command.reason, command.cascade),), reply)
+        return Commit((), Canceled(task_id, record.state, record.generation))
+    asked = e.CancelAsked(task_id, record.cancel_reason or command.reason, command.cascade)
+    if record.state is not TaskState.PARKED or record.ready_for is not None:
+        return Commit((asked,), Canceled(task_id, record.state, record.generation))
+    restates = record.asks is not None
+    return Commit((asked, e.Woken(task_id, restates)), Canceled(task_id, record.state, record.generation + restates))
 
 
 def cancel_children(command: CancelChildren, view: View, ctx: Context) -> Commit:

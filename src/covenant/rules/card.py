@@ -5,19 +5,23 @@ from __future__ import annotations
 from typing import Any, Final
 
 import msgspec
+import rfc8785
+from msgspec import Struct
 
 from covenant.model import event as e
 from covenant.model.agent import AgentId
 from covenant.model.audit import AuditRow
-from covenant.model.card import Card, CardPage, card_key
+from covenant.model.card import Capabilities, Card, CardPage, Description, card_key
 from covenant.model.command import PublishCard, WithdrawCard
 from covenant.model.error import Malformed, NotPermitted, TooLarge, UnknownPeer
 from covenant.model.peer import Peer, peer_key
 from covenant.model.query import GetCard, ListCards
 from covenant.rules.context import Commit, Context, View
 from covenant.rules.envelope import check_count, check_cursor, check_json, check_text
+from covenant.rules.portable import is_portable
 
 CARD_BYTES_MAX: Final = 256 * 1024
+_shape: Final = msgspec.json.Decoder(Description)
 
 
 def publish(command: PublishCard, view: View, ctx: Context) -> Commit:
@@ -28,15 +32,35 @@ def publish(command: PublishCard, view: View, ctx: Context) -> Commit:
         raise Malformed("a card is a JSON object", field="card")
     check_text(card.get("name", ""), "name", ctx.limits.text_bytes_max)
     check_json(card, ctx.limits)
-    try:
-        size = len(msgspec.json.encode(card))
-    except (msgspec.MsgspecError, TypeError, ValueError, RecursionError) as wrong:
-        raise Malformed(f"card: {wrong}", field="card") from None
-    if size > CARD_BYTES_MAX:
-        raise TooLarge(f"the card has {size} bytes", field="card", size=size, limit=CARD_BYTES_MAX)
+    _check_shape(card)
     row = AuditRow("card_published", subject=agent.display)
     published = e.CardPublished(card_key(agent.pubkey), agent, card)
     return Commit((published,), Card(agent, card, ctx.now), (row,))
+
+
+def _check_shape(card: dict[str, Any]) -> None:
+    """That clients can read it, and the realm can sign it."""
+    try:
+        body = msgspec.json.encode(card)
+        _shape.decode(body)
+        plain = msgspec.json.decode(body)
+        rfc8785.dumps(plain)
+    except (msgspec.MsgspecError, TypeError, ValueError, RecursionError) as wrong:
+        raise Malformed(f"card: {wrong}", field="card") from None
+    if len(body) > CARD_BYTES_MAX:
+        raise TooLarge(f"the card has {len(body)} bytes", field="card", size=len(body), limit=CARD_BYTES_MAX)
+    if not is_portable(plain):
+        raise Malformed("card: something is nested too deep to go over gRPC", field="card")
+    for said in (plain, plain.get("extended") or {}):
+        _check_names(Description, said)
+        _check_names(Capabilities, said.get("capabilities") or {})
+
+
+def _check_names(shape: type[Struct], said: dict[str, Any]) -> None:
+    """The other spelling of ProtoJSON would stand beside what is added when the card is served."""
+    for field in msgspec.structs.fields(shape):
+        if field.name != field.encode_name and field.name in said:
+            raise Malformed(f"card: {field.name} is written {field.encode_name}", field="card")
 
 
 def withdraw(command: WithdrawCard, view: View, ctx: Context) -> Commit:

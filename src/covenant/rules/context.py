@@ -18,7 +18,7 @@ from covenant.model.card import Card
 from covenant.model.command import Call, Command, NotePush, NoteRefusal, SignHead
 from covenant.model.event import Event
 from covenant.model.limits import Limits
-from covenant.model.peer import Grant, Peer
+from covenant.model.peer import Caller, Demand, Grant, Peer
 from covenant.model.push import Push
 from covenant.model.record import Horizon, Key, Late, Record, Slot, TaskRecord, Tombstone
 from covenant.model.run import Signal
@@ -39,6 +39,15 @@ def _written(caller: str) -> int:
     return 0
 
 
+class Way(Struct, frozen=True, gc=False):
+    """How a sender was let through to a recipient: the same again, as long as no peer and no grant is touched."""
+
+    order: int  # of the last event that had touched one
+    demand: Demand
+    grant: Grant
+    rows: tuple[AuditRow, ...]  # of the checks that it took
+
+
 class Context(Struct, gc=False):
     """What a rule is given. Asked again for the same command, an engine gives the same ids."""
 
@@ -51,6 +60,7 @@ class Context(Struct, gc=False):
     is_genuine: Callable[[Grant], bool] = _anything  # whether the realm signed it
     refused: Callable[[str], int] = _written  # how many of a caller were not written down before; -1: nor is this one
     recalled: dict[tuple[str, str, str | None], tuple[int, Grant]] = field(default_factory=dict)  # see rules.grant
+    ways: dict[tuple[str, str, str], Way] = field(default_factory=dict)  # see rules.door
     recv_gate: bool = False  # whether a recipient must have agreed to its senders
     private_webhooks: bool = False  # whether a webhook may be on this machine, or in its network
 
@@ -101,8 +111,9 @@ class View(Protocol):
     def dialogs(self, sender: str, recipient: str, before: int, limit: int) -> Sequence[TaskRecord]:
         """Tasks of the A2A protocol between these two, the newest status first."""
 
-    def moved_dialogs(self, sender: str, recipient: str, after: int, limit: int) -> Sequence[TaskRecord]:
-        """Those with a status behind this event, the oldest status first."""
+    def moved_dialogs(self, sender: str, recipient: str, since: int, after: int, limit: int) -> Sequence[TaskRecord]:
+        """Those of them that were there at an event and have a newer status, in the order in which they were sent;
+        `after` is where an earlier listing stopped."""
 
     def signals(self, task_id: str, limit: int, taken: bool = False) -> Sequence[Signal]:
         """Those that wait for a run, oldest first; with `taken`, those of which only the key is left, too."""
@@ -133,6 +144,9 @@ class View(Protocol):
     def peer_named(self, display: str) -> str | None:
         """The key that a label belongs to."""
 
+    def caller_of(self, digest: str) -> Caller | None:
+        """The peer whose token is good now."""
+
     def peers(self, after: int, limit: int) -> Sequence[Peer]:
         """Everybody who was ever enrolled, by the event that last touched them."""
 
@@ -152,12 +166,14 @@ class Commit(Struct, gc=False):
 
 def acting(command: Command | Call) -> AgentId | None:
     """For whom it is done; None is the operator."""
-    return None if type(command) is Call and command.caller.is_operator else command.by
+    if type(command) is Call:
+        return None if command.caller.is_operator else command.caller.agent
+    return command.by
 
 
 def actor(command: Command | Call) -> str:
     """Who the log says it was."""
-    if type(command) in (SignHead, NoteRefusal, NotePush):
-        return "system"
     by = acting(command)
-    return "operator" if by is None else by.display
+    if by is not None:
+        return by.display
+    return "system" if type(command) in (SignHead, NoteRefusal, NotePush) else "operator"

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from msgspec import structs
-
 from covenant.model import event as e
 from covenant.model.agent import AgentId
 from covenant.model.command import AddArtifact, AddMessage, RejectTask, ReplyDirectly, ShowTask, UpdateTask
@@ -23,7 +21,8 @@ from covenant.model.error import (
     UnknownTask,
 )
 from covenant.model.limits import Limits
-from covenant.model.message import Message, Role
+from covenant.model.message import Message
+from covenant.model.protocol import GENERATION_MAX
 from covenant.model.record import Asks, Outcome, Said, TaskRecord, TaskState, chunk_key, said_key
 from covenant.model.task import Result
 from covenant.model.view import Input, Moved
@@ -36,7 +35,7 @@ from covenant.rules.envelope import (
     check_text,
     digest_of_message,
     seal_artifact,
-    seal_message,
+    seal_spoken,
 )
 from covenant.rules.lease import held
 from covenant.rules.push import brought
@@ -45,14 +44,13 @@ from covenant.rules.send_key import send_key, sent_under
 from covenant.rules.sight import task_of_lease, visible_task
 
 MESSAGES_MAX = 2**31
-_GENERATION_MAX = 2**53
 
 
 def add_message(command: AddMessage, view: View, ctx: Context) -> Commit:
     """Input for the holder, or for whoever will be: in the commit that checked the generation."""
     task_id = check_id(command.task_id, "task_id")
     record = visible_task(task_id, command.by, view, ctx)
-    message = _spoken(command.message, "ROLE_USER", ctx)
+    message = seal_spoken(command.message, "ROLE_USER", ctx.limits)
     if record.direct:
         raise UnknownTask(f"no task {task_id}", task_id=task_id)
     if command.by is not None and command.by.pubkey != record.sender:
@@ -66,7 +64,7 @@ def add_message(command: AddMessage, view: View, ctx: Context) -> Commit:
     if message.context_id is not None and message.context_id != context_of(record):
         raise ContextMismatch(f"task {task_id} belongs to another context", task_id=task_id)
     if command.if_generation is not None:
-        expected = check_count(command.if_generation, "ifGenerationMatch", _GENERATION_MAX)
+        expected = check_count(command.if_generation, "ifGenerationMatch", GENERATION_MAX)
         if expected != record.generation:
             raise GenerationMismatch(
                 f"task {task_id} is at generation {record.generation}, not {expected}",
@@ -108,7 +106,7 @@ def update(command: UpdateTask, view: View, ctx: Context) -> Commit:
         raise Malformed("asks is `input` or `auth`", field="asks")
     if asks is None and message is None:
         raise Malformed("an update says something", field="message")
-    message = None if message is None else _spoken(message, "ROLE_AGENT", ctx)
+    message = None if message is None else seal_spoken(message, "ROLE_AGENT", ctx.limits)
     task_id, receipt = record.task.id, command.receipt
     if _is_repeated(receipt, record, ctx) or _is_answered(command, record, view):
         return Commit((), Moved(task_id, record.generation))
@@ -166,7 +164,7 @@ def add_artifact(command: AddArtifact, view: View, ctx: Context) -> Commit:
 
 def reject(command: RejectTask, view: View, ctx: Context) -> Commit:
     """The holder will not do it. Somebody else who waits for the same work gets it to do."""
-    message = _spoken(command.message, "ROLE_AGENT", ctx)
+    message = seal_spoken(command.message, "ROLE_AGENT", ctx.limits)
     lease_id = check_id(command.lease_id, "lease_id")
     record = task_of_lease(lease_id, command.by, view, ctx)
     if _has_said(record, lease_id, Outcome.REJECTED, message):
@@ -181,7 +179,7 @@ def reject(command: RejectTask, view: View, ctx: Context) -> Commit:
 def reply(command: ReplyDirectly, view: View, ctx: Context) -> Commit:
     """A message is all the answer there is, to what came by the protocol. Where somebody has seen a task already, or
     others wait for its result, it cannot be taken back: there the message is its last word."""
-    message = _spoken(command.message, "ROLE_AGENT", ctx)
+    message = seal_spoken(command.message, "ROLE_AGENT", ctx.limits)
     record = task_of_lease(check_id(command.lease_id, "lease_id"), command.by, view, ctx)
     if _has_said(record, command.lease_id, Outcome.ANSWERED, message):
         return Commit((), Moved(record.task.id, record.generation))
@@ -208,12 +206,6 @@ def _held(lease_id: str, by: AgentId | None, view: View, ctx: Context) -> TaskRe
     record = task_of_lease(lease_id, by, view, ctx)
     held(lease_id, record)
     return record
-
-
-def _spoken(message: Message, role: Role, ctx: Context) -> Message:
-    """Who speaks is told by who came in, whatever the message says."""
-    sealed = seal_message(message, ctx.limits)
-    return sealed if sealed.role == role else structs.replace(sealed, role=role)
 
 
 def _say(record: TaskRecord, message: Message, ctx: Context) -> e.Said:

@@ -29,9 +29,9 @@ from covenant.model.peer import Caller, Demand, Grant, Peer, peer_key
 from covenant.model.record import TaskRecord
 from covenant.model.repair import Requeue
 from covenant.rules.cache import visible_slot
-from covenant.rules.context import Commit, Context, View
+from covenant.rules.context import Commit, Context, View, Way
 from covenant.rules.envelope import check_id
-from covenant.rules.grant import find, recall, spellings, uses_of
+from covenant.rules.grant import find, is_lasting, recall, remember, spellings, uses_of
 from covenant.rules.peer import check_caller
 from covenant.rules.sight import task_of_lease, visible_task
 
@@ -54,6 +54,8 @@ def admit(call: c.Call, view: View, ctx: Context, decide: Decide) -> Commit:
 def _let_in(
     caller: Caller, command: c.Command, view: View, ctx: Context, decide: Decide, checks: list[AuditRow]
 ) -> Commit:
+    if type(command) is c.SendTask:
+        return _sent(caller, command, view, ctx, decide, checks)
     demand_of = DEMANDS.get(type(command))
     demand = None if demand_of is None else demand_of(command, caller, view, ctx)
     if demand is None:
@@ -63,26 +65,48 @@ def _let_in(
     if type(command) is c.RetryStale:
         return _retried(caller, command, demand, view, ctx, decide, checks)
     grant, held = recall(caller.agent.pubkey, demand, view, ctx)
-    asked = command
     if type(command) is c.SignalRun and command.start is not None and demand.counterparty is not None:
         command = _truly_started(command, caller.agent, demand.counterparty)
-    if type(command) is c.SendTask:
-        assert demand.counterparty is not None
-        command = _truly_addressed(command, caller.agent, demand.counterparty)
+    if grant is None:
+        return _repeated(command, view, ctx, decide) or _missing(caller, demand, held, checks)
+    checks.append(_check_row(demand, grant))
+    if type(command) is c.SignalRun and command.start is not None and _is_start(command, view):
+        _check_recipient(c.SendTask(command.by, command.start), caller, view, ctx, checks)
+    return _decided(command, demand, grant, view, ctx, decide)
+
+
+def _sent(
+    caller: Caller, command: c.SendTask, view: View, ctx: Context, decide: Decide, checks: list[AuditRow]
+) -> Commit:
+    """A way that was open stays open until a peer or a grant is touched, where nothing else could close it."""
+    task, sender, given = command.task, caller.agent, command.task.recipient
+    check_agent(given, "recipient")
+    _check_sender(task.sender, sender)
+    name = (sender.pubkey, given.display, given.pubkey)
+    way = ctx.ways.get(name)
+    if way is not None and way.order == view.trust_order:
+        checks += way.rows
+        return _decided(_truly_addressed(command, sender, way.demand), way.demand, way.grant, view, ctx, decide)
+    demand = _as_addressed(known_agent(given, view))
+    grant, held = find(sender.pubkey, demand, view, ctx)
+    command = _truly_addressed(command, sender, demand)
     if grant is None:
         again = _repeated(command, view, ctx, decide)
         if again is not None:
             return again
-        if type(asked) is c.SendTask:
-            demand = _as_addressed(asked.task.recipient)
-            held = _check_address(caller, demand, view, ctx, checks) or held
+        demand = _as_addressed(given)
+        held = _check_address(caller, demand, view, ctx, checks) or held
         return _missing(caller, demand, held, checks)
     checks.append(_check_row(demand, grant))
-    if type(command) is c.SendTask:
-        _check_recipient(command, caller, view, ctx, checks)
-    if type(command) is c.SignalRun and command.start is not None and _is_start(command, view):
-        _check_recipient(c.SendTask(command.by, command.start), caller, view, ctx, checks)
+    _check_recipient(command, caller, view, ctx, checks)
+    if is_lasting(grant.capability) and not ctx.recv_gate:
+        remember(ctx.ways, name, Way(view.trust_order, demand, grant, tuple(checks)))
     return _decided(command, demand, grant, view, ctx, decide)
+
+
+def _check_sender(named: AgentId | None, caller: AgentId) -> None:
+    if named is not None and named != caller:
+        raise SenderMismatch(f"{caller} cannot send as {named}", caller=caller.display)
 
 
 def _addressed_tasks(
@@ -97,8 +121,8 @@ def _addressed_tasks(
         if recipient.pubkey == caller.agent.pubkey:
             tasks.append(structs.replace(task, sender=caller.agent, recipient=caller.agent))
             continue
-        send = _truly_addressed(c.SendTask(command.by, task), caller.agent, recipient)
         demand = _as_addressed(recipient)
+        send = _truly_addressed(c.SendTask(command.by, task), caller.agent, demand)
         grant, held = recall(caller.agent.pubkey, demand, view, ctx)
         if grant is None:
             _missing(caller, demand, held, checks)
@@ -232,14 +256,6 @@ def _refused(refusal: CovenantError, call: c.Call, checks: list[AuditRow], ctx: 
 # --- what each command demands -----------------------------------------------------------------------------
 
 
-def _send(command: c.SendTask, caller: Caller, view: View, ctx: Context) -> Demand:
-    task = command.task
-    check_agent(task.recipient, "recipient")
-    if task.sender is not None and task.sender != caller.agent:
-        raise SenderMismatch(f"{caller.agent} cannot send as {task.sender}", caller=caller.agent.display)
-    return _as_addressed(known_agent(task.recipient, view))
-
-
 def _as_addressed(recipient: AgentId) -> Demand:
     """In the words of the caller: that a key is enrolled, and as what, is told to nobody whose grant does not reach
     it. Whose grant reaches the name that it gave hears that nobody has both."""
@@ -269,12 +285,14 @@ def known_agent(agent: AgentId, view: View) -> AgentId:
     return peer.agent if isinstance(peer, Peer) else agent
 
 
-def _truly_addressed(command: c.SendTask, sender: AgentId, recipient: AgentId) -> c.SendTask:
+def _truly_addressed(command: c.SendTask, sender: AgentId, demand: Demand) -> c.SendTask:
     """With the labels that the two were enrolled under, whatever the caller has put there."""
-    given = command.task
-    if given.sender is None and given.recipient.display == recipient.display and given.recipient == recipient:
+    task, recipient = command.task, demand.counterparty
+    assert recipient is not None
+    given = task.recipient
+    if task.sender is None and given.display == recipient.display and given.pubkey == recipient.pubkey:
         return command
-    return structs.replace(command, task=structs.replace(given, sender=sender, recipient=recipient))
+    return structs.replace(command, task=structs.replace(task, sender=sender, recipient=recipient))
 
 
 def _truly_started(command: c.SignalRun, sender: AgentId, recipient: AgentId) -> c.SignalRun:
@@ -329,8 +347,11 @@ def _hold(
 def _signal(command: c.SignalRun, caller: Caller, view: View, ctx: Context) -> Demand | None:
     """Who may send to an agent may signal the runs that it has begun there; an agent signals its own."""
     task_id = check_id(command.task_id, "task_id")
-    if command.start is not None and _is_start(command, view):
-        return _send(c.SendTask(command.by, command.start), caller, view, ctx)
+    start = command.start
+    if start is not None and _is_start(command, view):
+        check_agent(start.recipient, "recipient")
+        _check_sender(start.sender, caller.agent)
+        return _as_addressed(known_agent(start.recipient, view))
     recipient = visible_task(task_id, command.by, view, ctx).task.recipient
     if recipient.pubkey == caller.agent.pubkey or caller.is_operator:
         return None
@@ -430,7 +451,6 @@ def use_right(command: c.UseRight, view: View, ctx: Context) -> Commit:
 
 
 DEMANDS: dict[type, Callable[[Any, Caller, View, Context], Demand | None]] = {
-    c.SendTask: _send,
     c.AddMessage: _converse,
     c.PostResult: _respond,
     c.UpdateTask: _hold,

@@ -12,18 +12,23 @@ from math import isfinite
 from typing import Any, Final, TypeVar
 
 import msgspec
-from msgspec import UNSET
+from msgspec import UNSET, structs
 
 from covenant.model.agent import AgentId, check_agent
 from covenant.model.content import Content, Text
 from covenant.model.error import BadCursor, BadId, BlankText, Malformed, SenderMismatch, TooLarge
 from covenant.model.limits import Limits
-from covenant.model.message import Artifact, Message, Part
+from covenant.model.message import Artifact, Message, Part, Role
 from covenant.model.record import SLOT_PREFIX, CacheKey, Key
 from covenant.model.task import Idempotency, Result, Task
 from covenant.rules.context import Context
+from covenant.rules.portable import canonical_base64, is_portable
 
 _UUID: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
+_ENCODER: Final = msgspec.json.Encoder()
+_SPEECH: Final[dict[type, msgspec.json.Decoder[Any]]] = {
+    kind: msgspec.json.Decoder(kind) for kind in (Message, Artifact)
+}
 _SORTED: Final = msgspec.json.Encoder(order="sorted")
 _TIME_MS_MAX: Final = 2**53 - 1
 
@@ -51,7 +56,7 @@ def seal_task(task: Task, by: AgentId | None, ctx: Context) -> Task:
         idempotency=task.idempotency,
         content=() if task.content == () else seal_content(task.content, limits),
         not_before_ms=None if task.not_before_ms is None else check_time(task.not_before_ms, "not_before_ms"),
-        message=None if task.message is None else seal_message(task.message, limits),
+        message=None if task.message is None else seal_spoken(task.message, "ROLE_USER", limits),
         context_id=task.context_id if task.context_id is None else check_name(task.context_id, "context_id", limits),
     )
 
@@ -99,7 +104,15 @@ def seal_message(message: Message, limits: Limits) -> Message:
     if type(message) is not Message:
         raise Malformed("a message is needed", field="message")
     check_name(message.message_id, "messageId", limits)
+    if message.context_id == "" or message.task_id == "":  # that is how a reader of ProtoJSON is told of none
+        message = structs.replace(message, context_id=message.context_id or None, task_id=message.task_id or None)
     return _seal_speech(message, "message", limits)
+
+
+def seal_spoken(message: Message, role: Role, limits: Limits) -> Message:
+    """Who speaks is told by who came in, whatever the message says."""
+    sealed = seal_message(message, limits)
+    return sealed if sealed.role == role else structs.replace(sealed, role=role)
 
 
 def seal_artifact(artifact: Artifact, limits: Limits) -> Artifact:
@@ -120,22 +133,41 @@ def _seal_speech(speech: S, field: str, limits: Limits) -> S:
         raise Malformed(f"{field}.parts must not be empty", field=f"{field}.parts")
     if len(speech.parts) > limits.content_blocks_max:
         raise TooLarge(f"{field} has too many parts", field=field, limit=limits.content_blocks_max)
-    _check_value(speech.metadata, limits.content_depth_max)
-    for part in speech.parts:
-        kinds = (part.text is not None) + (part.raw is not None) + (part.url is not None) + (part.data is not UNSET)
-        if kinds != 1:
-            raise Malformed("a part has one of text, raw, url and data", field=f"{field}.parts")
-        if part.data is not UNSET or part.metadata is not None:
-            _check_value(None if part.data is UNSET else part.data, limits.content_depth_max)
-            _check_value(part.metadata, limits.content_depth_max)
+    _check_portable(speech.metadata, field, limits)
+    parts = tuple(_seal_part(part, field, limits) for part in speech.parts)
+    if parts != speech.parts:
+        speech = structs.replace(speech, parts=parts)
     try:
-        body = msgspec.json.encode(speech)
-        sealed = msgspec.json.decode(body, type=type(speech))
+        body = _ENCODER.encode(speech)
+        sealed: S = _SPEECH[type(speech)].decode(body)
     except (msgspec.MsgspecError, TypeError, ValueError, RecursionError) as wrong:
         raise Malformed(f"{field}: {wrong}", field=field) from None
     if len(body) > limits.content_bytes_max:
         raise TooLarge(f"{field} has {len(body)} bytes", field=field, size=len(body), limit=limits.content_bytes_max)
     return sealed
+
+
+def _seal_part(part: Part, field: str, limits: Limits) -> Part:
+    kinds = (part.text is not None) + (part.raw is not None) + (part.url is not None) + (part.data is not UNSET)
+    if kinds != 1:
+        raise Malformed("a part has one of text, raw, url and data", field=f"{field}.parts")
+    _check_portable(part.metadata, field, limits)
+    if part.data is not UNSET:
+        _check_portable(part.data, field, limits)
+    if part.raw is None:
+        return part
+    raw = canonical_base64(part.raw) if isinstance(part.raw, str) else None
+    if raw is None:
+        raise Malformed("raw is base64", field=f"{field}.parts.raw")
+    return part if raw == part.raw else structs.replace(part, raw=raw)
+
+
+def _check_portable(value: Any, field: str, limits: Limits) -> None:
+    if value is None:
+        return
+    _check_value(value, limits.content_depth_max)
+    if not is_portable(value):
+        raise Malformed(f"{field} holds a value too deep, or a number too large, to go over gRPC", field=field)
 
 
 def check_name(value: str, field: str, limits: Limits) -> str:

@@ -6,7 +6,7 @@ tries the few spellings that can cover a demand, so that its cost does not depen
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, TypeVar
 
 from msgspec import structs
 
@@ -18,6 +18,9 @@ from covenant.model.error import BadAction, Malformed, NotPermitted, UnknownGran
 from covenant.model.peer import Capability, Demand, Grant, GrantedView, Peer, Scope, grant_key, peer_key
 from covenant.rules.context import Commit, Context, View
 from covenant.rules.envelope import check_id, check_text, check_time
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 ACTIONS: Final = (
     "a2a.repair.requeue",
@@ -143,14 +146,18 @@ def recall(subject: str, demand: Demand, view: View, ctx: Context) -> tuple[Gran
     if known is not None and known[0] == view.trust_order:
         return known[1], True
     grant, held = find(subject, demand, view, ctx)
-    if grant is not None and _is_lasting(grant.capability):
-        if len(ctx.recalled) >= _RECALLED_MAX:
-            ctx.recalled.clear()
-        ctx.recalled[key] = (view.trust_order, grant)
+    if grant is not None and is_lasting(grant.capability):
+        remember(ctx.recalled, key, (view.trust_order, grant))
     return grant, held
 
 
-def _is_lasting(capability: Capability) -> bool:
+def remember(memory: dict[K, V], key: K, value: V) -> None:
+    if len(memory) >= _RECALLED_MAX:
+        memory.clear()
+    memory[key] = value
+
+
+def is_lasting(capability: Capability) -> bool:
     """Nothing but a revocation ends it, and it asks for nothing that differs from call to call."""
     scope = capability.scope
     pinned = scope.task_id or scope.lease_id or scope.duplicate_risk or scope.max_uses

@@ -14,8 +14,9 @@ from covenant.model.limits import Limits
 class Room:
     """What is left of the bytes that one answer may carry."""
 
-    def __init__(self, limits: Limits) -> None:
-        self._left = limits.page_bytes_max
+    def __init__(self, limits: Limits, bytes_max: int | None = None) -> None:
+        """`bytes_max`: where the reader takes less than we would send."""
+        self._left = limits.page_bytes_max if bytes_max is None else min(limits.page_bytes_max, bytes_max)
         self._is_empty = True
         self.is_full = False  # something was left out
 

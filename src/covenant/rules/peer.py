@@ -75,12 +75,11 @@ def _living(pubkey: str, view: View) -> Peer:
     return peer
 
 
-def check_caller(caller: Caller, view: View) -> Peer:
+def check_caller(caller: Caller, view: View) -> None:
     """Raise unless the token by which the caller came in is still good."""
-    peer = view.get(peer_key(caller.agent.pubkey))
-    if type(peer) is not Peer or peer.revoked_ms is not None or peer.token != caller.token:
+    known = view.caller_of(caller.token)
+    if known is not caller and (known is None or known.agent != caller.agent):
         raise Unauthenticated("the token is not valid (any more)")
-    return peer
 
 
 def shown(peer: Peer, revoked_ms: int | None = None) -> PeerView:

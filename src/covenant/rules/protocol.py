@@ -8,16 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
+from functools import lru_cache
+from hashlib import sha256
 from itertools import islice, takewhile
+from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
 from msgspec import structs
+from msgspec.json import encode
 
 from covenant.model import event as e
 from covenant.model.agent import AgentId
 from covenant.model.audit import Logged
 from covenant.model.content import Audio, Content, Image, Json, Resource, ResourceLink, Text
 from covenant.model.error import BadCursor, UnknownTask
+from covenant.model.limits import Limits
 from covenant.model.message import Artifact, Message, Part, agent_says
 from covenant.model.protocol import ArtifactUpdate, State, Status, StatusUpdate, StreamResponse, TaskShown, Update
 from covenant.model.query import GetDialog, GetPlace, ListDialogs, ListInputs
@@ -31,10 +36,14 @@ from covenant.rules.envelope import check_count, check_id
 from covenant.rules.evolve import steps_of
 from covenant.rules.lease import held
 from covenant.rules.page import Room
+from covenant.rules.portable import canonical_base64, is_portable
 from covenant.rules.retention import is_retained
 from covenant.rules.sight import is_hidden, is_listed, task_of_lease, visible_task
 
 HISTORY_DEFAULT: Final = 100
+HISTORY_DEFAULT_LISTED: Final = 10
+_BYTES_MAX: Final = 3 * 1024 * 1024  # clients of gRPC take 4 MiB, unless they say that they take more
+_HISTORY_AT_ONCE: Final = 16
 _HISTORY_MAX: Final = 2**31
 _ORDER_MAX: Final = 2**59
 _CHUNK: Final = 64
@@ -64,13 +73,14 @@ def _end_state(outcome: Outcome, result: Result) -> State:
     return _ENDED[outcome]
 
 
-def shown(record: TaskRecord, view: View, history: int | None = None, artifacts: bool = True) -> TaskShown:
+def shown(record: TaskRecord, view: View, limits: Limits, history: int, artifacts: bool = True) -> TaskShown:
+    """Its artifacts are whole, however large: what comes later is added to them."""
     return TaskShown(
         id=record.task.id,
         context_id=context_of(record),
         status=_status_of(record, view),
         artifacts=_artifacts_of(record, view) if artifacts else (),
-        history=_history_of(record, view, history),
+        history=_history_of(record, view, history, limits),
         generation=str(record.generation),
     )
 
@@ -101,17 +111,29 @@ def _placed(message: Message | None, task_id: str | None, context_id: str) -> Me
     return structs.replace(message, role="ROLE_AGENT", task_id=task_id, context_id=context_id)
 
 
-def _history_of(record: TaskRecord, view: View, length: int | None) -> tuple[Message, ...]:
-    """The newest messages, oldest first."""
-    length = HISTORY_DEFAULT if length is None else length
+def _history_of(record: TaskRecord, view: View, length: int, limits: Limits) -> tuple[Message, ...]:
+    """The newest messages that an answer has room for, oldest first."""
     if length == 0:
         return ()
-    first = max(1, record.said - length + 1)
-    said = view.pieces(said_key(record.task.id, ""), first, record.said)
-    messages = [kept.message for _, kept in said if isinstance(kept, Said)]
-    if len(messages) < length:
-        messages.insert(0, first_message(record.task))
-    return tuple(structs.replace(m, task_id=record.task.id, context_id=context_of(record)) for m in messages)
+    task_id, context_id = record.task.id, context_of(record)
+    if not record.said:
+        messages = [first_message(record.task)]
+    else:
+        room = Room(limits, _BYTES_MAX)
+        messages = list(takewhile(room.takes, islice(_newest_first(record, view, length), length)))[::-1]
+    return tuple([structs.replace(message, task_id=task_id, context_id=context_id) for message in messages])
+
+
+def _newest_first(record: TaskRecord, view: View, length: int) -> Iterator[Message]:
+    """So many at least, as far as there are; a few at once, as each may be large."""
+    last = record.said
+    while last:
+        first = max(1, last - min(length, _HISTORY_AT_ONCE) + 1)
+        for _, kept in reversed(view.pieces(said_key(record.task.id, ""), first, last)):
+            if isinstance(kept, Said):
+                yield kept.message
+        last = first - 1
+    yield first_message(record.task)
 
 
 def first_message(task: Task) -> Message:
@@ -123,6 +145,10 @@ def first_message(task: Task) -> Message:
 
 
 def _artifacts_of(record: TaskRecord, view: View) -> tuple[Artifact, ...]:
+    result = record.result
+    final = None if result is None or not result.content else _result_artifact(result)
+    if not record.chunks and not record.partials_total:
+        return () if final is None else (final,)
     pieces = [*_chunks(record, view), *_partials(record, view)]
     if record.chunks and record.partials_total:
         pieces.sort(key=lambda piece: piece[0])
@@ -133,8 +159,7 @@ def _artifacts_of(record: TaskRecord, view: View) -> tuple[Artifact, ...]:
             known[1].extend(artifact.parts)
         else:
             made[artifact.artifact_id] = (artifact, list(artifact.parts))
-    if record.result is not None and record.result.content:
-        final = _result_artifact(record.result)
+    if final is not None:
         made[final.artifact_id] = (final, list(final.parts))  # a piece of that name has been replaced by it
     return tuple(structs.replace(artifact, parts=tuple(parts)) for artifact, parts in made.values())
 
@@ -162,7 +187,7 @@ def _result_artifact(result: Result) -> Artifact:
 
 
 def parts_of(content: Any) -> tuple[Part, ...]:
-    return tuple(_part_of(block) for block in content)
+    return tuple([_part_of(block) for block in content])
 
 
 def _part_of(block: Content) -> Part:
@@ -170,21 +195,40 @@ def _part_of(block: Content) -> Part:
     if isinstance(block, Text):
         return Part(text=block.text)
     if isinstance(block, Json):
-        return Part(data=block.value)
+        return _json_part(block.value)
     if isinstance(block, (Image, Audio)):
-        return Part(raw=block.data, media_type=block.mime_type)
+        return _raw_part(block.data, block.mime_type)
     if isinstance(block, ResourceLink):
         return Part(url=block.uri, filename=block.name, media_type=block.mime_type)
     assert isinstance(block, Resource)
     inner = block.resource
     uri = {"uri": inner.uri}
     if inner.blob is not None:
-        return Part(raw=inner.blob, media_type=inner.mime_type, metadata=uri)
+        return _raw_part(inner.blob, inner.mime_type, uri)
     return Part(text=inner.text or "", media_type=inner.mime_type, metadata=uri)
 
 
+def _json_part(value: Any) -> Part:
+    if is_portable(value):
+        return Part(data=value)
+    return Part(text=encode(value).decode(), media_type="application/json")
+
+
+def _raw_part(data: str, media_type: str | None, metadata: dict[str, Any] | None = None) -> Part:
+    raw = canonical_base64(data)
+    if raw is None:
+        return Part(text=data, metadata=metadata)
+    return Part(raw=raw, media_type=media_type, metadata=metadata)
+
+
 def time_of(ms: int) -> str:
-    return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return f"{_second_of(ms // 1000)}.{ms % 1000:03}Z"
+
+
+@lru_cache(maxsize=64)
+def _second_of(seconds: int) -> str:
+    """What happens in the same second shares it."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S")
 
 
 # --- what may be asked ---------------------------------------------------------------------------------------
@@ -196,9 +240,13 @@ def get_dialog(query: GetDialog, view: View, ctx: Context) -> Dialog:
     if record.direct:
         assert record.result is not None
         reply = _placed(record.result.message, None, context_of(record))
-    history = query.history if query.history is None else check_count(query.history, "historyLength", _HISTORY_MAX)
-    task = shown(record, view, history, query.artifacts)
-    return Dialog(task, record.generation, state_of(record), record.task.recipient, reply, is_hidden(record))
+    history = _length(query.history, HISTORY_DEFAULT)
+    task = shown(record, view, ctx.limits, history, query.artifacts)
+    return Dialog(task, record.generation, task.status.state, record.task.recipient, reply, is_hidden(record))
+
+
+def _length(history: int | None, default: int) -> int:
+    return default if history is None else check_count(history, "historyLength", _HISTORY_MAX)
 
 
 def get_place(query: GetPlace, view: View, ctx: Context) -> Place:
@@ -228,80 +276,104 @@ def list_inputs(query: ListInputs, view: View, ctx: Context) -> Inputs:
 
 class _Spot(NamedTuple):
     """Where a listing goes on. First it goes down from the newest status. What moves meanwhile moves to the top, where
-    pages have been already: so then it goes up, from what was the newest, through what has moved since."""
+    pages have been already: so then it goes through what has moved since it began, in the order in which that was sent,
+    which nothing changes."""
 
     moved: bool
     head: int  # the newest status when it began
-    at: int
+    at: int  # a status, and then the sending of a task
     total: int
 
 
 def list_dialogs(query: ListDialogs, view: View, ctx: Context) -> DialogPage:
-    """The newest status first. Of what was there when the listing began none is missed; one may come twice."""
+    """The newest status first. Of what was there when the listing began none is missed; one may come twice. A page
+    ends where it has no more room."""
     limit = check_count(query.limit, "pageSize", ctx.limits.page_max)
     assert query.by is not None
     sender, recipient = query.by.pubkey, query.agent
-    spot = _spot_of(query.cursor)
+    spot = _spot_of(query)
     if spot is None:
         newest = view.dialogs(sender, recipient, _ORDER_MAX, 1)
         spot = _Spot(False, newest[0].status_order if newest else 0, _ORDER_MAX, 0)
 
-    def chunk(at: int) -> Sequence[TaskRecord]:
-        listing = view.moved_dialogs if spot.moved else view.dialogs
-        return listing(sender, recipient, at, _CHUNK)
+    def chunk(at: int) -> list[tuple[int, TaskRecord]]:
+        if spot.moved:
+            moved = view.moved_dialogs(sender, recipient, spot.head, at, _CHUNK)
+            return [(record.sent_order, record) for record in moved]
+        return [(record.status_order, record) for record in view.dialogs(sender, recipient, at, _CHUNK)]
 
-    def passes(record: TaskRecord) -> bool:
-        return _passes(record, query, ctx) and not (spot.moved and record.sent_order > spot.head)
-
-    found, at, more = _scan(chunk, spot.at, limit, passes, ctx)
+    found, at, more = _scan(chunk, spot.at, limit, lambda record: _passes(record, query, ctx), ctx)
     total = spot.total
     if query.cursor is None:
         total = _total(query, view, ctx) if more else len(found)
+    fitting = _fitting(found, query, view, ctx)
+    if len(fitting) < len(found):
+        at, more = found[len(fitting) - 1][0], True
     if more:
         following: _Spot | None = spot._replace(at=at, total=total)
-    elif not spot.moved and query.cursor is not None and view.moved_dialogs(sender, recipient, spot.head, 1):
-        following = _Spot(True, spot.head, spot.head, total)
+    elif not spot.moved and query.cursor is not None and view.moved_dialogs(sender, recipient, spot.head, 0, 1):
+        following = _Spot(True, spot.head, 0, total)
     else:
         following = None
-    found.sort(key=lambda record: record.status_order, reverse=True)
-    tasks = [shown(record, view, query.history, query.artifacts) for record in found]
-    return DialogPage(tasks, total, None if following is None else ".".join(str(int(number)) for number in following))
+    tasks = [task for _, task in sorted(fitting, key=itemgetter(0), reverse=True)]
+    return DialogPage(tasks, total, None if following is None else _cursor_of(following, query))
+
+
+def _fitting(
+    found: Sequence[tuple[int, TaskRecord]], query: ListDialogs, view: View, ctx: Context
+) -> list[tuple[int, TaskShown]]:
+    """The first of them, as many as a page has room for, each with its status."""
+    room, history = Room(ctx.limits, _BYTES_MAX), _length(query.history, HISTORY_DEFAULT_LISTED)
+    tasks = ((r.status_order, shown(r, view, ctx.limits, history, query.artifacts)) for _, r in found)
+    return list(takewhile(lambda task: room.takes(task[1]), tasks))
 
 
 def _scan(
-    chunk: Callable[[int], Sequence[TaskRecord]],
+    chunk: Callable[[int], Sequence[tuple[int, TaskRecord]]],
     at: int,
     limit: int,
     passes: Callable[[TaskRecord], bool],
     ctx: Context,
-) -> tuple[list[TaskRecord], int, bool]:
-    """The next that pass, where to go on, and whether there is more; it looks only so far, and then there may be."""
-    found: list[TaskRecord] = []
+) -> tuple[list[tuple[int, TaskRecord]], int, bool]:
+    """The next that pass, each with its place; where to go on, and whether there is more. It looks only so far, and
+    then there may be."""
+    found: list[tuple[int, TaskRecord]] = []
     scanned = 0
     while scanned < ctx.limits.scan_max:
         records = chunk(at)
-        for record in records:
+        for place, record in records:
             if passes(record):
                 if len(found) == limit:
                     return found, at, True
-                found.append(record)
-            at = record.status_order
+                found.append((place, record))
+            at = place
         scanned += len(records)
         if len(records) < _CHUNK:
             return found, at, False
     return found, at, True
 
 
-def _spot_of(cursor: str | None) -> _Spot | None:
+def _cursor_of(spot: _Spot, query: ListDialogs) -> str:
+    return ".".join([*(str(int(number)) for number in spot), _mark_of(query)])
+
+
+def _spot_of(query: ListDialogs) -> _Spot | None:
+    cursor = query.cursor
     if cursor is None:
         return None
-    numbers = cursor.split(".") if isinstance(cursor, str) else []
-    if len(numbers) != 4 or not all(n.isascii() and n.isdigit() and len(n) < 19 for n in numbers):
+    *numbers, mark = cursor.split(".") if isinstance(cursor, str) else [""]
+    if mark != _mark_of(query) or not all(n.isascii() and n.isdigit() and len(n) < 19 for n in numbers):
+        raise BadCursor("this cursor does not belong to this listing", cursor=cursor)
+    if len(numbers) != 4 or int(numbers[0]) > 1:
         raise BadCursor("this cursor does not belong to this listing", cursor=cursor)
     moved, head, at, total = map(int, numbers)
-    if moved > 1:
-        raise BadCursor("this cursor does not belong to this listing", cursor=cursor)
     return _Spot(bool(moved), head, at, total)
+
+
+def _mark_of(query: ListDialogs) -> str:
+    """Of the two whose tasks are listed: a cursor that was mixed up would lead to nothing, or into the middle."""
+    assert query.by is not None
+    return sha256(f"{query.by.pubkey}/{query.agent}".encode()).hexdigest()[:8]
 
 
 def _total(query: ListDialogs, view: View, ctx: Context) -> int:

@@ -30,6 +30,7 @@ from covenant.rules.sight import is_hidden, visible_task
 
 PUSHES_MAX: Final = 16  # of one task
 GIVEN_UP: Final = "push_given_up"
+_NO_STEPS: Final = (".", "..")  # clients take them for where the path leads
 _WEB_PORTS: Final = (80, 443)
 _FREE_PORTS_FROM: Final = 1024  # below it are the services of the system: mail, logins, names
 
@@ -65,6 +66,8 @@ def _check_config(config: PushConfig, ctx: Context) -> None:
     if type(config) is not PushConfig:
         raise Malformed("a push configuration is needed", field="config")
     check_name(config.id, "id", ctx.limits)
+    if "/" in config.id or config.id in _NO_STEPS:
+        raise Malformed("id is one step of a path: without a slash, and neither `.` nor `..`", field="id")
     _check_url(config.url, ctx)
     _check_secrets(config, ctx)
     if config.protocol_version not in (None, *VERSIONS):

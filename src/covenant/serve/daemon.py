@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import logging
 import os
 import socket
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
     from covenant.serve.a2a.rpc import Rpc
 
 DEFAULT_HTTP: Final = "127.0.0.1:8421"
+_COLLECT_AFTER: Final = (50_000, 20, 50)  # objects made and not gone; then so many collections of each age
 
 log = logging.getLogger("covenant.daemon")
 
@@ -333,3 +335,10 @@ def _listen(address: str, name: str, backlog: int) -> socket.socket:
         number = failed.errno or 0  # its text has the address once more; that of a name which is not known has not
         why = os.strerror(number) if number in errno.errorcode else failed.strerror
         raise BadSetting(f"cannot listen on {address}: {why}", name=name) from failed
+
+
+def keep_memory_steady() -> None:
+    """For a process that is a daemon and nothing else, once it has started. What was loaded stays: no collection needs
+    to look at it again. What a request leaves behind goes by itself: few collections find anything."""
+    gc.freeze()
+    gc.set_threshold(*_COLLECT_AFTER)

@@ -17,6 +17,7 @@ import re
 from collections.abc import Coroutine
 from contextlib import suppress
 from enum import Enum, auto
+from functools import lru_cache
 from typing import Any, Final, TypeVar
 
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
@@ -289,7 +290,20 @@ class HttpProtocol(HttpToolsProtocol):
 
 
 def written(response: Response, is_last: bool) -> bytes:
-    return written_head(response.status, response.headers, is_last) + response.data
+    if response.status == 304:
+        return written_head(response.status, response.headers, is_last)
+    before, after = _around_the_length(response.status, response.more, response.type, is_last)
+    return b"%b%d%b%b" % (before, len(response.data), after, response.data)
+
+
+@lru_cache(maxsize=256)
+def _around_the_length(
+    status: int, more: tuple[tuple[bytes, bytes], ...], kind: bytes, is_last: bool
+) -> tuple[bytes, bytes]:
+    """A head differs from the last of its kind in one number."""
+    head = written_head(status, Response(status, b"", more, kind).headers, is_last)
+    before, name, after = head.partition(b"content-length: ")
+    return before + name, after.removeprefix(b"0")
 
 
 def written_head(status: int, headers: Headers, is_last: bool = False) -> bytes:

@@ -11,11 +11,11 @@ from covenant.model import query as q
 from covenant.model.agent import AgentId
 from covenant.model.audit import AuditRow
 from covenant.model.card import Card, CardPage
-from covenant.model.error import CovenantError, Malformed, UnknownPeer
+from covenant.model.error import CovenantError, Malformed, NotARun, UnknownPeer
 from covenant.model.message import Message, Part, Role
 from covenant.model.peer import Caller
 from covenant.model.repair import RetryReport
-from covenant.model.run import EntryPage, Resumed, RunPage, Signaled
+from covenant.model.run import EntryPage, Resumed, RunPage, RunSeen, Signaled
 from covenant.model.view import (
     Answer,
     CachePage,
@@ -24,6 +24,7 @@ from covenant.model.view import (
     LeaseStatus,
     Moved,
     Posted,
+    QueueEntry,
     QueuePage,
     Released,
     Sent,
@@ -352,7 +353,8 @@ async def compact(x: Exchange, caller: Caller, r: w.Compact) -> w.Compacted:
 
 async def story(x: Exchange, caller: Caller, r: w.Story) -> w.StoryReply:
     entry, rows, complete = await x.story(caller, r.task_id)
-    why = reason_of(entry)
+    run = await _open_run(x, caller, entry)
+    why = reason_of(entry, run=run)
     return w.StoryReply(
         entry=entry,
         rows=rows,
@@ -360,7 +362,18 @@ async def story(x: Exchange, caller: Caller, r: w.Story) -> w.StoryReply:
         explanation=why.explanation,
         command=why.command,
         complete=complete,
+        run=run,
     )
+
+
+async def _open_run(x: Exchange, caller: Caller, entry: QueueEntry) -> RunSeen | None:
+    if entry.outcome is not None or not entry.attempt:
+        return None
+    try:
+        run: RunSeen = await x.ask(caller, q.GetRun(x.by(caller), entry.task.id))
+    except NotARun:
+        return None
+    return run
 
 
 # --- peers, grants, audit ----------------------------------------------------------------------------------

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import StrEnum
+from shlex import quote
 from typing import Final
 
 from msgspec import Struct
 
 from covenant.model.record import Asks, Outcome, TaskState
+from covenant.model.run import RunSeen, RunStatus
 from covenant.model.view import QueueEntry
 
 
@@ -21,6 +23,11 @@ class Reason(StrEnum):
     WAITING_FOR_INPUT = "waiting_for_input"
     OVERDUE_IN_FLIGHT = "overdue_in_flight"
     HELD = "held"
+    AWAITING_WORK = "awaiting_work"
+    AWAITING_INPUT = "awaiting_input"
+    EFFECT_IN_DOUBT = "effect_in_doubt"
+    CHILD_IN_DOUBT = "child_in_doubt"
+    WOKEN = "woken"
     WAITS_TO_BE_DRAINED = "waits_to_be_drained"
     REPLAYED = "replayed"
     ANSWERED = "answered"
@@ -43,13 +50,18 @@ def _unix(at_ms: int) -> str:
     return f"Unix time {at_ms} ms"
 
 
-def reason_of(entry: QueueEntry, when: Callable[[int], str] = _unix) -> Why:
-    """`when` says how moments are told: to a program as numbers, to a person in words."""
+def reason_of(entry: QueueEntry, when: Callable[[int], str] = _unix, run: RunSeen | None = None) -> Why:
+    """`when` says how moments are told: to a program as numbers, to a person in words. `run` is the task as its durable
+    agent has it."""
     task = entry.task
+    if run is not None and (entry.state is TaskState.PARKED or not _is_odd(entry)):
+        return why_run(run, when)
     if entry.state is TaskState.QUEUED:
         return _why_queued(entry, when)
     if entry.state is TaskState.IN_FLIGHT:
         return _why_in_flight(entry, when)
+    if entry.state is TaskState.PARKED:
+        return Why(Reason.AWAITING_WORK, "It is a run, and waits.", f"covenant runs show {task.id}")
     if entry.state is TaskState.RESULT_PENDING:
         return Why(
             Reason.WAITS_TO_BE_DRAINED,
@@ -60,6 +72,63 @@ def reason_of(entry: QueueEntry, when: Callable[[int], str] = _unix) -> Why:
         return Why(Reason.REPLAYED, "It was answered from the result cache, and its sender has received that.")
     outcome = entry.outcome or Outcome.ANSWERED
     return Why(Reason(outcome.value), f"It is over: {outcome.value}, and its sender has received the result.")
+
+
+def _is_odd(entry: QueueEntry) -> bool:
+    """Something is to be said of it before anything else."""
+    return entry.cancel_requested or entry.asks is not None or entry.state is not TaskState.IN_FLIGHT
+
+
+def why_run(run: RunSeen, when: Callable[[int], str] = _unix) -> Why:
+    """Why a run stands where it stands. What it waits for is told in full by `covenant runs show`."""
+    match run.status:
+        case RunStatus.EFFECT_IN_DOUBT:
+            effect = run.doubts[0]
+            return Why(
+                Reason.EFFECT_IN_DOUBT,
+                f"{effect} was begun, and nobody knows what became of it. Find out, and say: done, failed or retry.",
+                f"covenant runs judge {run.task_id} {quote(effect)} done|failed|retry --reason REASON",
+            )
+        case RunStatus.CHILD_IN_DOUBT:
+            return Why(
+                Reason.CHILD_IN_DOUBT,
+                f"It waits for task {run.doubts[0]}, whose worker is silent, and which may not simply be done again.",
+                f"covenant why {run.doubts[0]}",
+            )
+        case RunStatus.AWAITING_INPUT | RunStatus.AWAITING_WORK:
+            return _why_waiting(run, when)
+        case RunStatus.WOKEN | RunStatus.QUEUED:
+            return Why(
+                Reason.WOKEN,
+                f"What it waited for is there; no worker of {run.agent} has taken it up yet: is one running?",
+                f"covenant runs cancel {run.task_id} --reason REASON",
+            )
+        case RunStatus.RUNNING:
+            seen = "" if run.heartbeat_ms is None else f" (last sign of life: {when(run.heartbeat_ms)})"
+            return Why(
+                Reason.HELD,
+                f"Worker {run.incarnation} of {run.agent} is at step {run.step + 1}{seen}. If it is gone, say so.",
+                f"covenant runs resume {run.task_id} --reason REASON",
+            )
+        case RunStatus.ENDED:
+            return Why(Reason(run.outcome or "answered"), f"It is over: {run.outcome}.")
+
+
+def _why_waiting(run: RunSeen, when: Callable[[int], str]) -> Why:
+    until = "" if run.until_ms is None else f", until {when(run.until_ms)} at the latest"
+    names = [name for kind, _, name in (told.partition(" ") for told in run.awaits) if kind == "signal"]
+    if run.status is RunStatus.AWAITING_INPUT:
+        return Why(
+            Reason.AWAITING_INPUT,
+            f"It waits for somebody to say {' or '.join(names)}{until}.",
+            f"covenant runs signal {run.task_id} {quote(names[0])} VALUE",
+        )
+    tasks = [name for kind, _, name in (told.partition(" ") for told in run.awaits) if kind == "task"]
+    if not tasks:
+        return Why(Reason.AWAITING_WORK, f"It sleeps{until.removesuffix(' at the latest')}.")
+    others = f" and {len(tasks) - 1} more" if len(tasks) > 1 else ""
+    said = f", or for somebody to say {' or '.join(names)}" if names else ""
+    return Why(Reason.AWAITING_WORK, f"It waits for task {tasks[0]}{others}{said}{until}.", f"covenant why {tasks[0]}")
 
 
 def _why_queued(entry: QueueEntry, when: Callable[[int], str]) -> Why:

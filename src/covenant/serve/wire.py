@@ -729,6 +729,7 @@ class StoryReply(Reply, frozen=True, tag="a2a_story"):
     explanation: str
     command: str | None = None
     complete: bool = True
+    run: RunSeen | None = None  # of a durable agent, while it is open
 
 
 class VersionReply(Reply, frozen=True, tag="version"):

@@ -10,7 +10,6 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
 from typing import Any, Final
 
 from covenant.model.agent import AgentId
@@ -32,7 +31,7 @@ from covenant.model.error import CovenantError, StoreClosed
 from covenant.model.limits import Limits
 from covenant.model.peer import Caller, Peer, peer_key
 from covenant.model.query import GetDialog, GetPlace, GetTask, ListInputs, Query
-from covenant.model.record import TaskRecord
+from covenant.model.record import Key, TaskRecord
 from covenant.model.view import Compaction, Inputs, QueueEntry
 from covenant.rules.audit import rows_of
 from covenant.rules.context import Commit, Context, Ids, actor
@@ -65,10 +64,13 @@ class Embedded(ABC):
         self._ready_waiters = Waiters(limits.waiters_max, self._watch)
         self._answer_waiters = Waiters(limits.waiters_max, self._watch)
         self._change_waiters = Waiters(limits.waiters_max, self._watch)
+        self._end_waiters = Waiters(limits.waiters_max, self._watch)  # for the end of a task, or a question
+        self._waiters = (self._ready_waiters, self._answer_waiters, self._change_waiters, self._end_waiters)
         self._record: Callable[[Logged], None] = lambda logged: None  # notes a commit before it is applied
         self._steps: deque[Command] = deque()
         self._timer: Timer | None = None
         self._timer_ms: int | None = None
+        self._ended: list[Key] = []  # tasks whose end, or question, nobody was told of: it is not durable yet
         self._growth: asyncio.Future[None] | None = None  # there while somebody follows the log
         self._on_push: Callable[[str], None] | None = None
 
@@ -98,6 +100,7 @@ class Embedded(ABC):
         """Take up work: first what a crash may have left half done."""
         self._refusal = None
         self._ctx.recalled.clear()  # what was decided on events that did not last must not be remembered
+        self._ctx.ways.clear()
         self._watch()
         self._ctx.compaction = self.state.compaction
         self._steps.clear()
@@ -122,8 +125,9 @@ class Embedded(ABC):
             self._timer.cancel()
             self._timer = None
         self._timer_ms = None
-        for waiters in (self._ready_waiters, self._answer_waiters, self._change_waiters):
+        for waiters in self._waiters:
             waiters.wake_everyone()
+        self._ended.clear()
         self._tell_growth()
 
     # --- commands -----------------------------------------------------------------------------------------
@@ -213,7 +217,9 @@ class Embedded(ABC):
         except CovenantError:
             await self._settled()
             raise
-        await self._settled(self._told(query))
+        durable = self._durable(self._told(query))
+        if durable is not None:
+            await durable
         return found
 
     def _told(self, query: Query) -> int | None:
@@ -266,10 +272,11 @@ class Embedded(ABC):
         return heard
 
     async def settle(self, task_id: str, wait_ms: int) -> None:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(wait_ms / 1000):
-                while self._refusal is None and _is_under_way(self.state.get(task_id)):
-                    await self._change_waiters.wait(task_id)
+        now = asyncio.get_running_loop().time
+        until, left = now() + wait_ms / 1000, wait_ms / 1000
+        while left > 0 and self._refusal is None and _is_under_way(self.state.get(task_id)):
+            await self._end_waiters.wait(task_id, left)
+            left = until - now()
 
     async def _wait_change(self, task_id: str, generation: int, cancel_requested: bool) -> None:
         record = self.state.get(task_id)
@@ -282,8 +289,7 @@ class Embedded(ABC):
 
     def caller_of(self, token: str) -> Caller | None:
         """Whose token this is (its digest), as far as memory knows; the door looks again in each commit."""
-        peer = self.state.peer_of_token(token)
-        return None if peer is None else Caller(peer.agent, peer.role, token)
+        return self.state.caller_of(token)
 
     def caller_at(self, pubkey: str) -> Caller | None:
         """The peer with this key, as it would come in now."""
@@ -303,6 +309,9 @@ class Embedded(ABC):
             return self.state.cards(0, _CARDS)
         card = self.state.get(card_key(pubkey))
         return (card,) if isinstance(card, Card) else ()
+
+    def directory_mark(self) -> object:
+        return self.state.directory_mark
 
     def order_of(self, task_id: str) -> int:
         """The last event of a task."""
@@ -334,6 +343,15 @@ class Embedded(ABC):
         if self._growth is None:
             self._growth = asyncio.get_running_loop().create_future()
         return self._growth
+
+    def _tell_durable(self) -> None:
+        """More of the log is durable. Who waits for the end of a task is woken by that, and not before: it would only
+        have to wait again."""
+        if self._ended:
+            ended, self._ended = self._ended, []
+            for key in ended:
+                self._end_waiters.wake_all(key)
+        self._tell_growth()
 
     def _tell_growth(self) -> None:
         if self._growth is not None:
@@ -381,8 +399,8 @@ class Embedded(ABC):
             self._wake()
         if state.due_times.moved and state.due_times.next_ms() != self._timer_ms:
             self._set_timer()
-        if self._growth is not None and self._durable() is None:
-            self._tell_growth()
+        if (self._ended or self._growth is not None) and self._durable() is None:
+            self._tell_durable()
 
     def _watch(self) -> None:
         self.state.watched = True
@@ -390,21 +408,24 @@ class Embedded(ABC):
     def _wake(self) -> None:
         """Wake those concerned: one waiter for each piece of work."""
         state = self.state
-        state.watched = bool(self._ready_waiters.count or self._answer_waiters.count or self._change_waiters.count)
+        ready, answers, changes, ends = self._waiters
+        state.watched = bool(ready.count or answers.count or changes.count or ends.count)
         if state.readied:
-            if self._ready_waiters.count:
+            if ready.count:
                 for recipient in state.readied:
-                    self._ready_waiters.wake_one(recipient)
+                    ready.wake_one(recipient)
             state.readied.clear()
         if state.answered:
-            if self._answer_waiters.count:
+            if answers.count:
                 for peer in state.answered:
-                    self._answer_waiters.wake_one(peer)
+                    answers.wake_one(peer)
             state.answered.clear()
         if state.changed:
-            if self._change_waiters.count:
+            if changes.count:
                 for key in state.changed:
-                    self._change_waiters.wake_all(key)
+                    changes.wake_all(key)
+            if ends.count:
+                self._ended += [key for key in state.changed if not _is_under_way(state.records.get(key))]
             state.changed.clear()
 
     def _run_steps(self) -> None:

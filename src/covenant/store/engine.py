@@ -100,6 +100,10 @@ class Store(Protocol):
     def cards(self, pubkey: str | None = None) -> Sequence[Card]:
         """The card of this agent, or the first few, as far as memory knows: to find out whom a command is for."""
 
+    def directory_mark(self) -> object:
+        """Another one whenever a peer or a card has changed, as far as memory knows: what was found out about them
+        holds as long as it is the same."""
+
     def order_of(self, task_id: str) -> int: ...
     def sent_at(self, task_id: str) -> int: ...
     def watch_pushes(self, tell: Callable[[str], None]) -> None:

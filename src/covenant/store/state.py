@@ -18,7 +18,7 @@ from covenant.model import event as e
 from covenant.model.card import Card
 from covenant.model.event import Event, Sent
 from covenant.model.limits import LEASES_REMEMBERED_MAX
-from covenant.model.peer import Grant, Peer, peer_key
+from covenant.model.peer import Caller, Grant, Peer, peer_key
 from covenant.model.push import Push, pushed_task
 from covenant.model.record import (
     LATE_PREFIX,
@@ -77,7 +77,7 @@ class Base(Protocol):
     def late(self, task_id: str) -> Iterator[tuple[Key, Late]]: ...
     def pieces(self, prefix: Key, numbers: Set[int]) -> Iterator[tuple[int, Record]]: ...
     def dialogs(self, sender: str, recipient: str, before: int) -> Iterator[TaskRecord]: ...
-    def moved_dialogs(self, sender: str, recipient: str, after: int) -> Iterator[TaskRecord]: ...
+    def moved_dialogs(self, sender: str, recipient: str, since: int, after: int) -> Iterator[TaskRecord]: ...
     def dialog_count(self, sender: str, recipient: str) -> int: ...
     def task_of_lease(self, lease_id: str) -> Key | None: ...
 
@@ -128,6 +128,7 @@ class State:
         self._children = Shelf(Ledger)
         self._children_of = Shelf(Ledger)  # by parent and party
         self._dialogs = Shelf(lambda: LazyLedger(self._is_status))  # by sender and recipient, newest status last
+        self._dialogs_sent = Shelf(lambda: LazyLedger(self._is_sent))
         self._slots = Ledger()
         self._slots_of = Shelf(Ledger)
         self._late: dict[str, list[Key]] = {}
@@ -137,13 +138,14 @@ class State:
         self._taken = Shelf(Ledger)  # of which only the key is left
         self._cards = Ledger()
         self._labels: dict[str, str] = {}  # display of a peer, its key
-        self._tokens: dict[str, str] = {}  # digest of a token, the key of its peer
+        self._callers: dict[str, Caller] = {}  # by the digest of their token
         self._peers = Ledger()
         self._grants: dict[str, dict[str, dict[str, dict[str, Grant]]]] = {}  # subject, action, pin, id
         self._granted = Ledger()
         self._granted_to = Shelf(Ledger)
         self.signed_head: SignedHead | None = None
         self.trust_order = 0  # the last event that touched a peer or a grant
+        self.directory_mark = object()  # another one whenever a peer or a card has changed
         self.due_times = DueTimes()
         self.watched = False  # whether anybody waits for one of these:
         self.readied: list[str] = []  # recipients with new work
@@ -230,6 +232,7 @@ class State:
         elif type(new) is Push:
             self._move_push(key, old if type(old) is Push else None, new)
         elif type(new) is Card:
+            self.directory_mark = object()
             if type(old) is Card:
                 self._cards.remove(old.order)
             self._cards.add(new.order, key)
@@ -254,8 +257,10 @@ class State:
                 self._children_of.add(_branch(new.task.parent, party), order, key)
         if new.ready_for is not None:
             self._add_ready(key, new.ready_for, new.ready_order)
-        if is_listed(new):
-            self._dialogs.add(_dialog(new), new.status_order, key)
+        if new.protocol:
+            self._dialogs_sent.add(_names(new.sender, new.recipient), order, key)
+            if is_listed(new):
+                self._dialogs.add(_names(new.sender, new.recipient), new.status_order, key)
         if new.due_ms is not None:
             self.due_times.set(key, new.due_ms)
         if new.outcome is None:
@@ -356,9 +361,9 @@ class State:
         if was and now and old.status_order == new.status_order:
             return
         if now:
-            self._dialogs.add(_dialog(new), new.status_order, key)
+            self._dialogs.add(_names(new.sender, new.recipient), new.status_order, key)
         if was:
-            self._dialogs.ledgers[_dialog(new)].lose()
+            self._dialogs.ledgers[_names(new.sender, new.recipient)].lose()
 
     def _move_lease(self, key: Key, old: TaskRecord, new: TaskRecord) -> None:
         if old.lease is not None:
@@ -463,13 +468,14 @@ class State:
 
     def _move_peer(self, key: Key, old: Peer | None, new: Peer) -> None:
         self.trust_order = max(self.trust_order, new.order)
+        self.directory_mark = object()
         if old is not None:
-            self._tokens.pop(old.token, None)
+            self._callers.pop(old.token, None)
             self._peers.remove(old.order)
         self._peers.add(new.order, key)
         self._labels[new.agent.display] = new.agent.pubkey
         if new.revoked_ms is None:
-            self._tokens[new.token] = new.agent.pubkey
+            self._callers[new.token] = Caller(new.agent, new.role, new.token)
 
     def _move_grant(self, key: Key, old: Grant | None, new: Grant) -> None:
         self.trust_order = max(self.trust_order, new.order)
@@ -514,8 +520,10 @@ class State:
         record = self.records.pop(key, None)
         if type(record) is TaskRecord:
             self._sent_all.lose()
-            if is_listed(record):
-                self._dialogs.ledgers[_dialog(record)].lose()
+            if record.protocol:
+                self._dialogs_sent.ledgers[_names(record.sender, record.recipient)].lose()
+                if is_listed(record):
+                    self._dialogs.ledgers[_names(record.sender, record.recipient)].lose()
             self._sent.ledgers[record.sender].lose()
             if record.recipient != record.sender:
                 self._sent.ledgers[record.recipient].lose()
@@ -532,6 +540,7 @@ class State:
         elif type(record) is Signal:
             self._forget_signal(key, record)
         elif type(record) is Card:
+            self.directory_mark = object()
             self._cards.remove(record.order)
         elif type(record) is Late:
             task_id = _late_task(key)
@@ -606,10 +615,8 @@ class State:
     def peer_named(self, display: str) -> str | None:
         return self._labels.get(display)
 
-    def peer_of_token(self, digest: str) -> Peer | None:
-        pubkey = self._tokens.get(digest)
-        peer = None if pubkey is None else self.records.get(peer_key(pubkey))
-        return peer if type(peer) is Peer else None
+    def caller_of(self, digest: str) -> Caller | None:
+        return self._callers.get(digest)
 
     def peers(self, after: int, limit: int) -> Sequence[Peer]:
         return self._kept(Peer, islice(self._peers.after(after), limit))
@@ -772,13 +779,22 @@ class State:
         unseen = islice((record for record in resting if record.task.id not in self.records), limit)
         return sorted([*found, *unseen], key=_status_order, reverse=True)[:limit]
 
-    def moved_dialogs(self, sender: str, recipient: str, after: int, limit: int) -> Sequence[TaskRecord]:
-        found = self._tasks(self._dialogs.get(_names(sender, recipient)).after(after), limit)
+    def moved_dialogs(self, sender: str, recipient: str, since: int, after: int, limit: int) -> Sequence[TaskRecord]:
+        found = self._tasks(self._moved(self._dialogs_sent.get(_names(sender, recipient)), since, after), limit)
         if self.base is None:
             return found
-        resting = self.base.moved_dialogs(sender, recipient, after)
+        resting = self.base.moved_dialogs(sender, recipient, since, after)
         unseen = islice((record for record in resting if record.task.id not in self.records), limit)
-        return sorted([*found, *unseen], key=_status_order)[:limit]
+        return sorted([*found, *unseen], key=_sent_order)[:limit]
+
+    def _moved(self, sent: LazyLedger, since: int, after: int) -> Iterator[Key]:
+        for key in sent.after(after):
+            record = self.records[key]
+            assert type(record) is TaskRecord
+            if record.sent_order > since:
+                return
+            if record.status_order > since and not record.direct:
+                yield key
 
     def signals(self, task_id: str, limit: int, taken: bool = False) -> Sequence[Signal]:
         keys = list(islice(self._signals.get(task_id).after(0), limit))
@@ -831,10 +847,6 @@ def _status_order(record: TaskRecord) -> int:
 
 def _names(sender: str, recipient: str) -> str:
     return f"{sender}/{recipient}"
-
-
-def _dialog(record: TaskRecord) -> str:
-    return _names(record.sender, record.recipient)
 
 
 def _late_task(key: Key) -> str:

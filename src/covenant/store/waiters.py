@@ -18,13 +18,18 @@ class Waiters:
         self._max = waiters_max
         self._on_wait = on_wait
 
-    async def wait(self, name: str) -> None:
-        """Until woken. A waiter that goes away after it was woken wakes the next one in its place."""
+    async def wait(self, name: str, wait_s: float | None = None) -> None:
+        """Until woken, or until the time is over. A waiter that goes away after it was woken wakes the next one in its
+        place."""
         if self.count >= self._max:
             raise TooManyWaiters(f"{self._max} calls are waiting already", limit=self._max)
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        queue = self._queues.setdefault(name, deque())
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[None] = loop.create_future()
+        queue = self._queues.get(name)
+        if queue is None:
+            queue = self._queues[name] = deque()
         queue.append(future)
+        timer = None if wait_s is None else loop.call_later(wait_s, self._give_up, name, future)
         self.count += 1
         self._on_wait()
         try:
@@ -35,8 +40,15 @@ class Waiters:
             raise
         finally:
             self.count -= 1
+            if timer is not None:
+                timer.cancel()
             if not future.done() or future.cancelled():
                 self._drop(name, future)
+
+    def _give_up(self, name: str, future: asyncio.Future[None]) -> None:
+        if not future.done():
+            self._drop(name, future)
+            future.set_result(None)
 
     def _drop(self, name: str, future: asyncio.Future[None]) -> None:
         queue = self._queues.get(name)
@@ -62,8 +74,9 @@ class Waiters:
             self.wake(ALL)
 
     def wake_all(self, name: str) -> None:
-        while self.wake(name):
-            pass
+        for future in self._queues.pop(name, ()):
+            if not future.done():
+                future.set_result(None)
 
     def wake_everyone(self) -> None:
         for name in list(self._queues):

@@ -7,20 +7,21 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from difflib import unified_diff
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from covenant.agents.definition import Agent, TaskFunction
 from covenant.agents.worker import WARM_MAX
+from covenant.model.audit import Logged
 from covenant.testing.life import Births, Life
 from covenant.testing.script import Step
-from covenant.testing.world import World
+from covenant.testing.world import Moment, World
 
 _LOGS: Final = ("covenant.agents", "covenant.worker")
 _TIMEOUT_S: Final = 60.0
@@ -61,12 +62,12 @@ async def survives_crashes(
         raise TypeError("an agent is needed: decorate the function with @agent")
     story = _Story(agent, input, tasks, others, script, warm_max, on_disk, fresh_chance)
     with Births(), _silence():
-        peace = await story.tell(())
-        chosen = _spread(len(peace.points), max_points)
+        peace = await story.tell()
         places: Counter[str] = Counter()
         doubts = 0
-        for at in chosen:
-            told = await story.tell(tuple(1 + (at + 7 * n - 1) % len(peace.points) if n else at for n in range(deaths)))
+        for at in _spread(len(peace.points), max_points):
+            more = tuple(1 + (at + 7 * n) % len(peace.points) for n in range(1, deaths))
+            told = await story.tell_on(peace, at, more)
             places.update(told.deaths)
             doubts += told.doubts
             _compare(peace, told)
@@ -82,6 +83,8 @@ class _Told(Struct, frozen=True):
     at: Sequence[int]
     faults: Sequence[str]
     doubts: int
+    moments: Sequence[Moment] = ()
+    log: Sequence[Logged] = ()
 
 
 class _Story(Struct, frozen=True):
@@ -94,20 +97,34 @@ class _Story(Struct, frozen=True):
     on_disk: bool
     is_fresh: bool
 
-    async def tell(self, dies_at: tuple[int, ...]) -> _Told:
-        if not self.on_disk:
-            return await self._tell(dies_at, None)
-        with TemporaryDirectory(prefix="covenant-") as folder:
-            return await self._tell(dies_at, Path(folder))
+    async def tell(self, dies_at: tuple[int, ...] = ()) -> _Told:
+        """From the beginning."""
+        with TemporaryDirectory(prefix="covenant-") if self.on_disk else nullcontext() as folder:
+            world = self._world(None if folder is None else Path(folder))
+            await world.open()
+            return await self._tell(world, dies_at)
 
-    async def _tell(self, dies_at: tuple[int, ...], folder: Path | None) -> _Told:
-        world = World(self.agent, self.input, self.others, self.script, folder, self.is_fresh)
-        await world.open()
+    async def tell_on(self, peace: _Told, at: int, dies_at: tuple[int, ...]) -> _Told:
+        """From a death at this point. In memory what came before it need not be told again: what it left is known."""
+        if self.on_disk:
+            return await self.tell((at, *dies_at))
+        world = self._world(None)
+        moment = peace.moments[at - 1]
+        await world.open_at(moment, peace.log)
+        told = await self._tell(world, dies_at)
+        return structs.replace(told, deaths=[moment.place, *told.deaths], at=[at, *told.at])
+
+    def _world(self, folder: Path | None) -> World:
+        return World(self.agent, self.input, self.others, self.script, folder, self.is_fresh)
+
+    async def _tell(self, world: World, dies_at: tuple[int, ...]) -> _Told:
         lives: list[Life] = []
+        keeps = not dies_at and not world.dead and not self.on_disk
         try:
             async with asyncio.timeout(_TIMEOUT_S):
                 for death in (*dies_at, None):
                     life = Life(world, self.agent, self.tasks, self.warm_max, death)
+                    life.moments = [] if keeps else None
                     lives.append(life)
                     life.begin()
                     while (is_still := await life.until_still()) and await world.go_on():
@@ -122,6 +139,7 @@ class _Story(Struct, frozen=True):
             for life in lives:
                 await life.end()
             outcome = await world.outcome()
+            log = await world.log() if keeps else []
             await world.close()
         died = lives[:-1]
         return _Told(
@@ -131,6 +149,8 @@ class _Story(Struct, frozen=True):
             [len(life.points) for life in died],
             world.faults,
             world.doubts,
+            lives[0].moments or [],
+            log,
         )
 
 

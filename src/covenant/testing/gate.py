@@ -4,8 +4,8 @@ goes through any more, whatever its tasks still try while they are cleared away.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
 
 from covenant.agents.worker import AgentWorker
 from covenant.model.audit import AuditRow
@@ -16,67 +16,71 @@ from covenant.model.view import Compaction, Inputs, QueueEntry
 from covenant.store.embedded import Embedded
 from covenant.worker import Worker, _Line, _Pulse
 
+T = TypeVar("T")
+
 
 class Gate:
-    """An engine. `point` is called where a death makes a difference, and raises where there is one; `moved` is set
-    after every call."""
+    """An engine. `point` is called where a death makes a difference, and raises where there is one; `check` raises
+    after it; `moved` is set after every call."""
 
-    def __init__(self, engine: Embedded, point: Callable[[str], None], moved: asyncio.Event) -> None:
+    def __init__(
+        self,
+        engine: Embedded,
+        moved: asyncio.Event,
+        point: Callable[[str], None] = lambda place: None,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
         self.limits: Limits = engine.limits
         self._engine = engine
         self._point = point
+        self._check = check
         self._moved = moved
 
     async def open(self) -> None: ...
     async def close(self) -> None: ...
 
     async def run(self, command: Command) -> Any:
-        name = type(command).__name__
+        return await self._change(type(command).__name__, lambda: self._engine.run(command))
+
+    async def run_all(self, commands: Sequence[Command]) -> list[Any]:
+        return await self._change("several commands", lambda: self._engine.run_all(commands))
+
+    async def take(self, command: LeaseTasks | DrainResults, wait_ms: int | None = None) -> list[Any]:
+        return await self._change(type(command).__name__, lambda: self._engine.take(command, wait_ms))
+
+    async def compact(self, command: CompactHistory) -> Compaction:
+        return await self._change("a compaction", lambda: self._engine.compact(command))
+
+    async def ask(self, query: Query) -> Any:
+        return await self._look(type(query).__name__, lambda: self._engine.ask(query))
+
+    async def watch(self, query: GetTask, after: int, wait_ms: int | None = None) -> QueueEntry:
+        return await self._look("a watch", lambda: self._engine.watch(query, after, wait_ms))
+
+    async def listen(self, query: ListInputs, wait_ms: int | None = None, cancel_known: bool = False) -> Inputs:
+        return await self._look("a listening", lambda: self._engine.listen(query, wait_ms, cancel_known))
+
+    async def audit(self, limit: int) -> list[AuditRow]:
+        return await self._look("the audit", lambda: self._engine.audit(limit))
+
+    async def _change(self, name: str, act: Callable[[], Awaitable[T]]) -> T:
+        """What is sent and what is answered is on its way for a while, as it would be to a daemon."""
         self._point(f"before {name}")
+        await asyncio.sleep(0)
+        self._check()
         try:
-            reply = await self._engine.run(command)
+            reply = await act()
         finally:
             self._moved.set()
+        await asyncio.sleep(0)
         self._point(f"after {name}")
         return reply
 
-    async def run_all(self, commands: Sequence[Command]) -> list[Any]:
-        self._point("before several commands")
-        try:
-            replies = await self._engine.run_all(commands)
-        finally:
-            self._moved.set()
-        self._point("after several commands")
-        return replies
-
-    async def take(self, command: LeaseTasks | DrainResults, wait_ms: int | None = None) -> list[Any]:
-        name = type(command).__name__
-        self._point(f"before {name}")
-        try:
-            taken = await self._engine.take(command, wait_ms)
-        finally:
-            self._moved.set()
-        self._point(f"after {name}")
-        return taken
-
-    async def ask(self, query: Query) -> Any:
-        self._point(f"at {type(query).__name__}")
-        return await self._engine.ask(query)
-
-    async def watch(self, query: GetTask, after: int, wait_ms: int | None = None) -> QueueEntry:
-        self._point("at a watch")
-        return await self._engine.watch(query, after, wait_ms)
-
-    async def listen(self, query: ListInputs, wait_ms: int | None = None, cancel_known: bool = False) -> Inputs:
-        self._point("at a listening")
-        return await self._engine.listen(query, wait_ms, cancel_known)
-
-    async def compact(self, command: CompactHistory) -> Compaction:
-        self._point("before a compaction")
-        return await self._engine.compact(command)
-
-    async def audit(self, limit: int) -> list[AuditRow]:
-        return await self._engine.audit(limit)
+    async def _look(self, name: str, act: Callable[[], Awaitable[T]]) -> T:
+        self._point(f"at {name}")
+        await asyncio.sleep(0)
+        self._check()
+        return await act()
 
 
 class _Still(_Pulse):

@@ -40,7 +40,7 @@ class AgentTest:
         self.clock = ManualClock()
         self._moved = asyncio.Event()
         self._engine = Memory(limits or Limits(), self.clock, RandomIds())
-        gate = Gate(self._engine, lambda place: None, self._moved)
+        gate = Gate(self._engine, self._moved)
         self.box = Mailbox(gate, None, RandomIds().lease())
         self.house: Local = _StillLocal(
             agents=agents, tasks=tasks, clock=self.clock, warm_max=warm_max, box=self.box, limits=limits

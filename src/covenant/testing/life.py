@@ -20,7 +20,7 @@ from covenant.agents.local import Local
 from covenant.mailbox import Mailbox
 from covenant.testing.gate import Gate, StillAgentWorker
 from covenant.testing.rest import is_still, until
-from covenant.testing.world import World
+from covenant.testing.world import Moment, World
 from covenant.worker import WorkContext
 
 T = TypeVar("T")
@@ -36,12 +36,13 @@ class Life:
         self, world: World, agent: Agent, tasks: Sequence[TaskFunction], warm_max: int, dies_at: int | None
     ) -> None:
         self.points: list[str] = []
+        self.moments: list[Moment] | None = None  # kept when it is a list
         self.is_dead = False
         self.tasks: set[asyncio.Task[Any]] = set()
         self._world = world
         self._dies_at = dies_at
         self._is_up = False
-        gate = Gate(world.engine, self.point, world.moved)
+        gate = Gate(world.engine, world.moved, self.point, self._check)
         self._house = _House(
             agents=[agent],
             tasks=[_watched(function, world) for function in tasks],
@@ -65,11 +66,16 @@ class Life:
             await asyncio.Event().wait()
 
     def point(self, place: str) -> None:
-        if self.is_dead:
-            raise asyncio.CancelledError
+        self._check()
         self.points.append(place)
+        if self.moments is not None:
+            self.moments.append(self._world.moment(place, self._house.worker.incarnation))
         if len(self.points) == self._dies_at:
             self._die()
+            raise asyncio.CancelledError
+
+    def _check(self) -> None:
+        if self.is_dead:
             raise asyncio.CancelledError
 
     def _probe(self, place: str) -> None:

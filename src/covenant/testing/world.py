@@ -13,11 +13,11 @@ import inspect
 import os
 import re
 from collections.abc import Callable, Sequence
+from copy import copy
 from hashlib import sha256
 from pathlib import Path
 from shutil import copytree
 from typing import Any, Final
-from uuid import UUID
 
 from msgspec import Struct
 
@@ -27,6 +27,7 @@ from covenant.agents.definition import Agent, TaskFunction
 from covenant.agents.local import CALLER, HOUSE
 from covenant.mailbox import Mailbox
 from covenant.model.agent import AgentId
+from covenant.model.audit import Logged
 from covenant.model.content import Json
 from covenant.model.limits import Limits
 from covenant.model.message import Message, Part
@@ -58,6 +59,20 @@ class Deed(Struct):
     outcome: tuple[Any, BaseException | None] | None = None
 
 
+class Moment(Struct, frozen=True):
+    """The world as it is at one point of a life: what a death there would leave behind."""
+
+    place: str
+    order: int  # of the last event in the store
+    now_ms: int
+    told: int
+    script: Sequence[s.Step]
+    deeds: dict[str, Deed]
+    drawn: frozenset[str]
+    incarnation: str
+    doubts: int
+
+
 class World:
     def __init__(
         self,
@@ -81,7 +96,7 @@ class World:
         self._folder = folder
         self._stores = 0
         self._is_fresh = is_fresh
-        self._drawn: list[str] = []
+        self._drawn: set[str] = set()
         self._deeds: dict[str, Deed] = {}
 
     # --- the store ----------------------------------------------------------------------------------------
@@ -96,6 +111,43 @@ class World:
         else:
             task = Task(id=RUN_ID, recipient=self._house, intent_text=name, task_kind=name, content=(Json(value),))
         await self.box.of(CALLER).send_task(task)
+
+    def moment(self, place: str, incarnation: str) -> Moment:
+        return Moment(
+            place,
+            self.engine.state.order,
+            self.clock.now_ms(),
+            self._told,
+            tuple(self._script),
+            {key: copy(deed) for key, deed in self._deeds.items()},
+            frozenset(self._drawn),
+            incarnation,
+            self.doubts,
+        )
+
+    async def open_at(self, moment: Moment, log: Sequence[Logged]) -> None:
+        """As a death at that moment has left it: in memory, a store is what its log comes to."""
+        move_to(self.clock, moment.now_ms)
+        self.engine = self._engine()
+        state = self.engine.state
+        for logged in log:
+            if logged.seq > moment.order:
+                break
+            if logged.events:
+                state.apply(logged.events, logged.at)
+            else:
+                state.order += 1
+        await self.engine.open()
+        self._look_at_store()
+        self._told = moment.told
+        self._script = list(moment.script)
+        self._deeds = {key: copy(deed) for key, deed in moment.deeds.items()}
+        self._drawn = set(moment.drawn)
+        self.dead.add(moment.incarnation)
+
+    async def log(self) -> list[Logged]:
+        assert isinstance(self.engine, Memory)
+        return await self.engine.log(0, Limits().log_tail_max)
 
     async def close(self) -> None:
         await self.engine.close()
@@ -263,7 +315,7 @@ class World:
     def chance(self, key: str) -> bytes:
         """The same for the same operation; or, to see that what was drawn is remembered, never the same."""
         drawn = os.urandom(16) if self._is_fresh else sha256(key.encode()).digest()[:16]
-        self._drawn += [repr(_fraction(drawn)), str(UUID(bytes=drawn, version=4))]
+        self._drawn.add(repr(_fraction(drawn)))
         return drawn
 
     # --- what there is in the end -------------------------------------------------------------------------
@@ -304,12 +356,15 @@ class World:
         }
 
     def _named(self, told: dict[str, Any], entry_ids: dict[str, int]) -> dict[str, Any]:
+        """Ids that are made up, and numbers that are drawn, differ from run to run: what counts is where the same one
+        comes up. Those of tasks are told by what is asked, and stay."""
         names = {entry_id: f"<entry {number}>" for entry_id, number in entry_ids.items()}
-        drawn = frozenset(self._drawn)
+        names |= {child["id"]: child["id"] for child in told["tasks"]} | {RUN_ID: RUN_ID}
+        known = len(names)
 
         def name(text: str) -> str:
-            if text not in names and text in drawn:
-                names[text] = f"<chance {len(names) - len(entry_ids) + 1}>"
+            if text not in names and (text in self._drawn or not _is_fraction(text)):
+                names[text] = f"<chance {len(names) - known + 1}>"
             return names.get(text, text)
 
         def walk(value: Any) -> Any:
@@ -319,10 +374,14 @@ class World:
                 return [walk(inner) for inner in value]
             if isinstance(value, str):
                 return _NAMED.sub(lambda found: name(found[0]), value)
-            return name(repr(value)) if isinstance(value, float) and repr(value) in drawn else value
+            return name(repr(value)) if isinstance(value, float) and repr(value) in self._drawn else value
 
         walked: dict[str, Any] = walk(values.plain(told))
         return walked
+
+
+def _is_fraction(text: str) -> bool:
+    return text[1] == "."
 
 
 def _told(outcome: tuple[Any, BaseException | None]) -> Any:

@@ -9,11 +9,11 @@ import msgspec
 from msgspec import Raw, Struct
 
 from covenant.a2a import wire
-from covenant.a2a.fault import INVALID_PARAMS, Fault
 from covenant.a2a.names import has_proto_names, usual
 from covenant.model.peer import Caller
 from covenant.rules.whereabouts import Reached
 from covenant.serve.a2a.directory import Directory
+from covenant.serve.a2a.misread import misread
 from covenant.serve.a2a.operations import Agent, Event, Operations
 from covenant.serve.a2a.parameters import Parameters
 
@@ -104,14 +104,4 @@ def request_of(call: Call, members: Any, strict: bool = True) -> Any:
     try:
         return msgspec.convert(usual(call.request, members), call.request, strict=strict)
     except (msgspec.ValidationError, RecursionError) as problem:
-        raise _wrong(problem) from None
-
-
-def _wrong(problem: Exception) -> Fault:
-    """What msgspec says of input that does not read, with the member that it is about."""
-    text = str(problem) or "this does not read"
-    at = text.rpartition("`$.")[2].rstrip("`") if "`$." in text else ""
-    if "required field `" in text:
-        missing = text.partition("required field `")[2].partition("`")[0]
-        at = f"{at}.{missing}" if at else missing
-    return Fault(INVALID_PARAMS, text, field=at)
+        raise misread(problem) from None

@@ -19,11 +19,10 @@ from google.protobuf.message import DecodeError
 from msgspec import UNSET, Struct
 
 from covenant.a2a.fault import BAD_AGENT, INVALID_PARAMS, PARSE, Fault
+from covenant.serve.a2a.misread import misread
 from covenant.serve.a2a.proto import AgentCard, Object, Timestamp, Value, Values, class_of
 
 _EXACT_MAX: Final = 2**53  # the integers up to here are told apart
-_MISSING: Final = "Object missing required field `"
-_AT: Final = " - at `$"
 
 T = TypeVar("T")
 Convert: TypeAlias = Callable[[Any], Any]
@@ -50,13 +49,7 @@ class Reader:
         try:
             return msgspec.convert(_plain(message, self._plan), self._shape)
         except msgspec.ValidationError as wrong:
-            raise Fault(INVALID_PARAMS, str(wrong), field=_where(str(wrong))) from None
-
-
-def _where(text: str) -> str:
-    told, _, path = text.partition(_AT)
-    missing = told.removeprefix(_MISSING).rstrip("`") if told.startswith(_MISSING) else ""
-    return ".".join(step for step in (path.strip("`").lstrip("."), missing) if step)
+            raise misread(wrong) from None
 
 
 def _plan_of(descriptor: Any, known: dict[str, Plan]) -> Plan:
@@ -128,10 +121,18 @@ def _read_number(number: float) -> int | float:
     return int(number) if number.is_integer() and abs(number) <= _EXACT_MAX else number
 
 
+def _read_moment(moment: Any) -> str:
+    try:
+        text: str = moment.ToJsonString()
+    except ValueError as wrong:
+        raise Fault(INVALID_PARAMS, str(wrong), field="timestamp") from None
+    return text
+
+
 _SPECIAL: Final[dict[str, Convert]] = {
     Object.DESCRIPTOR.full_name: _read_object,
     Value.DESCRIPTOR.full_name: _read_value,
-    Timestamp.DESCRIPTOR.full_name: lambda moment: moment.ToJsonString(),
+    Timestamp.DESCRIPTOR.full_name: _read_moment,
 }
 
 

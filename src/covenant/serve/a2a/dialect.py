@@ -11,9 +11,9 @@ from typing import Any
 from msgspec import structs
 
 from covenant.a2a import wire
+from covenant.a2a.interface import GENERATION
 from covenant.model.protocol import StreamResponse, TaskShown
 from covenant.rules.dialect import PLAIN, plain_event, plain_task
-from covenant.serve.a2a.directory import GENERATION
 from covenant.serve.a2a.operations import CURSOR
 from covenant.serve.a2a.parameters import Parameters
 

@@ -14,7 +14,8 @@ from urllib.parse import quote
 import rfc8785
 from msgspec import Struct
 
-from covenant.a2a.fault import TASK_NOT_FOUND, Fault
+from covenant.a2a.fault import TASK_NOT_FOUND, UNSUPPORTED, Fault
+from covenant.a2a.interface import GENERATION
 from covenant.a2a.signature import b64, payload_of
 from covenant.exchange.exchange import Exchange
 from covenant.exchange.realm import Realm
@@ -25,7 +26,7 @@ from covenant.serve.a2a.operations import Agent
 
 PREFIX: Final = "/agents/"
 DIRECT_REPLY: Final = "urn:covenant:direct-reply"
-GENERATION: Final = "urn:covenant:generation"
+_LEFT_OUT: Final = ("signatures", "extended")
 _NOTHING: Final[tuple[Any, ...]] = (None, "", [], {})
 _MODES: Final = ["text/plain", "application/json"]
 _SHOWN_MAX: Final = 1000  # cards that are kept as they were last shown
@@ -47,19 +48,24 @@ class Directory:
         self._exchange = exchange
         self._listening = listening
         self._default = default
-        self._agents: dict[str, tuple[dict[str, Any], Agent]] = {}
+        self._found: dict[str | None, Agent] = {}  # as long as the store has this mark
+        self._mark: object = None
         self._shown: dict[tuple[str, bool, bool, Whereabouts], tuple[dict[str, Any], Shown]] = {}
 
-    async def find(self, name: str | None) -> tuple[Agent, Card]:
+    async def find(self, name: str | None) -> Agent:
         """By its label or key; without a name, the agent at the root. For whoever has something to ask of it: that
         becomes durable after the card, so there is nothing to wait for."""
-        card = self._at_hand(name or self._default) or await self._looked_up(name)
-        known = self._agents.get(card.agent.pubkey)
-        if known is None or known[0] is not card.card:
-            if len(self._agents) >= _SHOWN_MAX:
-                self._agents.clear()
-            known = self._agents[card.agent.pubkey] = (card.card, agent_of(card))
-        return known[1], card
+        mark = self._exchange.store.directory_mark()
+        if mark is not self._mark or len(self._found) >= _SHOWN_MAX:
+            self._found.clear()
+            self._mark = mark
+        agent = self._found.get(name)
+        if agent is None:
+            card = self._at_hand(name or self._default)
+            if card is None:
+                return agent_of(await self._looked_up(name))
+            agent = self._found[name] = agent_of(card)
+        return agent
 
     def _at_hand(self, name: str | None) -> Card | None:
         store = self._exchange.store
@@ -87,6 +93,8 @@ class Directory:
     async def show(self, name: str | None, extended: bool = False, reached: Reached = _ANYHOW) -> Shown:
         """Completed and signed once for each place, each time that it is published: anybody may ask for it."""
         card = await self._looked_up(name)
+        if extended and not _capabilities(card)["extendedAgentCard"]:
+            raise Fault(UNSUPPORTED, f"{card.agent.display} has no extended card")
         here = where(self._listening(), reached)
         key = (card.agent.pubkey, not name, extended, here)
         known = self._shown.get(key)
@@ -103,8 +111,6 @@ class Directory:
 
 
 def _complete(card: Card, here: Whereabouts, at_root: bool, extended: bool) -> dict[str, Any]:
-    left_out = ("signatures", "extended")
-    given = {name: value for name, value in card.card.items() if name not in left_out and value not in _NOTHING}
     label = card.agent.display
     shown = {
         "description": f"{label}, an agent of this realm",
@@ -112,10 +118,10 @@ def _complete(card: Card, here: Whereabouts, at_root: bool, extended: bool) -> d
         "defaultInputModes": _MODES,
         "defaultOutputModes": _MODES,
         "skills": [{"id": "work", "name": "work", "description": "does what it is asked to", "tags": ["task"]}],
-        **given,
+        **_said(card.card),
     }
     if extended:
-        shown |= card.card.get("extended") or {}
+        shown |= _said(card.card.get("extended") or {})
     shown["capabilities"] = _capabilities(card)
     shown["supportedInterfaces"] = _interfaces(here, "" if at_root else f"{PREFIX}{quote(label, safe='@')}", label)
     shown["securitySchemes"] = {"bearer": {"httpAuthSecurityScheme": {"scheme": "Bearer"}}}
@@ -134,6 +140,10 @@ def _interfaces(here: Whereabouts, path: str, label: str) -> list[dict[str, Any]
         tenant = {"tenant": label} if path else {}
         found.append({"url": here.grpc, "protocolBinding": "GRPC", "protocolVersion": "1.0", **tenant})
     return found
+
+
+def _said(card: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in card.items() if name not in _LEFT_OUT and value not in _NOTHING}
 
 
 def agent_of(card: Card) -> Agent:
@@ -158,7 +168,7 @@ def _capabilities(card: Card) -> dict[str, Any]:
         "streaming": True,
         "pushNotifications": True,
         **given,
-        "extendedAgentCard": True,
+        "extendedAgentCard": given.get("extendedAgentCard") is not False,
         "extensions": [
             *(extensions if isinstance(extensions, list) else []),
             {"uri": GENERATION, "description": "task generation, resumable streams, idempotency keys"},

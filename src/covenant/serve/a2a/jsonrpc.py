@@ -11,9 +11,10 @@ from typing import Any, Final, Literal, TypeAlias
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
-from covenant.a2a.fault import INVALID_REQUEST, NO_METHOD, PARSE, Fault, details_of, kind_of
+from covenant.a2a.fault import INVALID_REQUEST, NO_METHOD, PARSE, Fault, details_of, kind_of, message_of
 from covenant.model.error import CovenantError
-from covenant.serve.a2a.calls import CALLS, Call
+from covenant.serve.a2a.calls import CALLS, Call, request_from
+from covenant.serve.a2a.misread import misread
 
 Id: TypeAlias = str | int | float | None
 
@@ -71,6 +72,14 @@ def read(body: bytes) -> tuple[Id, Call, Raw]:
     return request.id, call, request.params
 
 
+def request_of(call: Call, params: Raw) -> Any:
+    """What is no JSON after all is found only when it is looked into."""
+    try:
+        return request_from(call, params)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as problem:
+        raise misread(problem) from None
+
+
 def _no_request(body: bytes, problem: Exception) -> Fault:
     """The first thing that is wrong may be a type before it is the syntax; JSON is what reads to its end."""
     try:
@@ -100,5 +109,5 @@ def event(call_id: Id, response: Any) -> _Answer:
 def refused(call_id: Id, refusal: CovenantError) -> tuple[int, bytes]:
     kind = kind_of(refusal)
     status = kind.http if kind.http in TOLD_BY_STATUS else 200
-    failure = _Failure("2.0", call_id, _Error(kind.jsonrpc, refusal.message, details_of(refusal)))
+    failure = _Failure("2.0", call_id, _Error(kind.jsonrpc, message_of(refusal), details_of(refusal)))
     return status, _encoder.encode(failure)

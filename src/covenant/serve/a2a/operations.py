@@ -27,10 +27,10 @@ from covenant.exchange.follow import follow
 from covenant.model import command as c
 from covenant.model import query as q
 from covenant.model.agent import AgentId
-from covenant.model.error import CovenantError, RateLimited, TaskTerminal, TooManyWaiters, UnknownPush
+from covenant.model.error import CovenantError, RateLimited, TaskTerminal, TooManyWaiters
 from covenant.model.message import Message
 from covenant.model.peer import Caller
-from covenant.model.protocol import RESTARTED, State, StreamResponse, TaskShown
+from covenant.model.protocol import GENERATION_MAX, RESTARTED, State, StreamResponse, TaskShown
 from covenant.model.push import PushConfig
 from covenant.model.task import Task
 from covenant.model.view import Dialog, DialogPage, Sent
@@ -39,10 +39,10 @@ from covenant.rules.dialog import intent_of
 PAGE_DEFAULT: Final = 50
 PAGE_MAX: Final = 100
 CURSOR: Final = "covenant/afterGeneration"  # in the metadata of a request, for clients that cannot set a header
+_DIGITS_MAX: Final = len(str(GENERATION_MAX))
 KEY: Final = "covenant/idempotencyKey"  # in the metadata of a message, for clients that cannot set a header
 REQUEST_METADATA: Final = "covenant/requestMetadata"  # in that of a message: what stood beside it in its request
 OUTPUT_MODES: Final = "covenant/acceptedOutputModes"
-_GENERATION_MAX: Final = 2**63 - 1
 
 
 class Agent(Struct, frozen=True):
@@ -135,7 +135,7 @@ class Operations:
             recipient=agent.id,
             intent_text=intent_of(message, self._exchange.store.context.limits),
             message=message,
-            context_id=message.context_id or str(uuid.uuid4()),
+            context_id=message.context_id or self._exchange.new_id(),
         )
         command = c.SendTask(caller.agent, task, protocol=True, shown=not agent.replies, push=push, key=key)
         sent: Sent = await self._exchange.run(caller, command)
@@ -319,10 +319,7 @@ class Operations:
         """Again changes nothing."""
         self._check_pushes(agent)
         task_id = await self._check_there(caller, agent, request.task_id)
-        try:
-            await self._exchange.run(caller, c.DropPush(self._exchange.by(caller), task_id, request.id))
-        except UnknownPush:
-            return
+        await self._exchange.run(caller, c.DropPush(self._exchange.by(caller), task_id, request.id))
 
     def _check_pushes(self, agent: Agent) -> None:
         if not agent.pushes:
@@ -350,13 +347,11 @@ def _number(value: int | str | None, name: str) -> int | None:
     """A 64-bit number, which may come as a string."""
     if value is None:
         return None
-    try:
-        number = int(value)
-    except (TypeError, ValueError):
-        number = -1
-    if not 0 <= number <= _GENERATION_MAX or isinstance(value, bool):
+    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= _DIGITS_MAX:
+        value = int(value)
+    if type(value) is not int or not 0 <= value <= GENERATION_MAX:
         raise Fault(INVALID_PARAMS, f"{name} is a number from 0", field=name)
-    return number
+    return value
 
 
 def _state(name: str | None) -> State | None:

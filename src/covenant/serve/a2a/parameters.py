@@ -24,11 +24,12 @@ class Parameters(Struct, frozen=True):
 def read(headers: Mapping[str, str], version: str | None = None) -> Parameters:
     """Names are in small letters. The version may also come in the query of a URL."""
     said = headers.get("a2a-version") or version or _VERSION_IF_UNSAID
-    wanted = tuple(uri.strip() for uri in headers.get("a2a-extensions", "").split(",") if uri.strip())
+    wanted = headers.get("a2a-extensions")
     last = headers.get("last-event-id")
     if last is not None and not (last.isascii() and last.isdigit() and len(last) < 19):
         raise Fault(INVALID_PARAMS, "Last-Event-ID is a generation", field="Last-Event-ID")
-    return Parameters(said, wanted, headers.get("idempotency-key"), None if last is None else int(last))
+    extensions = () if wanted is None else tuple(uri.strip() for uri in wanted.split(",") if uri.strip())
+    return Parameters(said, extensions, headers.get("idempotency-key"), None if last is None else int(last))
 
 
 def check(parameters: Parameters, agent: Agent) -> tuple[str, ...]:
@@ -38,4 +39,5 @@ def check(parameters: Parameters, agent: Agent) -> tuple[str, ...]:
     missing = [uri for uri in agent.required if uri not in parameters.extensions]
     if missing:
         raise Fault(EXTENSION_REQUIRED, f"this agent requires {', '.join(missing)}", extension=missing[0])
-    return tuple(uri for uri in parameters.extensions if uri in agent.extensions)
+    wanted = parameters.extensions
+    return tuple(uri for uri in wanted if uri in agent.extensions) if wanted else ()

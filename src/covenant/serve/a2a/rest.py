@@ -7,10 +7,11 @@ from urllib.parse import parse_qsl
 
 import msgspec
 
-from covenant.a2a.fault import INVALID_PARAMS, PARSE, Fault, details_of, kind_of
+from covenant.a2a.fault import INVALID_PARAMS, PARSE, Fault, details_of, kind_of, message_of
 from covenant.model.error import CovenantError
 from covenant.serve.a2a import calls
 from covenant.serve.a2a.calls import Call
+from covenant.serve.a2a.misread import misread
 from covenant.serve.a2a.paths import Spot
 
 A2A_JSON: Final = "application/a2a+json"
@@ -43,6 +44,8 @@ def request_of(call: Call, method: str, spot: Spot, query: dict[str, str], body:
             return calls.request_from(call, body)
         members = _object.decode(body) if body else {}
         return calls.request_of(call, {**members, **dict(spot.members)})
+    except msgspec.ValidationError as problem:
+        raise misread(problem) from None
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as problem:
         raise Fault(PARSE, f"this is not JSON: {problem}") from None
 
@@ -56,7 +59,7 @@ def refused(refusal: CovenantError) -> tuple[int, bytes]:
     error = {
         "code": kind.http,
         "status": kind.grpc,
-        "message": refusal.message,
+        "message": message_of(refusal),
         "details": details_of(refusal),
     }
     return kind.http, _encoder.encode({"error": error})

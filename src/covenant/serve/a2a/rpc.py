@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from functools import partial
 from pathlib import Path
@@ -21,26 +21,24 @@ from google.protobuf import json_format
 from google.rpc import error_details_pb2, status_pb2
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
-from msgspec import Struct
 
-from covenant.a2a import wire
-from covenant.a2a.fault import INTERNAL, Fault, details_of, kind_of
+from covenant.a2a.fault import INTERNAL, Fault, details_of, kind_of, message_of
 from covenant.exchange.bounds import Bounds
 from covenant.exchange.exchange import Exchange
 from covenant.model.error import CovenantError, Draining, Unauthenticated
 from covenant.model.peer import Caller
 from covenant.model.protocol import StreamResponse
+from covenant.rules.whereabouts import Reached
 from covenant.serve.a2a import dialect, parameters
+from covenant.serve.a2a.calls import CALLS, Call, Desk, Talk
 from covenant.serve.a2a.codec import Reader, Writer, write_card
 from covenant.serve.a2a.directory import Directory
-from covenant.serve.a2a.operations import Agent, Event, Operations
-from covenant.serve.a2a.parameters import Parameters
-from covenant.serve.a2a.proto import POOL, SERVICE
+from covenant.serve.a2a.operations import Operations
+from covenant.serve.a2a.proto import POOL, SERVICE, AgentCard
 from covenant.serve.http import GONE, OnRequest
 
 FINISH_S: Final = 5
 _STATUS: Final = "grpc-status-details-bin"
-_TEXT_MAX: Final = 512  # of what an error tells: its trailers must stay below what clients take
 _SERVED: Final = (SERVICE.full_name, health.SERVICE_NAME, reflection.SERVICE_NAME)
 _KEEPALIVE_MS: Final = 60_000
 _KEEPALIVE_ANSWER_MS: Final = 20_000
@@ -49,53 +47,13 @@ _DETAILS: Final = (error_details_pb2.ErrorInfo, error_details_pb2.BadRequest)  #
 
 log = logging.getLogger("covenant.grpc")
 
-
-class Call(Struct, frozen=True):
-    """One call, and everything that was found out about it."""
-
-    caller: Caller
-    agent: Agent
-    request: Any
-    parameters: Parameters
-
-
-Answer: TypeAlias = Callable[[Operations, Call], Awaitable[Any]]
-Stream: TypeAlias = Callable[[Operations, Call], AsyncGenerator[Event, None]]
-
-_ANSWERS: Final[dict[str, tuple[type, Answer]]] = {
-    "SendMessage": (
-        wire.SendMessage,
-        lambda o, c: o.send_message(c.caller, c.agent, c.request, c.parameters.key),
-    ),
-    "GetTask": (wire.GetTask, lambda o, c: o.get_task(c.caller, c.agent, c.request)),
-    "ListTasks": (wire.ListTasks, lambda o, c: o.list_tasks(c.caller, c.agent, c.request)),
-    "CancelTask": (wire.CancelTask, lambda o, c: o.cancel_task(c.caller, c.agent, c.request)),
-    "CreateTaskPushNotificationConfig": (
-        wire.PushSettings,
-        lambda o, c: o.set_push(c.caller, c.agent, c.request),
-    ),
-    "GetTaskPushNotificationConfig": (wire.GetPush, lambda o, c: o.get_push(c.caller, c.agent, c.request)),
-    "ListTaskPushNotificationConfigs": (wire.ListPushes, lambda o, c: o.list_pushes(c.caller, c.agent, c.request)),
-    "DeleteTaskPushNotificationConfig": (wire.DeletePush, lambda o, c: o.delete_push(c.caller, c.agent, c.request)),
-}
-_STREAMS: Final[dict[str, tuple[type, Stream]]] = {
-    "SendStreamingMessage": (
-        wire.SendMessage,
-        lambda o, c: o.send_streaming(c.caller, c.agent, c.request, c.parameters.key),
-    ),
-    "SubscribeToTask": (
-        wire.SubscribeToTask,
-        lambda o, c: o.subscribe(c.caller, c.agent, c.request, c.parameters.after),
-    ),
-}
-_CARD: Final = "GetExtendedAgentCard"
+Write: TypeAlias = Callable[[Any], bytes]
 
 
 class Rpc:
     def __init__(self, exchange: Exchange, directory: Directory) -> None:
         self._exchange = exchange
-        self._directory = directory
-        self._operations = Operations(exchange)
+        self._desk = Desk(Operations(exchange), directory)
         self._calls: set[asyncio.Task[Any]] = set()
         self._server: Any = None
         self._health: Any = None
@@ -146,20 +104,16 @@ class Rpc:
         """Messages come and go as bytes: what does not read is then refused like everything else."""
         found = {}
         for method in SERVICE.methods:
-            if method.name in _STREAMS:
-                shape, stream = _STREAMS[method.name]
-                reader, writer = Reader(method.input_type, shape), Writer(method.output_type)
-                streaming = partial(self._serve, shape, partial(self._stream, reader, writer, stream))
-                found[method.name] = grpc.unary_stream_rpc_method_handler(streaming)
-                continue
-            if method.name == _CARD:
-                shape = wire.GetExtendedCard
-                handler = partial(self._show_card, Reader(method.input_type, shape))
+            call = CALLS[method.name]
+            reader = Reader(method.input_type, call.request)
+            is_card = method.output_type.full_name == AgentCard.DESCRIPTOR.full_name
+            write = write_card if is_card else Writer(method.output_type).write
+            if call.stream is None:
+                handler = partial(self._serve, call.request, partial(self._answer, call, reader, write))
+                found[method.name] = grpc.unary_unary_rpc_method_handler(handler)
             else:
-                shape, answer = _ANSWERS[method.name]
-                reader, writer = Reader(method.input_type, shape), Writer(method.output_type)
-                handler = partial(self._answer, reader, writer, answer)
-            found[method.name] = grpc.unary_unary_rpc_method_handler(partial(self._serve, shape, handler))
+                handler = partial(self._serve, call.request, partial(self._stream, call, reader, write))
+                found[method.name] = grpc.unary_stream_rpc_method_handler(handler)
         return found
 
     # --- one call -----------------------------------------------------------------------------------------
@@ -185,36 +139,35 @@ class Rpc:
             if self.on_request is not None:
                 self.on_request(shape, status, perf_counter() - started)
 
-    async def _answer(self, reader: Reader, writer: Writer, answer: Answer, data: bytes, context: Any) -> bytes:
-        call = await self._open(reader, data, context)
-        return writer.write(await answer(self._operations, call))
+    async def _answer(self, call: Call, reader: Reader, write: Write, data: bytes, context: Any) -> bytes:
+        assert call.answer is not None
+        talk, request = await self._open(reader, data, context)
+        return write(await call.answer(self._desk, talk, request))
 
-    async def _stream(self, reader: Reader, writer: Writer, stream: Stream, data: bytes, context: Any) -> None:
-        call = await self._open(reader, data, context)
+    async def _stream(self, call: Call, reader: Reader, write: Write, data: bytes, context: Any) -> None:
+        assert call.stream is not None
+        talk, request = await self._open(reader, data, context)
         is_over = False
-        async with aclosing(stream(self._operations, call)) as events:
+        async with aclosing(call.stream(self._desk, talk, request)) as events:
             async for event in events:
                 is_over = _ends(event.response)
-                await context.write(writer.write(event.response))
+                await context.write(write(event.response))
         if self._exchange.is_draining and not is_over:
             raise Draining("the daemon is ending: subscribe again, from the last generation")
 
-    async def _show_card(self, reader: Reader, data: bytes, context: Any) -> bytes:
-        call = await self._open(reader, data, context)
-        shown = await self._directory.show(call.request.tenant, extended=True)
-        return write_card(shown.card)
-
-    async def _open(self, reader: Reader, data: bytes, context: Any) -> Call:
+    async def _open(self, reader: Reader, data: bytes, context: Any) -> tuple[Talk, Any]:
+        """Who speaks, and what is asked for."""
         metadata = {name: value for name, value in context.invocation_metadata() or () if isinstance(value, str)}
         caller = await self._authenticate(metadata.get("authorization"))
         self._exchange.meter(caller)
         said = parameters.read(metadata)
         request = reader.read(data)
-        agent, _ = await self._directory.find(request.tenant)
+        agent = await self._desk.directory.find(request.tenant)
         active = parameters.check(said, agent)
         if active:
             await context.send_initial_metadata((("a2a-extensions", ", ".join(active)),))
-        return Call(caller, agent, dialect.heard(said, request), said)
+        talk = Talk(caller, agent, request.tenant, said, active, False, Reached())
+        return talk, dialect.heard(said, request)
 
     async def _authenticate(self, header: str | None) -> Caller:
         scheme, _, token = (header or "").partition(" ")
@@ -259,14 +212,6 @@ def _error_of(failed: Exception) -> CovenantError:
 
 async def _refuse(context: Any, error: CovenantError) -> None:
     code = grpc.StatusCode[kind_of(error).grpc]
-    told = {"code": code.value[0], "message": error.message, "details": details_of(error)}
-    status = json_format.ParseDict(_clipped(told), status_pb2.Status())
+    told = {"code": code.value[0], "message": message_of(error), "details": details_of(error)}
+    status = json_format.ParseDict(told, status_pb2.Status())
     await context.abort(code, status.message, ((_STATUS, status.SerializeToString()),))
-
-
-def _clipped(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _clipped(inner) for name, inner in value.items()}
-    if isinstance(value, list):
-        return [_clipped(inner) for inner in value]
-    return value[:_TEXT_MAX] if isinstance(value, str) else value

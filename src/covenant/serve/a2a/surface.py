@@ -20,7 +20,7 @@ from covenant.model.peer import Caller
 from covenant.model.protocol import StreamResponse
 from covenant.rules.whereabouts import Reached
 from covenant.serve.a2a import dialect, jsonrpc, parameters, paths, rest, sse
-from covenant.serve.a2a.calls import CALLS, Call, Desk, Talk, request_from
+from covenant.serve.a2a.calls import CALLS, Call, Desk, Talk
 from covenant.serve.a2a.directory import Directory, Shown
 from covenant.serve.a2a.operations import Event, Operations
 from covenant.serve.a2a.paths import Spot
@@ -82,7 +82,7 @@ class Surface:
             body = await asked.body(self._exchange.bounds.body_bytes_max)
             call_id, call, params = jsonrpc.read(body)
             asked.verb = call.request
-            request = request_from(call, params)
+            request = jsonrpc.request_of(call, params)
             talk = await self._talk(asked, caller, spot, request, headers, rest.query_of(asked.query))
             request = dialect.heard(talk.parameters, request)
             if call.stream is not None:
@@ -131,7 +131,7 @@ class Surface:
     ) -> Talk:
         tenant: str | None = spot.tenant or request.tenant or None
         name = spot.agent or tenant
-        agent, _ = await self._directory.find(name)
+        agent = await self._directory.find(name)
         if spot.agent and tenant and self._exchange.key_of(tenant) != agent.id.pubkey:
             raise Fault(INVALID_PARAMS, f"the tenant {tenant} is not {agent.id.display}", field="tenant")
         said = parameters.read(headers, query.get(_VERSION) if query else None)

@@ -414,11 +414,16 @@ class Archive:
         for (body,) in self._rows(sql, (*parties, before)):
             yield _DECODERS["task"].decode(body)
 
-    def moved_dialogs(self, sender: str, recipient: str, after: int) -> Iterator[TaskRecord]:
-        sql = "select body from rest where sender = ? and recipient = ? and status > ? order by status"
+    def moved_dialogs(self, sender: str, recipient: str, since: int, after: int) -> Iterator[TaskRecord]:
+        """Few of all have moved since: those are found by their status, and then put in order."""
+        sql = (
+            "select n from rest indexed by rest_status "
+            "where sender = ? and recipient = ? and status > ? and n > ? and n <= ? order by n"
+        )
         parties = (self._agents.get(sender, 0), self._agents.get(recipient, 0))
-        for (body,) in self._rows(sql, (*parties, after)):
-            yield _DECODERS["task"].decode(body)
+        for (n,) in self._rows(sql, (*parties, since, after, since)):
+            for (body,) in self._rows("select body from rest where n = ?", (n,)):
+                yield _DECODERS["task"].decode(body)
 
     def dialog_count(self, sender: str, recipient: str) -> int:
         sql = "select count(*) from rest where sender = ? and recipient = ? and status is not null"

@@ -41,6 +41,7 @@ T = TypeVar("T")
 LOCK: Final = "lock"
 _THREADS: Final = 2  # one archives, one saves
 _LOG_TRIES: Final = 10
+_TURNS_MAX: Final = 4  # of the loop, in which a batch gathers
 _NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT)
 
 log = logging.getLogger("covenant.journal")
@@ -179,10 +180,15 @@ class Journal(Embedded):
         """Something waits to be written: with it goes whatever else this turn of the loop brings, and what the next one
         does in answer to it: a receive that was woken shares the sync of what woke it."""
         self._next = Synced(loop=self._loop)
-        self._loop.call_soon(self._flush_after_this)
+        self._loop.call_soon(self._gather, 0, _TURNS_MAX)
 
-    def _flush_after_this(self) -> None:
-        self._loop.call_soon(self._flush)
+    def _gather(self, known_bytes: int, turns: int) -> None:
+        """As long as each turn brings more, a sync now would only have to be followed by another."""
+        gathered = self._writer.buffered_bytes
+        if gathered > known_bytes and turns:
+            self._loop.call_soon(self._gather, gathered, turns - 1)
+        else:
+            self._flush()
 
     def _durable(self, order: int | None = None) -> Awaitable[None] | None:
         if order is not None and order <= self._writer.position.seq:
@@ -239,7 +245,7 @@ class Journal(Embedded):
         stats.bytes += len(batch.data)
         writer.written(batch)
         synced.set_result(None)
-        self._tell_growth()
+        self._tell_durable()
         keeper = self._keeper
         assert keeper is not None
         keeper.unsaved_bytes += len(batch.data)

@@ -74,23 +74,31 @@ class Log:
         return found.commits
 
     def trail(self, seq: int, key: str, limit: int) -> list[Logged]:
-        """The commits that touched this record, from the one that holds this event back, the newest first."""
+        """The commits that touched this record, from the one that holds this event back, the newest first. What happens
+        to a record lies mostly close together: the lines before the last one are read on, and searched for only where
+        they lead too far."""
         found = _Stretch(limit)
-        while seq > 0 and (line := self._line_of(seq)) is not None:
-            logged, raw = line
-            if not found.take(logged, raw):
+        before: Iterator[bytes] = iter(())
+        while seq > 0:
+            raw = _close_by(before, seq)
+            if raw is None:
+                before = self._lines_back_from(seq)
+                raw = next(before, None)
+            if raw is None or self._open is None:
+                break
+            logged = decode_line(raw, self._open.name, 0).logged()
+            if not logged.seq <= seq <= logged.last or not found.take(logged, raw):
                 break
             seq = logged.previous(key)
         return found.commits
 
-    def _line_of(self, seq: int) -> tuple[Logged, bytes] | None:
-        """The commit that holds this event; None when it was dropped, or is not yet there."""
+    def _lines_back_from(self, seq: int) -> Iterator[bytes]:
+        """From the one that holds this event; or would, if it was dropped, or is not yet there."""
         for name in self._names[self._place(seq) :][:1]:
             segment = self._segment(name)
-            for raw in () if segment is None else segment.lines(segment.around(seq + 1)[0]):
-                logged = decode_line(raw, name, 0).logged()
-                return (logged, raw) if logged.seq <= seq <= logged.last else None
-        return None
+            if segment is not None:
+                return segment.lines_back(segment.around(seq + 1)[1])
+        return iter(())
 
     def _place(self, seq: int) -> int:
         """Which segment would hold this event."""
@@ -113,6 +121,19 @@ class Log:
         if self._open is not None:
             self._open.close()
             self._open = None
+
+
+def _close_by(lines: Iterator[bytes], seq: int) -> bytes | None:
+    """Of lines that go back, the one that holds this event; None when it is further away than a search costs."""
+    passed = 0
+    for raw in lines:
+        numbered = _NUMBERED.match(b"\n" + raw[:_NUMBERED_BYTES_MAX])
+        if numbered is not None and int(numbered[1]) <= seq:
+            return raw
+        passed += len(raw)
+        if passed > _BLOCK:
+            break
+    return None
 
 
 class _Stretch:

@@ -1,0 +1,272 @@
+"""Time, chance and effects inside an agent: remembered, and in doubt when nobody can know."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from covenant.agents import AgentContext, EffectFailed, agent
+from covenant.model.error import Malformed, NotInDoubt
+from covenant.model.run import RunStatus
+from tests.agents.house import House, pause
+from tests.agents.test_reference import Killed, Killer, soon
+
+# --- time and chance ---------------------------------------------------------------------------------------
+
+
+async def test_a_sleep_lasts_as_long_as_it_says(house: House) -> None:
+    @agent("sleeps")
+    async def sleeps(ctx: AgentContext) -> list[int]:
+        times = [await ctx.now()]
+        for ms in (1000, 1000, 0):
+            await ctx.sleep(ms)
+            times.append(await ctx.now())
+        with pytest.raises(Malformed):
+            await ctx.sleep(-1)
+        return [time - times[0] for time in times]
+
+    async with house.worker(sleeps):
+        run_id = await house.begin(sleeps)
+        for _ in range(2):
+            seen = await house.until(run_id, RunStatus.AWAITING_WORK)
+            assert seen.until_ms == house.clock.now_ms() + 1000
+            house.clock.advance(999)
+            assert (await house.alice.get_run(run_id)).status is RunStatus.AWAITING_WORK
+            house.clock.advance(1)
+        assert await house.result(run_id) == [0, 1000, 2000, 2000]
+
+
+async def test_a_sleep_that_was_over_while_nobody_worked_is_over(house: House) -> None:
+    @agent("sleeps")
+    async def sleeps(ctx: AgentContext) -> str:
+        await ctx.sleep(1000)
+        return "awake"
+
+    async with house.worker(sleeps):
+        run_id = await house.begin(sleeps)
+        await house.until(run_id, RunStatus.AWAITING_WORK)
+    house.clock.advance(5000)
+    async with house.worker(sleeps):
+        assert await house.result(run_id) == "awake"
+
+
+async def test_time_and_chance_are_remembered(house: House) -> None:
+    @agent("chance")
+    async def chance(ctx: AgentContext) -> list[Any]:
+        before = [await ctx.now(), await ctx.random(), await ctx.uuid(), await ctx.random()]
+        await ctx.append("assistant", before)
+        await pause(ctx)
+        house.clock.advance(1)
+        after = await ctx.now()
+        return [*before, after]
+
+    run_id, result = await house.through(chance)
+    assert await house.told(run_id, every=True) == [("assistant", result[:4])]
+    assert result[1] != result[3] and 0 <= result[1] < 1
+    assert uuid.UUID(result[2]).version == 4
+    assert result[4] > result[0]
+
+
+# --- effects -----------------------------------------------------------------------------------------------
+
+
+async def test_an_effect_is_done_once_and_remembered(house: House) -> None:
+    done = []
+
+    async def write() -> dict[str, int]:
+        done.append("write")
+        return {"n": len(done)}
+
+    def plain() -> str:
+        done.append("plain")
+        return "text"
+
+    @agent("acts")
+    async def acts(ctx: AgentContext) -> list[Any]:
+        results = [await ctx.run("write", write), await ctx.run("write", write)]
+        await pause(ctx)
+        results.append(await ctx.run("plain", plain))
+        await pause(ctx)
+        return results
+
+    _, result = await house.through(acts)
+    assert result == [{"n": 1}, {"n": 2}, "text"]
+    assert done == ["write", "write", "plain"]
+
+
+async def test_an_effect_that_failed_fails_again_as_it_did(house: House) -> None:
+    done = []
+
+    def fails() -> None:
+        done.append(1)
+        raise ValueError("no")
+
+    @agent("acts")
+    async def acts(ctx: AgentContext) -> list[str]:
+        caught = []
+        for idempotent in (False, True):
+            try:
+                await ctx.run(f"fails {idempotent}", fails, idempotent=idempotent)
+            except EffectFailed as failed:
+                caught.append(f"{failed.name}: {failed.message}")
+            await pause(ctx)
+        return caught
+
+    _, result = await house.through(acts)
+    assert result == ["fails False: ValueError: no", "fails True: ValueError: no"]
+    assert len(done) == 2
+
+
+async def test_an_effect_gets_its_key(house: House) -> None:
+    keys = []
+
+    @agent("acts")
+    async def acts(ctx: AgentContext) -> str:
+        await ctx.run("pay", keys.append, idempotent=True)
+        await ctx.run("pay", keys.append, idempotent=True)
+        await ctx.run("pay", lambda key: keys.append(key))
+        return ctx.run_id
+
+    _, run_id = await house.through(acts)
+    assert len(set(keys)) == 3 and all(str(key).startswith(run_id) for key in keys)
+
+
+async def test_what_an_effect_returns_is_typed_and_is_json(house: House) -> None:
+    @agent("acts")
+    async def acts(ctx: AgentContext) -> bool:
+        value = await ctx.run("float", lambda: 1, type=float)
+        with pytest.raises(EffectFailed, match="JSON"):
+            await ctx.run("object", object)
+        return isinstance(value, float)
+
+    assert (await house.through(acts))[1] is True
+
+
+@pytest.mark.parametrize("verdict", ["done", "failed", "retry"])
+async def test_an_effect_that_nobody_knows_the_outcome_of_waits_for_a_verdict(
+    house: House, tmp_path: Path, verdict: Any
+) -> None:
+    done = []
+    dies = asyncio.Event()
+
+    def pay() -> str:
+        done.append("paid")
+        if not dies.is_set():
+            dies.set()
+            raise Killed
+        return "receipt"
+
+    @agent("pays")
+    async def pays(ctx: AgentContext) -> str:
+        await ctx.append("assistant", "before")
+        try:
+            receipt = await ctx.run("pay", pay)
+        except EffectFailed as failed:
+            receipt = f"failed: {failed.message}"
+        await ctx.append("assistant", receipt)
+        await pause(ctx)
+        return str(receipt)
+
+    async with house.worker(pays, home=tmp_path / "home"):
+        run_id = await house.begin(pays)
+        await soon(dies)
+    async with house.worker(pays, home=tmp_path / "home"):
+        seen = await house.until(run_id, RunStatus.EFFECT_IN_DOUBT)
+        assert list(seen.doubts) == ["pay"]
+        with pytest.raises(NotInDoubt):
+            await house.bob.judge_effect(run_id, "other", verdict, reason="x")
+        value = {"done": "by hand", "failed": "the bank says no", "retry": None}[verdict]
+        await house.bob.judge_effect(run_id, "pay", verdict, reason="looked it up", value=value)
+        await house.paused(run_id)
+        with pytest.raises(NotInDoubt):
+            await house.bob.judge_effect(run_id, "pay", verdict, reason="again")
+        await house.signal(run_id, "pause")
+        expected = {"done": "by hand", "failed": "failed: the bank says no", "retry": "receipt"}[verdict]
+        assert await house.result(run_id) == expected
+    assert len(done) == (2 if verdict == "retry" else 1)
+    assert await house.told(run_id, every=True) == [("assistant", "before"), ("assistant", expected)]
+
+
+async def test_an_idempotent_effect_is_done_again_under_its_key(house: House, tmp_path: Path) -> None:
+    keys = []
+
+    def pay(key: str) -> str:
+        keys.append(key)
+        if len(keys) == 1:
+            raise Killed
+        return "receipt"
+
+    killer = Killer(house, 10**6)
+
+    @agent("pays")
+    async def pays(ctx: AgentContext) -> str:
+        await ctx.checkpoint()
+        assert ctx.state is None
+        return str(await ctx.run("pay", pay, idempotent=True))
+
+    @agent("pays")
+    async def goes_on(ctx: AgentContext) -> str:
+        assert ctx.state is None
+        return str(await ctx.run("pay", pay, idempotent=True))
+
+    dead = asyncio.Event()
+
+    def hear(place: str) -> None:
+        killer(place)
+        if place == "an effect":
+            dead.set()
+
+    async with house.worker(pays, home=tmp_path / "home", probe=hear):
+        run_id = await house.begin(pays)
+        await soon(dead)
+    async with house.worker(goes_on, home=tmp_path / "home"):
+        assert await house.result(run_id) == "receipt"
+    assert len(keys) == 2 and keys[0] == keys[1]
+
+
+async def test_another_place_of_the_run_may_judge_nothing(house: House) -> None:
+    """The names under which verdicts come in are nobody's to send."""
+
+    @agent("waits")
+    async def waits(ctx: AgentContext) -> str:
+        return str(await ctx.wait_for_signal("go"))
+
+    async with house.worker(waits):
+        run_id = await house.begin(waits)
+        await house.until(run_id, RunStatus.AWAITING_INPUT)
+        with pytest.raises(Malformed):
+            await house.signal(run_id, "effect:x", {"verdict": "done"})
+        await house.signal(run_id, "go", 1)
+        assert await house.result(run_id) == "1"
+
+
+async def test_effects_beside_each_other_are_in_doubt_one_by_one(house: House, tmp_path: Path) -> None:
+    begun = asyncio.Barrier(2)
+    dead = asyncio.Event()
+    calls = []
+
+    async def pay() -> str:
+        calls.append(1)
+        if len(calls) > 2:
+            return "again"
+        await begun.wait()
+        dead.set()
+        raise Killed
+
+    @agent("pays")
+    async def pays(ctx: AgentContext) -> list[str]:
+        return list(await asyncio.gather(ctx.run("rent", pay), ctx.run("tax", pay)))
+
+    async with house.worker(pays, home=tmp_path / "home", grace_ms=0):
+        run_id = await house.begin(pays)
+        await soon(dead)
+    async with house.worker(pays, home=tmp_path / "home"):
+        for _ in range(2):
+            seen = await house.until(run_id, RunStatus.EFFECT_IN_DOUBT)
+            doubt = seen.doubts[0]
+            await house.bob.judge_effect(run_id, doubt, "done", reason="seen", value=doubt)
+        assert await house.result(run_id) == ["rent", "tax"]

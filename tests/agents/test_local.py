@@ -1,0 +1,147 @@
+"""Agents in one process, without a daemon."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from covenant.agents import AgentContext, Local, RunFailed, RunInDoubt, agent, run_local, task
+from covenant.model.error import TaskConflict
+from covenant.model.record import Outcome
+from tests.agents.test_reference import Killed, soon
+
+
+@task("work", idempotent=True)
+async def work(n: int) -> int:
+    return 10 * n
+
+
+@agent("adds")
+async def adds(ctx: AgentContext, n: int) -> int:
+    await ctx.append("user", n)
+    return int(sum(await ctx.join_all([ctx.task("work", i) for i in range(n)])))
+
+
+async def test_a_run_from_beginning_to_end() -> None:
+    async with asyncio.timeout(20):
+        assert await run_local(adds, 4, tasks=[work]) == 60
+
+
+async def test_in_a_folder_the_same_input_is_the_same_run(tmp_path: Path) -> None:
+    calls = []
+
+    @agent("counts")
+    async def counts(ctx: AgentContext, n: int) -> int:
+        calls.append(n)
+        return n
+
+    store = f"file:{tmp_path}/run"
+    async with asyncio.timeout(20):
+        for given, key in ((1, None), (1, None), (2, None), (1, "again"), (1, "again")):
+            assert await run_local(counts, given, store=store, key=key) == given
+        with pytest.raises(TaskConflict):
+            await run_local(counts, 3, store=store, key="again")
+    assert calls == [1, 2, 1]
+
+
+async def test_a_run_that_was_killed_goes_on(tmp_path: Path) -> None:
+    store = f"file:{tmp_path}/run"
+    dead = asyncio.Event()
+    calls = []
+
+    @agent("dies")
+    async def dies(ctx: AgentContext, n: int) -> Any:
+        calls.append(ctx.resuming)
+        await ctx.append("user", "before")
+        done = await ctx.task("work", n)
+        await ctx.checkpoint() if ctx.checkpoints == 0 else None
+        if not dead.is_set():
+            dead.set()
+            raise Killed
+        assert ctx.state is None
+        return [done, len(await ctx.load_messages())]
+
+    @agent("dies")
+    async def goes_on(ctx: AgentContext, n: int) -> Any:
+        assert ctx.state is None
+        return [await ctx.task("work", n), len(await ctx.load_messages())]
+
+    async with Local(store, agents=[dies], tasks=[work]) as house:
+        handle = await house.start(dies, 4, run_id="00000000-0000-4000-8000-000000000001")
+        await soon(dead)
+    async with Local(store, agents=[goes_on], tasks=[work]) as house:
+        async with asyncio.timeout(20):
+            assert await house.find(goes_on, handle.id).result() == [40, 1]
+
+
+async def test_a_failure_and_a_cancel_are_told() -> None:
+    @agent("fails")
+    async def fails(ctx: AgentContext) -> None:
+        raise ValueError("no")
+
+    @agent("waits")
+    async def waits(ctx: AgentContext) -> str:
+        return str(await ctx.wait_for_signal("go"))
+
+    async with asyncio.timeout(20), Local(agents=[fails, waits]) as house:
+        with pytest.raises(RunFailed, match="ValueError: no"):
+            await (await house.start(fails)).result()
+        run = await house.start(waits)
+        await run.cancel("enough")
+        with pytest.raises(RunFailed, match="canceled: enough"):
+            await run.result()
+        assert (await house.caller.get_task(run.id)).outcome is Outcome.CANCELED
+        run = await house.signal_or_start(waits, "00000000-0000-4000-8000-000000000002", "go", "on", key="k")
+        again = await house.signal_or_start(waits, run.id, "go", "on", key="k")
+        assert await again.result() == "on"
+
+
+async def test_what_nobody_knows_the_outcome_of_is_told_and_judged(tmp_path: Path) -> None:
+    store = f"file:{tmp_path}/run"
+    dead = asyncio.Event()
+
+    def pay() -> str:
+        if not dead.is_set():
+            dead.set()
+            raise Killed
+        return "paid"
+
+    @agent("pays")
+    async def pays(ctx: AgentContext) -> str:
+        return str(await ctx.run("pay", pay))
+
+    run_id = "00000000-0000-4000-8000-000000000003"
+    async with Local(store, agents=[pays]) as house:
+        await house.start(pays, run_id=run_id)
+        await soon(dead)
+    async with asyncio.timeout(20), Local(store, agents=[pays]) as house:
+        run = house.find(pays, run_id)
+        with pytest.raises(RunInDoubt, match="pay"):
+            await run.result()
+        await run.judge("pay", "done", reason="looked it up", value="paid by hand")
+        assert await run.result() == "paid by hand"
+
+
+async def test_a_task_of_the_dead_that_may_not_be_done_twice_is_told(tmp_path: Path) -> None:
+    store = f"file:{tmp_path}/run"
+    dead = asyncio.Event()
+
+    @task("pay")
+    async def pay(n: int) -> str:
+        dead.set()
+        raise Killed
+
+    @agent("pays")
+    async def pays(ctx: AgentContext) -> str:
+        return str(await ctx.task("pay", 1))
+
+    run_id = "00000000-0000-4000-8000-000000000004"
+    async with Local(store, agents=[pays], tasks=[pay]) as house:
+        await house.start(pays, run_id=run_id)
+        await soon(dead)
+    async with asyncio.timeout(20), Local(store, agents=[pays], tasks=[pay]) as house:
+        with pytest.raises(RunInDoubt, match="task"):
+            await house.find(pays, run_id).result()

@@ -1,0 +1,123 @@
+"""Runs behind the door: whom they may send to, and what is written down of it. (Contract 26, 28.)"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from covenant import AuditRow, Delivery, Mailbox, OpenMailbox, Task
+from covenant.model.limits import Limits
+from covenant.model.peer import Scope
+from covenant.model.run import RunCommit, RunStatus, Wait
+from covenant.serve import wire as w
+from covenant.store.clock import ManualClock
+from tests.conformance.support import plain, refused, take, uid
+from tests.daemons import Realmful, enrolled, start_daemon
+
+
+class House:
+    """Dan runs durable agents. He may answer alice, and nothing else."""
+
+    def __init__(self, box: OpenMailbox, dan: OpenMailbox) -> None:
+        self.box = box
+        self.dan = dan
+        self.alice = box.of("alice@lab")
+        self.bob = box.of("bob@lab")
+
+    async def begin(self) -> Delivery:
+        await self.alice.send_task(plain(self.dan, id=uid(1)))
+        delivery = await take(self.dan)
+        await self.dan.commit_run(delivery, RunCommit(number=1))
+        return delivery
+
+    async def grant(self, action: str, subject: str = "dan@lab", scope: Scope | None = None) -> None:
+        engine = self.box._engine
+        request = w.Grant(subject=subject, action=action, scope=scope or Scope())
+        await engine.call(request, w.Granted)  # type: ignore[attr-defined]
+
+    async def rows(self, kind: str) -> list[AuditRow]:
+        return [row for row in await self.box.recent_audit(200) if row.kind == kind]
+
+
+@pytest.fixture
+async def house(clock: ManualClock) -> AsyncIterator[House]:
+    daemon = await start_daemon("memory:", Limits(), clock)
+    realm = Realmful()
+    await realm.enroll(daemon)
+    async with realm.open(daemon, "unix") as box:
+        token = (await enrolled(box, "dan@lab", "a2a.respond.*")).token
+        async with Mailbox.open(f"unix:{daemon.settings.ipc}", token=token) as dan:
+            yield House(box, dan)
+    await daemon.stop()
+
+
+def part(number: int, to: Mailbox) -> Task:
+    return Task(id=uid(number), recipient=to.agent, intent_text="part")
+
+
+async def test_a_task_of_a_run_needs_the_grant_to_send_it(house: House) -> None:
+    """Contract 26: a run is no way around the door; what is refused leaves no part of the commit, and a row."""
+    delivery = await house.begin()
+    commit = RunCommit(number=2, tasks=[part(10, house.bob)])
+    with refused("missing_capability"):
+        await house.dan.commit_run(delivery, commit)
+    denied = [row for row in await house.rows("capability_check") if row.passed is False]
+    assert [(row.action, row.actor) for row in denied] == [("a2a.send.bob@lab", "dan@lab")]
+    assert (await house.dan.get_run(uid(1))).step == 1
+    await house.grant("a2a.send.bob@lab")
+    await house.dan.commit_run(delivery, commit)
+    assert (await take(house.bob)).task.sender == house.dan.agent
+    allowed = [row for row in await house.rows("capability_check") if row.action == "a2a.send.bob@lab" and row.passed]
+    assert [row.scope_id for row in allowed] == ["a2a-send:bob@lab"]
+
+
+async def test_a_run_sends_to_itself_without_a_grant(house: House) -> None:
+    """Contract 26: what stays within one agent is its own affair; so is the answer to it."""
+    delivery = await house.begin()
+    standing = await house.dan.commit_run(
+        delivery, RunCommit(number=2, tasks=[part(10, house.dan), part(11, house.dan)], begins=[uid(10)])
+    )
+    assert list(standing.leases) == [uid(10)]
+    assert (await take(house.dan)).task.id == uid(11)
+
+
+async def test_a_run_does_not_send_under_a_bounded_grant(house: House) -> None:
+    """Contract 26: its uses could not be counted one by one."""
+    delivery = await house.begin()
+    await house.grant("a2a.send.bob@lab", scope=Scope(max_uses=5))
+    with refused("not_permitted"):
+        await house.dan.commit_run(delivery, RunCommit(number=2, tasks=[part(10, house.bob)]))
+
+
+async def test_who_may_repair_judges_and_resumes(house: House) -> None:
+    """Contract 26: the sender with the grant, in its own name."""
+    delivery = await house.begin()
+    dead = (await house.dan.get_run(uid(1))).incarnation
+    assert dead is not None
+    with refused("missing_capability"):
+        await house.alice.resume_run(uid(1), dead=dead, evidence="attested", reason="x")
+    await house.dan.commit_run(delivery, RunCommit(number=2, wait=Wait(signals=("effect:pay",), doubt="pay")))
+    with refused("missing_capability"):
+        await house.alice.judge_effect(uid(1), "pay", "done", reason="x")
+    await house.grant("a2a.repair.requeue", "alice@lab")
+    await house.alice.judge_effect(uid(1), "pay", "done", reason="I was charged")
+    assert (await house.dan.get_run(uid(1))).status is RunStatus.WOKEN
+    (row,) = await house.rows("effect")
+    assert (row.actor, row.action, row.subject, row.reason) == ("alice@lab", "done", "pay", "I was charged")
+
+
+async def test_what_a_run_does_is_told_in_rows(house: House) -> None:
+    """Contract 28: each with its task; what the run keeps for itself is none."""
+    delivery = await house.begin()
+    await house.dan.commit_run(delivery, RunCommit(number=2, wait=Wait(signals=("go",))))
+    await house.alice.add_message(uid(1), "go")
+    await take(house.dan)
+    rows = [row for row in await house.box.recent_audit(200) if row.task_id == uid(1) and row.passed is None]
+    assert [row.kind for row in rows] == [
+        *("sent", "leased", "begun", "stepped", "stepped", "parked"),
+        *("messaged", "signaled", "woken", "taken_up"),
+    ]
+    assert [row for row in await house.box.recent_audit(200) if row.task_id is None and row.actor == "dan@lab"] == [
+        row for row in await house.rows("capability_check") if row.actor == "dan@lab"
+    ]
