@@ -135,6 +135,7 @@ class Driver:
         self._cancels_due: list[str] = []  # of tasks that are about to be sent
         self._aside: set[asyncio.Future[Any]] = set()
         self._waits: list[_Waiting] = []
+        self._waited = 0  # how often
         self._commits_due = False
         self._own: dict[str, asyncio.Task[None]] = {}  # tasks that this worker does itself
         self._others: set[str] = set()  # tasks that somebody else has
@@ -581,7 +582,17 @@ class Driver:
         self.memory.forget()
         self.state = state
         self.checkpoints += 1
+        ended, waited, is_alone = list(self.memory.outcomes), self._waited, not self._waits
         await self.flush()
+        if is_alone and self._waited == waited + 1:
+            self._let_go(ended)
+
+    def _let_go(self, ended: list[str]) -> None:
+        """What has ended before a checkpoint is seldom asked for behind it; then the store tells it again. Not while
+        another place in the function waits, which may be about to read it."""
+        for child_id in ended:
+            for known in (self.memory.outcomes, self._digests, self._sent, self._kinds):
+                known.pop(child_id, None)
 
     async def flush(self) -> None:
         """Until everything so far is committed."""
@@ -733,6 +744,7 @@ class Driver:
 
     async def _wait_in(self, waiting: _Waiting) -> None:
         self._host.probe("a wait")
+        self._waited += 1
         self._news.set()
         if not self._is_held:
             self._wake()
