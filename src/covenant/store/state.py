@@ -793,7 +793,7 @@ class State:
             assert type(record) is TaskRecord
             if record.sent_order > since:
                 return
-            if record.status_order > since and not record.direct:
+            if record.status_order > since and is_listed(record):
                 yield key
 
     def signals(self, task_id: str, limit: int, taken: bool = False) -> Sequence[Signal]:
