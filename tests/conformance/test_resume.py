@@ -193,14 +193,17 @@ async def doing_two(alice: Mailbox, bob: Mailbox) -> Delivery:
     return delivery
 
 
-async def test_what_may_be_done_twice_is_given_back(alice: Mailbox, bob: Mailbox, second: Mailbox) -> None:
-    """Contract 12, 23: a leased child of the dead worker that is idempotent is done again, at its next attempt."""
+async def test_what_may_be_done_twice_is_done_again(alice: Mailbox, bob: Mailbox, second: Mailbox) -> None:
+    """Contract 12, 23: a leased child of the dead worker that is idempotent goes to who resumes it, at its next
+    attempt; the resume of the run leaves it alone."""
     await doing_two(alice, bob)
-    resumed = await second.resume_run(RUN, dead=await dead_holder(bob), evidence="attested", reason="crash")
-    assert resumed.requeued == [uid(10)]
-    delivery = await take(second)
-    assert (delivery.task.id, delivery.attempt) == (uid(10), 2)
+    dead = await dead_holder(bob)
+    resumed = await second.resume_run(RUN, dead=dead, evidence="attested", reason="crash")
+    assert list(resumed.requeued) == []
+    again = await second.resume_run(uid(10), dead=dead, evidence="attested", reason="crash")
+    assert (again.task.id, again.attempt) == (uid(10), 2)
     assert await nothing_for(second)
+    await second.send_result(Result(uid(10), "ok", DONE, None, again.lease_id))
 
 
 async def test_what_may_not_be_done_twice_is_in_doubt(
@@ -222,13 +225,17 @@ async def test_what_may_not_be_done_twice_is_in_doubt(
 async def test_what_a_living_worker_does_is_left_to_it(
     alice: Mailbox, bob: Mailbox, second: Mailbox, carol: Mailbox, box: OpenMailbox
 ) -> None:
-    """Contract 23: only what the dead one held is given back."""
+    """Contract 23: only what the dead one held is taken from it."""
     await begin(alice, bob, step(1, tasks=[part(10, bob, key="a"), part(12, carol, key="b")]))
     other = await take(box.of("bob@lab", incarnation="another"))
     assert other.task.id == uid(10)
     await take(carol)
-    resumed = await second.resume_run(RUN, dead=await dead_holder(bob), evidence="attested", reason="crash")
-    assert resumed.requeued == []
+    dead = await dead_holder(bob)
+    await second.resume_run(RUN, dead=dead, evidence="attested", reason="crash")
+    with refused("lease_mismatch"):
+        await second.resume_run(uid(10), dead=dead, evidence="attested", reason="crash")
+    with refused("not_permitted"):
+        await second.resume_run(uid(12), dead=dead, evidence="attested", reason="crash")
 
 
 # --- effects -----------------------------------------------------------------------------------------------
