@@ -3,7 +3,7 @@ for each way to go on: where the function stands, or from its first line."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,15 +16,19 @@ from tests.daemons import Realmful, start_daemon, url_of
 
 SERVED: Final = ("unix", "http")
 ENGINES: Final = ("memory", "file", *SERVED)
+WAYS: Final = (("memory", WARM), ("memory", COLD), ("unix", COLD))  # where nothing else is asked for
 Open = Callable[..., Awaitable[House]]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "place" in metafunc.fixturenames:
-        places = ENGINES if "everywhere" in metafunc.fixturenames else ("memory",)
-        metafunc.parametrize("place", SERVED if "served" in metafunc.fixturenames else places)
-    if "open_house" in metafunc.fixturenames:
-        metafunc.parametrize("warm_max", (WARM, COLD), ids=("warm", "cold"))
+    if "open_house" not in metafunc.fixturenames:
+        return
+    ways: Sequence[tuple[str, int]] = WAYS
+    if "served" in metafunc.fixturenames or "everywhere" in metafunc.fixturenames:
+        places = SERVED if "served" in metafunc.fixturenames else ENGINES
+        ways = [(place, warm_max) for place in places for warm_max in (WARM, COLD)]
+    ids = [f"{place}-{'warm' if warm_max else 'cold'}" for place, warm_max in ways]
+    metafunc.parametrize(("place", "warm_max"), ways, ids=ids)
 
 
 @pytest.fixture
@@ -53,13 +57,13 @@ async def open_house(place: str, warm_max: int, folder: Path, clock: ManualClock
             url = "memory:" if place == "memory" else f"file:{folder}"
             box = await Mailbox.open(url, clock=clock, limits=limits)
             closing.append(box.close)
-            return House(box, clock, warm_max)
+            return House(box, clock, warm_max, box._engine)
         daemon = await start_daemon(f"file:{folder}", limits or Limits(), clock)
         closing.append(daemon.stop)
         await realm.enroll(daemon)
         box = await realm.open(daemon, place)
         closing.append(box.close)
-        return House(box, clock, warm_max, url_of(daemon, place), realm.tokens, url_of(daemon, "http"))
+        return House(box, clock, warm_max, daemon.store, url_of(daemon, place), realm.tokens, url_of(daemon, "http"))
 
     yield open_it
     await close()

@@ -25,7 +25,7 @@ from covenant.model.task import Result
 from covenant.model.view import Dialog
 from covenant.store.clock import ManualClock
 
-PATIENCE_S: Final = 5
+PATIENCE_S: Final = 30
 PAUSE: Final = "pause"
 COLD: Final = 0
 WARM: Final = 1000
@@ -35,18 +35,21 @@ PARKED: Final = frozenset(
 
 
 class House:
-    """`url` and `tokens`: how its workers come in, if it is not in this process; `a2a_url`: where it speaks A2A."""
+    """`store` is at the bottom of it; `url` and `tokens`: how its workers come in, if it is not in this process;
+    `a2a_url`: where it speaks A2A."""
 
     def __init__(
         self,
         box: OpenMailbox,
         clock: ManualClock,
         warm_max: int,
+        store: Any,
         url: str | None = None,
         tokens: dict[str, str] | None = None,
         a2a_url: str = "",
     ) -> None:
         self.box = box
+        self.store = store
         self.a2a_url = a2a_url
         self.clock = clock
         self.alice, self.bob, self.carol = (box.of(f"{name}@lab") for name in ("alice", "bob", "carol"))
@@ -97,7 +100,7 @@ class House:
     async def say(self, run_id: str, text: str, *, signal: str | None = None, message_id: str | None = None) -> None:
         """As an A2A client says something to a task."""
         message = user_message(text, signal=signal, message_id=message_id)
-        await self.engine.run(AddMessage(self.alice.agent, run_id, message, None))
+        await self.store.run(AddMessage(self.alice.agent, run_id, message, None))
 
     async def signal(self, run_id: str, name: str, value: Any = None, *, key: str | None = None) -> bool:
         """Whether it had been told before."""
@@ -176,7 +179,7 @@ class House:
 
     async def shown(self, run_id: str) -> TaskShown:
         """The task as the A2A protocol shows it."""
-        dialog: Dialog = await self.engine.ask(GetDialog(None, run_id, None, True, True))
+        dialog: Dialog = await self.store.ask(GetDialog(None, run_id, None, True, True))
         return dialog.task
 
     # --- tasks --------------------------------------------------------------------------------------------
@@ -187,10 +190,6 @@ class House:
         taken = await box.recv_tasks(1, wait_ms=PATIENCE_S * 1000)
         assert taken, "no task came"
         return _Help(box, taken[0])
-
-    @property
-    def engine(self) -> Any:
-        return self.box._engine
 
 
 class _Help:

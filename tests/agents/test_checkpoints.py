@@ -193,6 +193,6 @@ async def test_old_checkpoints_leave_nothing_behind(house: House) -> None:
     async with house.worker(long, tasks=[work]):
         run_id = await house.begin(long)
         await house.until(run_id, RunStatus.AWAITING_INPUT)
-        assert len(list(house.engine.state.pieces(step_key(run_id, ""), 1, 1000))) == 1
+        assert len(list(house.store.state.pieces(step_key(run_id, ""), 1, 1000))) == 1
         await house.signal(run_id, "pause")
         assert await house.result(run_id) == 50

@@ -24,7 +24,7 @@ async def sent(house: House, text: str, message_id: str = "m-0") -> str:
         intent_text=text,
         message=user_message(text, message_id=message_id),
     )
-    await house.engine.run(SendTask(house.alice.agent, task, True))
+    await house.store.run(SendTask(house.alice.agent, task, True))
     return task.id
 
 
@@ -95,8 +95,8 @@ async def test_what_the_run_asks_is_its_status_and_an_answer_moves_it_on(house: 
         assert shown.status.state == "TASK_STATE_INPUT_REQUIRED"
         assert shown.status.message is not None and shown.status.message.parts[0].text == "which one?"
         with pytest.raises(GenerationMismatch):
-            await house.engine.run(AddMessage(house.alice.agent, run_id, user_message("x"), seen.generation - 1))
-        await house.engine.run(AddMessage(house.alice.agent, run_id, user_message("this"), seen.generation))
+            await house.store.run(AddMessage(house.alice.agent, run_id, user_message("x"), seen.generation - 1))
+        await house.store.run(AddMessage(house.alice.agent, run_id, user_message("this"), seen.generation))
         assert await house.result(run_id) == "this"
 
 

@@ -122,7 +122,7 @@ async def test_an_effect_that_failed_fails_again_as_it_did(house: House) -> None
 
 
 async def test_an_effect_gets_its_key(house: House) -> None:
-    keys: list[Any] = []
+    keys: list[str] = []
 
     @agent("acts")
     async def acts(ctx: AgentContext) -> str:

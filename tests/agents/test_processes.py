@@ -138,7 +138,7 @@ async def _check(box: Mailbox, run_id: str, steps: int, log: Path, runs: int, ki
 
 async def test_a_worker_that_is_killed_over_and_over_repeats_no_finished_step() -> None:
     """Contract 24: real SIGKILLs, at any moment."""
-    await _kill_often(15, 1)
+    await _kill_often(8, 1)
 
 
 @pytest.mark.soak

@@ -111,7 +111,9 @@ class Driver:
         self.agent: AgentId = task.recipient
         self.memory = Memory()
         self.batch = Batch()
-        self.taken: set[str] = set()  # signals
+        self.taken: set[str] = set()  # signals that the store may still tell of
+        self._spent: set[str] = set()  # of these, those that it has been told are taken
+        self._looks = 0  # under way: what they bring may be older than the last commit
         self.leaf = 0
         self.state: Raw = NOTHING
         self.checkpoints = 0
@@ -133,6 +135,7 @@ class Driver:
         self._cancels_due: list[str] = []  # of tasks that are about to be sent
         self._aside: set[asyncio.Future[Any]] = set()
         self._waits: list[_Waiting] = []
+        self._waited = 0  # how often
         self._commits_due = False
         self._own: dict[str, asyncio.Task[None]] = {}  # tasks that this worker does itself
         self._others: set[str] = set()  # tasks that somebody else has
@@ -331,6 +334,7 @@ class Driver:
         commit = batch.commit(self._number + 1, self.leaf, wait, result)
         standing = await self._commit_once(commit)
         self._number = standing.number
+        self._forget_taken(batch.takes)
         self.batch.cancels += self._cancels_due
         self._cancels_due = []
         for waiting in flushed:
@@ -344,6 +348,15 @@ class Driver:
             else:
                 self._begin(child_id, lease_id, batch.tasks.get(child_id))
         return standing
+
+    def _forget_taken(self, takes: list[str]) -> None:
+        """Under the same key, a signal may come again when the store has forgotten the first."""
+        self._spent.update(takes)
+        for signal_id in takes:
+            self._inbox.pop(signal_id, None)
+        if not self._looks:
+            self.taken -= self._spent
+            self._spent.clear()
 
     async def _commit_once(self, commit: RunCommit) -> Standing:
         self._host.probe("before a commit")
@@ -569,7 +582,17 @@ class Driver:
         self.memory.forget()
         self.state = state
         self.checkpoints += 1
+        ended, waited, is_alone = list(self.memory.outcomes), self._waited, not self._waits
         await self.flush()
+        if is_alone and self._waited == waited + 1:
+            self._let_go(ended)
+
+    def _let_go(self, ended: list[str]) -> None:
+        """What has ended before a checkpoint is seldom asked for behind it; then the store tells it again. Not while
+        another place in the function waits, which may be about to read it."""
+        for child_id in ended:
+            for known in (self.memory.outcomes, self._digests, self._sent, self._kinds):
+                known.pop(child_id, None)
 
     async def flush(self) -> None:
         """Until everything so far is committed."""
@@ -664,7 +687,14 @@ class Driver:
         sent = frozenset(i for i in wait.tasks if i not in self.batch.tasks)
         if sent:
             looked = Wait(sent, wait.first, wait.fail_fast, wait.signals, wait.until_ms)
-            self._absorb(await self._ask(lambda: self._box.look_around(self._lease_id, looked)))
+            self._absorb(await self._look_around(looked))
+
+    async def _look_around(self, looked: Wait, every: bool = False) -> Standing:
+        self._looks += 1
+        try:
+            return await self._ask(lambda: self._box.look_around(self._lease_id, looked, every=every))
+        finally:
+            self._looks -= 1
 
     async def hear(self, patterns: tuple[str, ...], until: int | None, doubt: str | None = None) -> SignalSeen | None:
         """The oldest signal that fits, or None when the time is over."""
@@ -702,7 +732,7 @@ class Driver:
         if not self._number:
             await self.flush()  # what its sender said before the run began waits for it from then on
         looked = Wait(signals=(pattern,))
-        standing = await self._ask(lambda: self._box.look_around(self._lease_id, looked, every=True))
+        standing = await self._look_around(looked, every=True)
         return [signal for signal in standing.signals if signal.id not in self.taken]
 
     async def wait(self, wait: Wait, is_there: Callable[[], bool]) -> None:
@@ -714,6 +744,7 @@ class Driver:
 
     async def _wait_in(self, waiting: _Waiting) -> None:
         self._host.probe("a wait")
+        self._waited += 1
         self._news.set()
         if not self._is_held:
             self._wake()

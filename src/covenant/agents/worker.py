@@ -99,10 +99,14 @@ class AgentWorker:
     # --- life ---------------------------------------------------------------------------------------------
 
     async def __aenter__(self) -> AgentWorker:
-        await self._open()
-        assert self._worker is not None
-        await self._worker.__aenter__()
-        await self._worker.up()
+        try:
+            await self._open()
+            assert self._worker is not None
+            await self._worker.__aenter__()
+            await self._worker.up()
+        except BaseException:
+            await self._close()
+            raise
         self._scanning = asyncio.create_task(self._take_over())
         return self
 
@@ -119,10 +123,13 @@ class AgentWorker:
             for driver in self._warm.values():
                 driver.drop()
             self._warm.clear()
-            if self._opened is not None:
-                await self._opened.close()
-            if self._lock is not None:
-                self._lock.release()
+            await self._close()
+
+    async def _close(self) -> None:
+        if self._lock is not None:
+            self._lock.release()
+        if self._opened is not None:
+            await self._opened.close()
 
     async def run(self) -> None:
         """Until `stop` is called."""

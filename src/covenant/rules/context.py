@@ -118,6 +118,9 @@ class View(Protocol):
     def signals(self, task_id: str, limit: int, taken: bool = False) -> Sequence[Signal]:
         """Those that wait for a run, oldest first; with `taken`, those of which only the key is left, too."""
 
+    def heard(self, task_id: str, limit: int) -> Sequence[Signal]:
+        """Those of a run of which only the key is left, the first that was heard first."""
+
     def pushes(self, task_id: str) -> Sequence[Push]: ...
     def cards(self, after: int, limit: int) -> Sequence[Card]:
         """By the event that published them."""

@@ -743,8 +743,16 @@ def _sweep_steps(run: Run, view: View, ctx: Context) -> Commit:
                 events.append(e.Drained(memo.task))
     if len(events) < limit:
         swept = min(run.floor, run.swept + limit)
+    events += _forgotten_keys(run.task_id, view, ctx)
     events.append(e.RunSwept(run_key(run.task_id), swept))
     return Commit(tuple(events), then=(SweepRun(None, run.task_id),))
+
+
+def _forgotten_keys(task_id: str, view: View, ctx: Context) -> list[e.Event]:
+    """The keys of signals that were heard stay as long as those of tasks: a run may live for ever."""
+    oldest = view.heard(task_id, ctx.limits.step_records_max)
+    old = takewhile(lambda signal: signal.at_ms + ctx.limits.dedup_ms <= ctx.now, oldest)
+    return [e.SignalTaken(signal_key(task_id, signal.id)) for signal in old]
 
 
 def _is_finished(child: object) -> bool:

@@ -135,7 +135,7 @@ class State:
         self._pushes: dict[str, list[Key]] = {}  # by task
         self.sweeps: set[str] = set()  # runs that have something to forget
         self._signals = Shelf(Ledger)  # that wait, by run
-        self._taken: dict[str, set[Key]] = {}  # of which only the key is left
+        self._taken = Shelf(Ledger)  # of which only the key is left
         self._cards = Ledger()
         self._labels: dict[str, str] = {}  # display of a peer, its key
         self._callers: dict[str, Caller] = {}  # by the digest of their token
@@ -442,18 +442,14 @@ class State:
         if old is not None and not old.taken:
             self._signals.ledgers[task_id].remove(old.order)
         if new.taken:
-            self._taken.setdefault(task_id, set()).add(key)
+            self._taken.add(task_id, new.order, key)
         else:
             self._signals.add(task_id, new.order, key)
 
     def _forget_signal(self, key: Key, signal: Signal) -> None:
         task_id = key.split(":")[1]
-        if not signal.taken:
-            self._signals.ledgers[task_id].remove(signal.order)
-            return
-        self._taken[task_id].discard(key)
-        if not self._taken[task_id]:
-            del self._taken[task_id]
+        shelf = self._taken if signal.taken else self._signals
+        shelf.ledgers[task_id].remove(signal.order)
 
     def _move_push(self, key: Key, old: Push | None, new: Push) -> None:
         task_id = pushed_task(key)
@@ -797,14 +793,17 @@ class State:
             assert type(record) is TaskRecord
             if record.sent_order > since:
                 return
-            if record.status_order > since and not record.direct:
+            if record.status_order > since and is_listed(record):
                 yield key
 
     def signals(self, task_id: str, limit: int, taken: bool = False) -> Sequence[Signal]:
         keys = list(islice(self._signals.get(task_id).after(0), limit))
         if taken:
-            keys += islice(self._taken.get(task_id, ()), limit - len(keys))
+            keys += islice(self._taken.get(task_id).after(0), limit - len(keys))
         return self._kept(Signal, keys)
+
+    def heard(self, task_id: str, limit: int) -> Sequence[Signal]:
+        return self._kept(Signal, islice(self._taken.get(task_id).after(0), limit))
 
     def pushes(self, task_id: str) -> Sequence[Push]:
         return self._kept(Push, self._pushes.get(task_id, ()))

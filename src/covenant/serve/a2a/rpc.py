@@ -38,6 +38,7 @@ from covenant.serve.a2a.proto import POOL, SERVICE, AgentCard
 from covenant.serve.http import GONE, OnRequest
 
 FINISH_S: Final = 5
+_LAST_WORD_S: Final = 0.1  # for those who watch the health of the daemon to be told that it ends
 _STATUS: Final = "grpc-status-details-bin"
 _SERVED: Final = (SERVICE.full_name, health.SERVICE_NAME, reflection.SERVICE_NAME)
 _KEEPALIVE_MS: Final = 60_000
@@ -97,6 +98,7 @@ class Rpc:
         ending = asyncio.ensure_future(self._server.stop(FINISH_S))
         if self._calls:
             await asyncio.wait(self._calls, timeout=FINISH_S)
+        await asyncio.sleep(_LAST_WORD_S)
         await self._server.stop(None)
         await ending
 
