@@ -49,6 +49,8 @@ def kill_many(least: int, **options: Any) -> None:
     @given(made=phases, script=scripts)
     def kill(made: list[Any], script: list[Step]) -> None:
         nonlocal deaths
+        if deaths >= least:
+            return
         note(f"{made!r}, {script!r}")
         deaths += kill_everywhere(made, script, fresh_chance=True, **options).points
 

@@ -70,7 +70,10 @@ class Moment(Struct, frozen=True):
     deeds: dict[str, Deed]
     drawn: frozenset[str]
     incarnation: str
-    doubts: int
+
+    def is_like(self, other: Moment) -> bool:
+        """Whether deaths at both leave the same behind."""
+        return (self.order, self.now_ms, self.told, self.deeds) == (other.order, other.now_ms, other.told, other.deeds)
 
 
 class World:
@@ -122,7 +125,6 @@ class World:
             {key: copy(deed) for key, deed in self._deeds.items()},
             frozenset(self._drawn),
             incarnation,
-            self.doubts,
         )
 
     async def open_at(self, moment: Moment, log: Sequence[Logged]) -> None:
