@@ -76,7 +76,7 @@ async def test_what_is_no_json_cannot_be_returned(house: House) -> None:
 
 
 @pytest.mark.parametrize(
-    "odd", [object(), float("nan"), {"a": [1.0, float("inf")]}, "\ud800"], ids=["object", "nan", "inf", "surrogate"]
+    "odd", [object(), float("nan"), {"a": [1.0, float("inf")]}, "\ud800"], ids=("object", "nan", "inf", "surrogate")
 )
 async def test_what_is_no_json_is_refused_where_it_is_given(house: House, odd: Any) -> None:
     """The agent may catch it, and nothing of it is left."""
@@ -475,7 +475,7 @@ async def test_a_run_that_kills_every_worker_is_left_to_the_operator(open_house:
         await house.bob.of(house.bob.agent, incarnation="x").resume_run(
             run_id, dead=held.incarnation, evidence="attested", reason="x"
         )
-    await house.engine.run(ResumeRun(None, run_id, None, held.incarnation, "attested", "mended"))
+    await house.store.run(ResumeRun(None, run_id, None, held.incarnation, "attested", "mended"))
     async with house.worker(kills):
         assert await house.result(run_id) == "at last"
 
