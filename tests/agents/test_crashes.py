@@ -22,7 +22,7 @@ from tests.agents.programs import OTHERS, TASKS, phases, program, scripts
 
 DEATHS, DEATHS_FOR_LONG = 5_000, 100_000
 DEATHS_ON_DISK, DEATHS_ON_DISK_FOR_LONG = 40, 2_000
-EXAMPLES = 25
+EXAMPLES = 17
 COLD, WARM = 0, 1000
 MAY_FAIL = ("Broken", "TaskFailed", "AllTasksFailed", "EffectFailed", "TimeoutError")
 
