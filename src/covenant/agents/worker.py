@@ -335,7 +335,9 @@ class AgentWorker:
             return
         reason = "its worker is dead" if evidence == "attested" else "its worker is silent"
         try:
-            resumed = await self.box.resume_run(task_id, dead=holder, evidence=evidence, reason=reason)
+            resumed = await self.patiently(
+                lambda: self.box.resume_run(task_id, dead=holder, evidence=evidence, reason=reason)
+            )
         except CovenantError as refused:
             log.info("task %s is not taken up: %s", task_id, refused.code)
             return
