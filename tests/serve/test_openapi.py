@@ -333,7 +333,7 @@ async def a_run(api: Api) -> None:
     at = {"lease_id": (await api.ok("bob@lab", "GET", "/a2a/tasks/next", incarnation="one"))["lease_id"]}
     run = {"task_id": task_id}
     entries = [{"id": "e1", "role": "assistant", "content": {"n": [1, None]}, "key": "k", "turn": "t"}]
-    memos = [{"key": "m", "value": {"x": 2**60}}, {"key": "e", "entry": 1}]
+    memos = [{"k": "m", "v": {"x": 2**60}}, {"k": "e", "e": 1}]
     first = {"number": 1, "entries": entries, "memos": memos, "leaf": 1, "checkpoint": {"phase": 1}}
     commit = "/a2a/leases/{lease_id}/commit"
     await api.ok("bob@lab", "POST", commit, first, incarnation="one", **at)

@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from covenant.agents import values
 from covenant.agents.error import (
@@ -155,7 +155,8 @@ class AgentContext:
         leaf = driver.leaf if memo is None else int(values.unraw(memo.value))
         if memo is None:
             driver.note(key, leaf)
-        return await driver.path_to(leaf, limit)
+        entries = await driver.path_to(leaf, limit)
+        return [structs.replace(entry, content=values.fresh(entry.content)) for entry in entries]
 
     async def _enter(self, draft: EntryDraft, content: Any) -> str:
         self._operate()

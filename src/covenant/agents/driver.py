@@ -68,7 +68,7 @@ class Left(Enum):
     PARKED = "parked"
     ENDED = "ended"
     LOST = "lost"
-    STALE = "stale"  # the run went on elsewhere: what is here is of the past
+    STALE = "stale"  # the run went on elsewhere, or a task of it that was done here: what is here is of the past
 
 
 class Host(Protocol):
@@ -133,6 +133,10 @@ class Driver:
         self._sent: dict[str, Task] = {}
         self._kinds: dict[str, str] = {}  # of the tasks that this worker has a function for
         self._cancels_due: list[str] = []  # of tasks that are about to be sent
+        self._canceled: set[str] = set()
+        self._lost_child: str | None = None  # a task that was done here, and was no longer ours to answer
+        self._effects = 0  # under way
+        self._is_told = False  # that a cancel is asked for
         self._aside: set[asyncio.Future[Any]] = set()
         self._waits: list[_Waiting] = []
         self._waited = 0  # how often
@@ -164,8 +168,11 @@ class Driver:
                 return Left.STALE
             return await self._go_on()
         except LOST as lost:
-            log.info("run %s is no longer held here: %s", self.run_id, lost.code)
             self.drop()
+            if lost.details.get("task_id", self.run_id) != self.run_id:
+                log.info("run %s is called anew: its task %s", self.run_id, lost)
+                return Left.STALE
+            log.info("run %s is no longer held here: %s", self.run_id, lost.code)
             return Left.LOST
         except BaseException:
             self.drop()
@@ -233,7 +240,7 @@ class Driver:
             assert self._function is not None
             if self._function.done():
                 return await self._end(self._function)
-            if self._telling:
+            if self._telling or self._lost_child is not None:
                 await self._told_results()
                 continue
             wait = self._prepare()
@@ -248,7 +255,7 @@ class Driver:
                 if went_on or self._function.done():
                     self._wake()  # while it was being parked
                 return Left.PARKED
-            if wait is not None and standing.cancel_requested and not self._is_any_there():
+            if wait is not None and standing.cancel_requested and not self._is_told and not self._is_any_there():
                 self._cancel_waits()
 
     def _hear_end(self, function: asyncio.Task[Any]) -> None:
@@ -284,6 +291,8 @@ class Driver:
         return any(waiting.wait is not None and waiting.is_there() for waiting in self._waits)
 
     def _cancel_waits(self) -> None:
+        """Once: what the function then does to clean up may wait like anything else."""
+        self._is_told = True
         for waiting in [w for w in self._waits if w.wait is not None]:
             self._waits.remove(waiting)
             if not waiting.future.done():
@@ -297,7 +306,8 @@ class Driver:
         only_mine = wanted == mine and all(not wait.signals and wait.until_ms is None for wait in awaited)
         if only_mine:
             self.batch.begins += [i for i in sorted(mine) if i not in self._own and i not in self.batch.begins]
-        if only_mine or self._own or self._cancels_due:
+        goes_on = any(waiting.wait is None for waiting in self._waits)  # as soon as this is committed
+        if only_mine or goes_on or self._own or self._effects or self._cancels_due:
             return None
         return self._union()
 
@@ -331,7 +341,7 @@ class Driver:
         batch, self.batch = self.batch, Batch()
         flushed = [waiting for waiting in self._waits if waiting.wait is None]
         self._commits_due = False
-        commit = batch.commit(self._number + 1, self.leaf, wait, result)
+        commit = batch.commit(self._number + 1, self.leaf, wait, result, self._is_told)
         standing = await self._commit_once(commit)
         self._number = standing.number
         self._forget_taken(batch.takes)
@@ -346,7 +356,7 @@ class Driver:
             if lease_id is None:
                 self._others.add(child_id)
             else:
-                self._begin(child_id, lease_id, batch.tasks.get(child_id))
+                self._begin(child_id, lease_id, standing.attempts.get(child_id, 1), batch.tasks.get(child_id))
         return standing
 
     def _forget_taken(self, takes: list[str]) -> None:
@@ -390,6 +400,8 @@ class Driver:
         else:
             result = self._ok(function.result())
         await self._post_own()
+        if self._cancels_due:
+            await self._commit(None)
         try:
             await self._commit(None, result)
         except LOST:
@@ -403,7 +415,7 @@ class Driver:
 
     async def _end_canceled(self) -> Left:
         """It has cleaned up: what it noted while doing so is kept, and the task ends as it was asked to."""
-        if not self.batch.is_empty:
+        while self._cancels_due or not self.batch.is_empty:
             await self._commit(None)
         await self._ask(lambda: self._box.release(self._lease_id, reason="canceled"))
         return Left.ENDED
@@ -424,9 +436,9 @@ class Driver:
 
     # --- tasks that this worker does itself ---------------------------------------------------------------
 
-    def _begin(self, child_id: str, lease_id: str, sent: Task | None) -> None:
+    def _begin(self, child_id: str, lease_id: str, attempt: int, sent: Task | None) -> None:
         task = sent or self._sent[child_id]
-        delivery = Delivery(task, lease_id, 1, 2)
+        delivery = Delivery(task, lease_id, attempt, 2 * attempt)
         function = self._host.tasks[self._kinds[child_id]]
         self._own[child_id] = asyncio.create_task(self._do(function, delivery))
 
@@ -441,8 +453,11 @@ class Driver:
         if result is None:
             self._others.add(child_id)  # to be done again later, by whoever leases it
             return
-        self.memory.outcomes[child_id] = result
-        self.batch.answers.append(result)
+        if child_id in self._canceled:
+            return  # however it ended: that it was canceled stands
+        told = values.copied(result)  # as it will be read when it is read again
+        self.memory.outcomes[child_id] = told
+        self.batch.answers.append(told)
         if self._lingering is None:
             self._lingering = asyncio.get_running_loop().call_later(LINGER_S, self._linger_no_more)
 
@@ -455,8 +470,10 @@ class Driver:
         """What follows from a result must not be kept before the result is."""
         while self._telling:
             await asyncio.wait([self._telling.pop()])
+        if self._lost_child is not None:
+            raise LeaseSuperseded("its result was refused", task_id=self._lost_child)
         if self._is_dropped:
-            raise LeaseSuperseded("a result was refused, and the run is no longer held here", task_id=self.run_id)
+            raise LeaseSuperseded("the run is no longer held here", task_id=self.run_id)
 
     def _beside(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
@@ -472,7 +489,8 @@ class Driver:
                 await self._ask(lambda told=result: self._box.send_result(told))  # type: ignore[misc]
             except CovenantError as refused:
                 log.warning("the result of task %s was refused: %s", result.task_id, refused.code)
-                self.drop()
+                self._lost_child = result.task_id
+                self._news.set()
 
     def _stop_lingering(self) -> None:
         if self._lingering is not None:
@@ -579,6 +597,7 @@ class Driver:
 
     async def checkpoint(self, state: Raw) -> None:
         self.batch.checkpoint = state
+        self.batch.memos.clear()  # what comes while this is being committed lies behind it
         self.memory.forget()
         self.state = state
         self.checkpoints += 1
@@ -590,6 +609,9 @@ class Driver:
     def _let_go(self, ended: list[str]) -> None:
         """What has ended before a checkpoint is seldom asked for behind it; then the store tells it again. Not while
         another place in the function waits, which may be about to read it."""
+        self._known.clear()
+        self._entry_numbers.clear()
+        self.memory.entry_ids.clear()
         for child_id in ended:
             for known in (self.memory.outcomes, self._digests, self._sent, self._kinds):
                 known.pop(child_id, None)
@@ -616,16 +638,21 @@ class Driver:
     ) -> str:
         content_key = task_key(self.run_id, kind, value, key=key, instance=instance)
         child_id = task_id(content_key)
-        digest = digest_of_input(value)[:_DIGEST_CHARS]
+        to = self._recipient(recipient)
+        digest = digest_of_input([value, to.pubkey])[:_DIGEST_CHARS]
         memo = self.memory.recall(content_key)
         known = self._digests.get(child_id) or (None if memo is None else values.unraw(memo.value))
         if known is not None and known != digest:
-            raise TaskConflict(f"the task {kind} under this key has another input", task_id=child_id)
+            raise TaskConflict(
+                f"the task {kind} has another input or recipient; instance= tells tasks apart", task_id=child_id
+            )
         self._digests[child_id] = digest
         local = self._host.tasks.get(kind) if recipient is None else None
         if local is not None:
             self._kinds[child_id] = kind
-        task = self._task(child_id, content_key, kind, value, recipient, local, timeout_ms, idempotent)
+        task = self._task(child_id, content_key, kind, value, to, local, timeout_ms, idempotent)
+        if attempts is not None and attempts > 1 and not task.is_idempotent:
+            raise Malformed("what may not be done twice has one attempt; say idempotent=True", field="attempts")
         if attempts is not None or backoff_ms is not None:
             task = _with_attempts(task, attempts, backoff_ms)
         self._sent[child_id] = task
@@ -634,18 +661,22 @@ class Driver:
             self.remember(Memo(content_key, values.raw(digest), task=child_id))
         return child_id
 
+    def _recipient(self, named: AgentId | str | None) -> AgentId:
+        if named is None:
+            return self.agent
+        return AgentId.named(named) if isinstance(named, str) else named
+
     def _task(
         self,
         child_id: str,
         content_key: str,
         kind: str,
         value: Any,
-        recipient: AgentId | str | None,
+        to: AgentId,
         local: TaskFunction | None,
         timeout_ms: int | None,
         idempotent: bool | None,
     ) -> Task:
-        to = self.agent if recipient is None else AgentId.named(recipient) if isinstance(recipient, str) else recipient
         safe = idempotent if idempotent is not None else local is not None and local.safety == "idempotent"
         shown = values.raw(value)
         text = bytes(shown)[:_INTENT_CHARS].decode(errors="ignore")
@@ -677,6 +708,7 @@ class Driver:
             own.cancel()
         if child_id in self.memory.outcomes:
             return
+        self._canceled.add(child_id)
         if child_id in self.batch.tasks:
             self._cancels_due.append(child_id)
         else:
@@ -770,11 +802,15 @@ class Driver:
     async def perform(self, function: Callable[..., Any], key: str, idempotent: bool) -> dict[str, Any]:
         """An effect: what it returned, or how it failed."""
         self._host.probe("an effect")
+        self._effects += 1  # the run is held as long as it lasts
         try:
             value = await self._host.perform(function, self._within_run(key), idempotent)
             return {"value": values.plain(value)}
         except Exception as failed:
             return {"error": f"{type(failed).__name__}: {failed}"}
+        finally:
+            self._effects -= 1
+            self._news.set()
 
 
 def entry_of(seen: EntrySeen) -> AgentEntry:

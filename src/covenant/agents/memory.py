@@ -82,7 +82,7 @@ class Batch:
             or self.checkpoint is not UNSET
         )
 
-    def commit(self, number: int, leaf: int, wait: Wait | None, result: Result | None) -> RunCommit:
+    def commit(self, number: int, leaf: int, wait: Wait | None, result: Result | None, is_told: bool) -> RunCommit:
         return RunCommit(
             number=number,
             entries=tuple(self.entries),
@@ -96,6 +96,7 @@ class Batch:
             leaf=leaf,
             wait=wait,
             result=result,
+            is_told=is_told,
         )
 
 

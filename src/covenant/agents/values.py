@@ -65,6 +65,16 @@ def _load(kind: type, value: Any) -> Any:
     return validate(value)
 
 
+def copied(result: Result) -> Result:
+    """As it is when it has been stored and read."""
+    return msgspec.json.decode(msgspec.json.encode(result), type=Result)
+
+
+def fresh(value: Any) -> Any:
+    """The same JSON, for somebody who may change it."""
+    return value if isinstance(value, (str, int, float, bool, type(None))) else plain(value)
+
+
 def blocks_of(value: Any) -> tuple[Content, ...]:
     """A result as content: text is text, nothing is nothing, all else is JSON."""
     if value is None:
@@ -88,7 +98,7 @@ def value_in(content: Sequence[Content]) -> Any:
 
 def _block_value(block: Content) -> Any:
     if isinstance(block, Json):
-        return block.value
+        return fresh(block.value)
     return block.text if isinstance(block, Text) else plain(block)
 
 

@@ -182,7 +182,7 @@ class AgentWorker:
         left = Left.STALE
         if driver is not None:
             left = await self._take(driver, work)
-        if left is Left.STALE:
+        while left is Left.STALE:
             driver = Driver(definition, work.task, self)
             left = await self._take(driver, work)
         if left is Left.PARKED and driver is not None:

@@ -181,6 +181,7 @@ class RunCommit(Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True)
     leaf: int = 0
     wait: Wait | None = None
     result: Result | None = None
+    is_told: bool = False  # its function knows that a cancel is asked for, and waits to clean up
 
 
 class SignalSeen(Struct, frozen=True, gc=False, omit_defaults=True):
@@ -206,6 +207,7 @@ class Standing(Struct, frozen=True, gc=False, omit_defaults=True):
     parked: bool = False
     ended: bool = False
     leases: dict[str, str] = {}
+    attempts: dict[str, int] = {}  # of those
     outcomes: Sequence[Result] = ()
     signals: Sequence[SignalSeen] = ()
     cancel_requested: bool = False

@@ -438,7 +438,7 @@ def _stepped(old: Run, event: e.Stepped, order: int, at: int) -> Run:
     if event.is_checkpoint:
         run.checkpoints += 1
         run.state = event.state.copy()
-        run.floor = event.number
+        run.floor = event.number - 1  # what is noted in the step of the checkpoint lies behind it
         run.floor_entries = run.entries
         run.floor_leaf = event.leaf
     return run

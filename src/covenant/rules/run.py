@@ -135,6 +135,7 @@ class _Committing:
         self.outcomes: dict[str, Result] = {}  # of tasks that end in this commit
         self.sent: dict[str, Task] = {}
         self.leases: dict[str, str] = {}
+        self.attempts: dict[str, int] = {}
         self.marks: set[str] = set()
         self.taken: set[str] = set()
         self.said = record.said
@@ -224,7 +225,7 @@ class _Committing:
         key = run_key(self.task_id)
         count = len(made.entries)
         self.events.append(e.Stepped(key, made.number, lease.lease_id, count, made.leaf, is_checkpoint, state))
-        if made.memos and not is_checkpoint:
+        if made.memos:
             self.events.append(e.StepKept(step_key(self.task_id, made.number), tuple(made.memos)))
 
     def _send(self, task: Task) -> None:
@@ -255,6 +256,7 @@ class _Committing:
             return
         lease_id = self.ctx.ids.lease()
         self.leases[task_id] = lease_id
+        self.attempts[task_id] = 1 + (child.attempt if isinstance(child, TaskRecord) else 0)
         self.events.append(e.Leased(task_id, lease_id, self.incarnation))
 
     def _cancel(self, task_id: str) -> None:
@@ -281,7 +283,7 @@ class _Committing:
         if made.wait is None:
             return self._standing()
         found = look(made.wait, self.task_id, self.view, self.ctx, self.outcomes, frozenset(made.takes), self.sent)
-        if found.is_there or self.record.cancel_reason is not None:
+        if found.is_there or (self.record.cancel_reason is not None and not made.is_told):
             return self._standing(found=found)
         asks = Asks.INPUT if made.wait.signals and not made.wait.tasks and made.wait.doubt is None else None
         restates = asks is not self.record.asks
@@ -311,6 +313,7 @@ class _Committing:
             parked,
             ended,
             self.leases,
+            self.attempts,
             [] if found is None else found.outcomes,
             [] if found is None else found.signals,
             self.record.cancel_reason is not None and not ended,
@@ -332,11 +335,12 @@ def _beginning(record: TaskRecord, view: View, ctx: Context) -> list[e.Event]:
 def _repeated(made: RunCommit, record: TaskRecord, view: View, ctx: Context) -> Standing:
     """The answer was lost: it is told again, as far as it is still so."""
     is_held = record.lease is not None and record.lease.lease_id == made_lease(record, view)
-    leases = {}
+    leases, attempts = {}, {}
     for task_id in made.begins:
         child = view.get(task_id)
         if isinstance(child, TaskRecord) and child.lease is not None and child.run == record.task.id:
             leases[task_id] = child.lease.lease_id
+            attempts[task_id] = child.attempt
     found = look(made.wait, record.task.id, view, ctx) if made.wait is not None and is_held else Found()
     return Standing(
         record.task.id,
@@ -346,6 +350,7 @@ def _repeated(made: RunCommit, record: TaskRecord, view: View, ctx: Context) -> 
         parked=record.outcome is None and not is_held,
         ended=record.outcome is not None,
         leases=leases,
+        attempts=attempts,
         outcomes=found.outcomes,
         signals=found.signals,
         cancel_requested=record.cancel_reason is not None and record.outcome is None,
