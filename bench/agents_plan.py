@@ -23,13 +23,13 @@ class AgentRun(ProtocolRun):
         for number in range(self.plan.rounds):
             self._say(f"durable agents: round {number + 1} of {self.plan.rounds}")
             for form in FORMS:
-                self._measure(f"agent covenant {form}", "agents covenant", steps=STEPS, form=form)
+                self._measure("agents covenant", f"agent covenant {form}", steps=STEPS, form=form)
             for name, (cell, form) in PEERS.items() if with_peers else ():
-                self._measure(name, cell, steps=STEPS, form=form)
+                self._measure(cell, name, steps=STEPS, form=form)
             self._guarded(self._wakes)
-            self._measure("agent resumed few", "agents resumed", entries=ENTRIES_FEW)
-            self._measure("agent resumed many", "agents resumed", entries=ENTRIES_MANY)
-        self._measure("agent paused", "agents paused", pauses=PAUSES)
+            self._measure("agents resumed", "agent resumed few", entries=ENTRIES_FEW)
+            self._measure("agents resumed", "agent resumed many", entries=ENTRIES_MANY)
+        self._measure("agents paused", "agent paused", pauses=PAUSES)
 
     def _wakes(self) -> None:
         """Beside the bare disk in the same moment."""
@@ -37,5 +37,5 @@ class AgentRun(ProtocolRun):
             folder = self._new_folder()
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
             stack.enter_context(Cell("a2a idle", folder, scheme=self.plan.scheme, peers=2)).figures()
-            self._measure("agent wakes", "agents wakes", server=str(folder), times=_WAKES)
-            self._measure("bare beside agents", "bare", warm_s=0.1, seconds=0.5)
+            self._measure("agents wakes", "agent wakes", server=str(folder), times=_WAKES)
+            self._measure("bare", "bare beside agents", warm_s=0.1, seconds=0.5)
