@@ -80,7 +80,7 @@ class RunHandle:
 
     async def say(self, message: Message | str) -> None:
         """A message to the run, as a client of the A2A protocol sends it: it is what `wait_for_message` waits for, or
-        the answer to the one signal that is waited for."""
+        the signal that it names in its metadata."""
         await self._house.caller.add_message(self.id, message)
 
     async def signal(self, name: str, value: Any = None, *, key: str | None = None) -> Signaled:
@@ -229,8 +229,10 @@ class Local:
             raise RunInDoubt(run_id, doubts)
 
     async def _is_orphaned(self, task_id: str) -> bool:
+        """In a house there is one worker: what its agent was given and this one has not got, a former one had."""
         entry = await self.box.get_task(task_id)
-        return entry.state is TaskState.IN_FLIGHT and not self.worker.is_holding(entry.lease_id)
+        is_ours = entry.task.recipient == self.agent and entry.state is TaskState.IN_FLIGHT
+        return is_ours and entry.incarnation != self.worker.incarnation
 
 
 async def run_local(

@@ -299,10 +299,6 @@ class AgentWorker:
         """For the one worker of a store that nobody else can have open: whatever is held is held by the dead."""
         await self._resume_all("attested")
 
-    def is_holding(self, lease_id: str | None) -> bool:
-        assert self._worker is not None
-        return lease_id is not None and self._worker.is_holding(lease_id)
-
     async def _resume_all(self, evidence: Evidence, dead: str | None = None) -> None:
         """Take up the runs of a worker that is known to be dead, or of those that are silent."""
         silent_ms = 0 if evidence == "attested" else self.box.limits.run_lapse_ms
