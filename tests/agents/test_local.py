@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from covenant import Limits, Mailbox
 from covenant.agents import (
     AgentContext,
     AgentWorker,
@@ -20,11 +21,12 @@ from covenant.agents import (
     task,
 )
 from covenant.model.content import Json
-from covenant.model.error import TaskConflict
+from covenant.model.error import Malformed, NotPermitted, TaskConflict
 from covenant.model.record import Outcome
-from covenant.model.run import RunStatus
+from covenant.model.run import Evidence, RunStatus
 from covenant.model.task import Result
 from covenant.model.view import Delivery
+from covenant.store.clock import RandomIds
 from tests.agents.test_reference import Killed, soon
 
 
@@ -201,3 +203,26 @@ async def test_a_task_that_another_agent_holds_is_not_in_doubt() -> None:
         await house.check_doubt(run.id)
         await carol.send_result(Result.ok(taken, (Json("found"),)))
         assert await run.result() == "found"
+
+
+@pytest.mark.parametrize("more", [{"store": "file:x"}, {"limits": Limits()}, {"ids": RandomIds()}])
+async def test_a_box_that_is_open_takes_no_settings(more: dict[str, Any]) -> None:
+    async with Mailbox.open("memory:") as box:
+        with pytest.raises(Malformed, match="box"):
+            Local(agents=[adds], tasks=[work], box=box, **more)
+
+
+async def test_a_scan_that_is_refused_is_made_again() -> None:
+    again = asyncio.Event()
+    scans: list[str] = []
+
+    class Refused(AgentWorker):
+        async def _resume_all(self, evidence: Evidence, dead: str | None = None) -> None:
+            scans.append(evidence)
+            if len(scans) > 1:
+                again.set()
+            raise NotPermitted("not now")
+
+    opened = Mailbox.open("memory:", limits=Limits(run_lapse_ms=1))
+    async with opened as box, Refused(box.of("bob@lab"), agents=[adds]):
+        await soon(again)

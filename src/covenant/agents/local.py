@@ -69,10 +69,10 @@ class RunHandle:
 
     async def entries(self) -> list[AgentEntry]:
         """The way from the root to where the run is, as far as it is committed."""
-        caller, found = self._house.caller, list[AgentEntry]()
+        box, found = self._house.box, list[AgentEntry]()
         before: int | None = None
         while True:
-            page = await caller.run_entries(self.id, caller.limits.page_max, before=before)
+            page = await box.run_entries(self.id, box.limits.page_max, before=before)
             found[:0] = [entry_of(entry) for entry in page.entries]
             before = page.before
             if before is None:
@@ -94,7 +94,7 @@ class RunHandle:
         await self._house.box.judge_effect(self.id, effect, verdict, reason=reason, value=values.plain(value))
 
     async def status(self) -> RunSeen:
-        return await self._house.caller.get_run(self.id)
+        return await self._house.box.get_run(self.id)
 
 
 class Local:
@@ -116,6 +116,8 @@ class Local:
         probe: Callable[[str], None] = nothing,
         box: Mailbox | None = None,
     ) -> None:
+        if box is not None and (store != "memory:" or limits is not None or ids is not None):
+            raise Malformed("a box that is open has its store, its limits and its ids", field="box")
         self._store = store
         self._given = box
         self._opened: OpenMailbox | None = None

@@ -94,7 +94,6 @@ class AgentWorker:
         self._lock: _Lock | None = None
         self._worker: Worker | None = None
         self._scanning: asyncio.Task[None] | None = None
-        self._running: asyncio.Task[None] | None = None
 
     # --- life ---------------------------------------------------------------------------------------------
 
@@ -289,11 +288,20 @@ class AgentWorker:
     # --- the runs of the dead -----------------------------------------------------------------------------
 
     async def _take_over(self) -> None:
-        if self._lock is not None and self._lock.before is not None:
-            await self._resume_all("attested", self._lock.before)
+        """For as long as the worker lives: a scan that is refused is made again at the next turn."""
+        before, pause_s = None if self._lock is None else self._lock.before, self.box.limits.run_lapse_ms / 3000
+        if before is None:
+            await asyncio.sleep(pause_s)
         while True:
-            await asyncio.sleep(self.box.limits.run_lapse_ms / 3000)
-            await self._resume_all("lapsed")
+            try:
+                if before is not None:
+                    await self._resume_all("attested", before)
+                    before = None
+                else:
+                    await self._resume_all("lapsed")
+            except CovenantError as refused:
+                log.warning("the runs of dead workers cannot be looked for: %s", refused)
+            await asyncio.sleep(pause_s)
 
     async def take_all_over(self) -> None:
         """For the one worker of a store that nobody else can have open: whatever is held is held by the dead."""
