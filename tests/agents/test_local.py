@@ -24,7 +24,7 @@ from covenant.model.content import Json
 from covenant.model.error import Malformed, NotPermitted, TaskConflict
 from covenant.model.record import Outcome
 from covenant.model.run import Evidence, RunStatus
-from covenant.model.task import Result
+from covenant.model.task import Idempotency, Result, Task
 from covenant.model.view import Delivery
 from covenant.store.clock import RandomIds
 from tests.agents.test_reference import Killed, soon
@@ -226,3 +226,21 @@ async def test_a_scan_that_is_refused_is_made_again() -> None:
     opened = Mailbox.open("memory:", limits=Limits(run_lapse_ms=1))
     async with opened as box, Refused(box.of("bob@lab"), agents=[adds]):
         await soon(again)
+
+
+async def test_a_task_that_no_run_asked_for_is_left_to_the_retry_gate() -> None:
+    async with Mailbox.open("memory:") as box:
+        alice, bob = box.of("alice@lab"), box.of("bob@lab")
+        sent = Task(
+            recipient=bob.agent,
+            intent_text="work",
+            task_kind="work",
+            content=(Json(1),),
+            idempotency=Idempotency("idempotent", "work 1"),
+        )
+        task_id = (await alice.send_task(sent)).task_id
+        (taken,) = await bob.of(bob.agent, incarnation="dead").recv_tasks(1)
+        async with AgentWorker(bob, tasks=[work]) as worker:
+            await worker.take_all_over()
+            entry = await box.get_task(task_id)
+    assert (entry.lease_id, entry.incarnation, entry.attempt) == (taken.lease_id, "dead", 1)

@@ -318,18 +318,20 @@ class AgentWorker:
                 )
             )
             for entry in page.tasks:
-                if self._is_ours_to_resume(entry.task):
+                if self._is_ours_to_resume(entry):
                     await self._resume(entry, evidence, dead)
             cursor = page.cursor
             if cursor is None:
                 return
 
-    def _is_ours_to_resume(self, task: Task) -> bool:
-        """Runs, and tasks of runs that may be done twice. The others are in doubt, and not for a worker to decide."""
+    def _is_ours_to_resume(self, entry: QueueEntry) -> bool:
+        """Runs, and tasks of runs that may be done twice. The others are in doubt, and not for a worker to decide; a
+        task that no run asked for is for the retry gate."""
+        task = entry.task
         if task.recipient != self.box.agent:
             return False
         if task.task_kind is not None and task.task_kind in self.tasks:
-            return task.is_idempotent
+            return entry.of_run and task.is_idempotent
         return self._agent_for(task) is not None
 
     async def _resume(self, entry: QueueEntry, evidence: Evidence, dead: str | None) -> None:
