@@ -439,9 +439,6 @@ class Worker:
         """Signs of life for a lease beside those that it works on itself."""
         return self._pulse.holding(ctx)
 
-    def is_holding(self, lease_id: str) -> bool:
-        return self._pulse.is_holding(lease_id)
-
     async def patiently(self, call: Callable[[], Awaitable[T]]) -> T:
         """Until the mailbox has answered, however long it is away. The call may be repeated."""
         return await self._patience.until_answered(call)
@@ -743,10 +740,6 @@ class _Pulse:
             yield
         finally:
             self._drop(ctx)
-
-    def is_holding(self, lease_id: str) -> bool:
-        with self._gate:
-            return lease_id in self._held
 
     def _drop(self, ctx: WorkContext) -> None:
         with self._gate:

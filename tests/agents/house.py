@@ -138,7 +138,7 @@ class House:
 
     async def _seen(self, run_id: str) -> RunSeen | None:
         try:
-            return await self.alice.get_run(run_id)
+            return await self.bob.get_run(run_id)
         except NotARun:
             if await self.alice.get_result(run_id) is not None:
                 await self.result(run_id)  # it failed before it was one
@@ -168,7 +168,7 @@ class House:
         return answer.error_message or ""
 
     async def entries(self, run_id: str, *, every: bool = False) -> list[EntrySeen]:
-        return list((await self.alice.run_entries(run_id, every=every)).entries)
+        return list((await self.bob.run_entries(run_id, every=every)).entries)
 
     async def told(self, run_id: str, *, every: bool = False) -> list[tuple[str, Any]]:
         """The roles and contents of the entries on the way to the leaf."""

@@ -56,7 +56,7 @@ async def test_state_is_what_the_last_checkpoint_kept(house: House) -> None:
 
     run_id, result = await house.through(counts)
     assert result == [3, 3]
-    seen = await house.alice.get_run(run_id)
+    seen = await house.bob.get_run(run_id)
     assert (seen.checkpoints, msgspec.json.decode(seen.state)) == (3, 3)
 
 

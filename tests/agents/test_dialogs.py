@@ -100,23 +100,23 @@ async def test_what_the_run_asks_is_its_status_and_an_answer_moves_it_on(house: 
         assert await house.result(run_id) == "this"
 
 
-async def test_an_answer_to_the_one_question_is_that_signal(house: House) -> None:
-    """Who speaks A2A knows no names of signals: what it says to a run that waits for one thing is that."""
+async def test_a_plain_message_answers_no_question(house: House) -> None:
+    """Who says something beside the one thing that the run waits for has approved of nothing."""
 
     @agent("asks")
     async def asks(ctx: AgentContext) -> list[Any]:
         answer = await ctx.wait_for_signal("approve")
-        await pause(ctx)
-        return [answer, await ctx.has_signal("message")]
+        return [answer, await ctx.wait_for_message()]
 
     async with house.worker(asks):
         run_id = await sent(house, "hello")
         await house.until(run_id, RunStatus.AWAITING_INPUT)
-        await house.say(run_id, "yes")
-        await house.paused(run_id)
-        await house.signal(run_id, "pause")
-        assert await house.result(run_id) == [{"text": "yes"}, False]
-    assert [content["text"] for _, content in await house.told(run_id)] == ["hello", "yes"]
+        await house.say(run_id, "wait, not yet")
+        seen = await house.alice.get_run(run_id)
+        assert (seen.status, seen.signals) == (RunStatus.AWAITING_INPUT, ["message"])
+        await house.say(run_id, "yes", signal="approve")
+        assert await house.result(run_id) == [{"text": "yes"}, "wait, not yet"]
+    assert [content["text"] for _, content in await house.told(run_id)] == ["hello", "yes", "wait, not yet"]
 
 
 async def test_a_message_may_name_its_signal(house: House) -> None:

@@ -8,9 +8,25 @@ from typing import Any
 
 import pytest
 
-from covenant.agents import AgentContext, Local, RunFailed, RunInDoubt, agent, run_local, task
-from covenant.model.error import TaskConflict
+from covenant import Limits, Mailbox
+from covenant.agents import (
+    AgentContext,
+    AgentWorker,
+    Local,
+    RunFailed,
+    RunInDoubt,
+    TaskFunction,
+    agent,
+    run_local,
+    task,
+)
+from covenant.model.content import Json
+from covenant.model.error import Malformed, NotPermitted, TaskConflict
 from covenant.model.record import Outcome
+from covenant.model.run import Evidence, RunStatus
+from covenant.model.task import Idempotency, Result, Task
+from covenant.model.view import Delivery
+from covenant.store.clock import RandomIds
 from tests.agents.test_reference import Killed, soon
 
 
@@ -145,3 +161,86 @@ async def test_a_task_of_the_dead_that_may_not_be_done_twice_is_told(tmp_path: P
     async with asyncio.timeout(20), Local(store, agents=[pays], tasks=[pay]) as house:
         with pytest.raises(RunInDoubt, match="task"):
             await house.find(pays, run_id).result()
+
+
+async def test_a_task_that_is_about_to_be_done_is_not_in_doubt() -> None:
+    """It is leased by the commit that asks for it, and done a moment later."""
+    houses: list[Local] = []
+    orphaned: list[bool] = []
+
+    class Asking(AgentWorker):
+        async def do(self, function: TaskFunction, delivery: Delivery) -> Result | None:
+            orphaned.append(await houses[0]._is_orphaned(delivery.task.id))
+            return await super().do(function, delivery)
+
+    class AskingHouse(Local):
+        _worker_type = Asking
+
+    @task("once")
+    async def once(n: int) -> int:
+        return n
+
+    @agent("waits")
+    async def waits(ctx: AgentContext) -> int:
+        return int(await ctx.task("once", 7))
+
+    async with asyncio.timeout(20), AskingHouse(agents=[waits], tasks=[once]) as house:
+        houses.append(house)
+        assert await (await house.start(waits)).result() == 7
+    assert orphaned == [False]
+
+
+async def test_a_task_that_another_agent_holds_is_not_in_doubt() -> None:
+    @agent("asks")
+    async def asks(ctx: AgentContext) -> str:
+        return str(await ctx.task("look", 1, recipient="carol@lab"))
+
+    async with asyncio.timeout(20), Local(agents=[asks]) as house:
+        carol = house.box.of("carol@lab")
+        run = await house.start(asks)
+        (taken,) = await carol.recv_tasks(1, wait_ms=10_000)
+        assert (await run.status()).status is RunStatus.AWAITING_WORK
+        await house.check_doubt(run.id)
+        await carol.send_result(Result.ok(taken, (Json("found"),)))
+        assert await run.result() == "found"
+
+
+@pytest.mark.parametrize("more", [{"store": "file:x"}, {"limits": Limits()}, {"ids": RandomIds()}])
+async def test_a_box_that_is_open_takes_no_settings(more: dict[str, Any]) -> None:
+    async with Mailbox.open("memory:") as box:
+        with pytest.raises(Malformed, match="box"):
+            Local(agents=[adds], tasks=[work], box=box, **more)
+
+
+async def test_a_scan_that_is_refused_is_made_again() -> None:
+    again = asyncio.Event()
+    scans: list[str] = []
+
+    class Refused(AgentWorker):
+        async def _resume_all(self, evidence: Evidence, dead: str | None = None) -> None:
+            scans.append(evidence)
+            if len(scans) > 1:
+                again.set()
+            raise NotPermitted("not now")
+
+    opened = Mailbox.open("memory:", limits=Limits(run_lapse_ms=1))
+    async with opened as box, Refused(box.of("bob@lab"), agents=[adds]):
+        await soon(again)
+
+
+async def test_a_task_that_no_run_asked_for_is_left_to_the_retry_gate() -> None:
+    async with Mailbox.open("memory:") as box:
+        alice, bob = box.of("alice@lab"), box.of("bob@lab")
+        sent = Task(
+            recipient=bob.agent,
+            intent_text="work",
+            task_kind="work",
+            content=(Json(1),),
+            idempotency=Idempotency("idempotent", "work 1"),
+        )
+        task_id = (await alice.send_task(sent)).task_id
+        (taken,) = await bob.of(bob.agent, incarnation="dead").recv_tasks(1)
+        async with AgentWorker(bob, tasks=[work]) as worker:
+            await worker.take_all_over()
+            entry = await box.get_task(task_id)
+    assert (entry.lease_id, entry.incarnation, entry.attempt) == (taken.lease_id, "dead", 1)

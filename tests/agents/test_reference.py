@@ -441,7 +441,7 @@ async def test_t_local_equals_remote(house: House) -> None:
         handle = await local.start(both, "why?", run_id=run_id)
         await handle.signal("go", "so")
         expected = await handle.result()
-        entries = (await local.caller.run_entries(run_id)).entries
+        entries = (await local.box.run_entries(run_id)).entries
     async with house.worker(both, tasks=[work]):
         await house.begin(both, "why?", id=run_id)
         await house.signal(run_id, "go", "so")

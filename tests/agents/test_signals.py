@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from covenant import Json, Task
+from covenant import Json, Limits, Task
 from covenant.agents import AgentContext, TaskFailed, agent, task
 from covenant.model.error import Malformed
 from covenant.model.run import RunStatus
+from tests.agents.conftest import Open
 from tests.agents.house import House, pause
 
 CAROL = "carol@lab"
@@ -184,6 +185,23 @@ async def test_all_that_wait_are_drained_once(house: House) -> None:
         await house.until(run_id, RunStatus.AWAITING_INPUT)
         await house.signal(run_id, "pause")
         assert await house.result(run_id) == [[0, 1, 2], [3], []]
+
+
+async def test_more_than_one_commit_takes_are_drained_in_parts(open_house: Open) -> None:
+    @agent("drains")
+    async def drains(ctx: AgentContext) -> list[Any]:
+        first = await ctx.drain_signals("n")
+        await pause(ctx)
+        return [first, await ctx.drain_signals("n")]
+
+    house = await open_house(Limits(batch_max=3))
+    run_id = await house.begin(drains)
+    for n in range(5):
+        await house.signal(run_id, "n", n)
+    async with house.worker(drains):
+        await house.paused(run_id)
+        await house.signal(run_id, "pause")
+        assert await house.result(run_id) == [[0, 1, 2], [3, 4]]
 
 
 async def test_a_signal_is_typed(house: House) -> None:

@@ -405,7 +405,7 @@ async def test_a_time_that_ends_a_question_is_one_event(alice: Mailbox, bob: Mai
 async def test_a_message_that_answers_is_one_event(alice: Mailbox, bob: Mailbox) -> None:
     """Contract 14: the message itself ends INPUT_REQUIRED."""
     await parked_on(alice, bob, APPROVE)
-    assert (await alice.add_message(RUN, "yes", if_generation=3)).generation == 4
+    assert (await alice.add_message(RUN, says("yes", signal="approve"), if_generation=3)).generation == 4
     assert await stands(alice) == (TaskState.PARKED, None, 4, 1)
     with refused("generation_mismatch"):
         await alice.add_message(RUN, "no", if_generation=3)
@@ -414,15 +414,16 @@ async def test_a_message_that_answers_is_one_event(alice: Mailbox, bob: Mailbox)
 
 
 async def test_a_message_that_does_not_answer_leaves_the_question(alice: Mailbox, bob: Mailbox) -> None:
-    """Contract 14, 22: it names another signal, and the run goes on waiting for its own."""
+    """Contract 14, 22: it names another signal or none, and the run goes on waiting for its own."""
     await parked_on(alice, bob, APPROVE)
     await alice.add_message(RUN, says("by the way", signal="note"))
-    assert await stands(alice) == (TaskState.PARKED, Asks.INPUT, 4, 1)
+    await alice.add_message(RUN, "hello")
+    assert await stands(alice) == (TaskState.PARKED, Asks.INPUT, 5, 1)
     assert await nothing_for(bob)
     await alice.add_message(RUN, says("go on", signal="approve"))
-    assert await stands(alice) == (TaskState.PARKED, None, 5, 1)
-    standing = await bob.commit_run(await take(bob), step(2, wait=Wait(signals=("note", "approve"))))
-    assert [one.name for one in standing.signals] == ["note", "approve"]
+    assert await stands(alice) == (TaskState.PARKED, None, 6, 1)
+    standing = await bob.commit_run(await take(bob), step(2, wait=Wait(signals=("note", "approve", "message"))))
+    assert [one.name for one in standing.signals] == ["note", "approve", "message"]
 
 
 async def test_what_a_run_says_is_an_event_each(alice: Mailbox, bob: Mailbox) -> None:

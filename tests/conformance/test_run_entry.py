@@ -39,7 +39,7 @@ async def test_an_entry_is_as_it_was_added(alice: Mailbox, bob: Mailbox) -> None
     content = {"tool": "search", "input": {"q": "ö", "n": 12345678901234567890, "x": 0.1}}
     draft = EntryDraft(uid(77), EntryRole.TOOL_RESULT, raw(content), type=EntryType.LLM_CALL, turn="t1")
     await begin(alice, bob, step(1, entries=[draft], leaf=1))
-    (seen,) = (await alice.run_entries(RUN)).entries
+    (seen,) = (await bob.run_entries(RUN)).entries
     assert (seen.id, seen.role, seen.type, seen.turn) == (uid(77), "tool_result", "llm_call", "t1")
     assert plainly(seen.content) == content
 
@@ -121,7 +121,6 @@ async def test_a_run_is_seen_by_its_sender_and_its_agent(alice: Mailbox, bob: Ma
     delivery, _ = await begin(alice, bob, step(1, entries=[entry(1)], leaf=1))
     for party in (alice, bob):
         assert (await party.get_run(RUN)).agent == "bob@lab"
-        assert await numbers(party) == [1]
         assert [one.task_id for one in (await party.list_runs()).runs] == [RUN]
     with refused("unknown_task"):
         await carol.get_run(RUN)
@@ -135,6 +134,26 @@ async def test_a_run_is_seen_by_its_sender_and_its_agent(alice: Mailbox, bob: Ma
             await stranger.look_around(delivery.lease_id, Wait(signals=("x",)))
         with refused("unknown_lease"):
             await stranger.find_entry(delivery.lease_id, "x")
+
+
+async def test_what_a_run_keeps_for_itself_its_sender_does_not_see(
+    alice: Mailbox, bob: Mailbox, box: OpenMailbox
+) -> None:
+    """Contract 27: what was said is for both; the state and what the agent noted are its own, and the operator's."""
+    drafts = [
+        EntryDraft(uid(60), EntryRole.USER, said=0),
+        EntryDraft(uid(61), EntryRole.SYSTEM, raw("never tell"), parent=1),
+        EntryDraft(uid(62), EntryRole.ASSISTANT, parent=2, says=says("hello")),
+        EntryDraft(uid(63), EntryRole.TOOL_RESULT, raw("secret"), parent=3),
+    ]
+    await begin(alice, bob, step(1, entries=drafts, leaf=4, checkpoint=raw({"plan": "secret"})))
+    for insider in (bob, box):
+        assert await numbers(insider) == [1, 2, 3, 4]
+        assert plainly((await insider.get_run(RUN)).state) == {"plan": "secret"}
+    for which in ({}, {"every": True}, {"leaf": 4}):
+        assert await numbers(alice, **which) == [1, 3]
+    assert await numbers(alice, 1) == [3]
+    assert plainly((await alice.get_run(RUN)).state) is None
 
 
 async def test_a_task_that_nobody_has_begun_with_is_no_run(alice: Mailbox, bob: Mailbox) -> None:

@@ -88,6 +88,19 @@ async def test_a_run_waits_for_any_of_several_signals(alice: Mailbox, bob: Mailb
     assert [one.name for one in seen.signals] == ["yes", "no"]
 
 
+@pytest.mark.parametrize("limits", [Limits(batch_max=2)])
+async def test_so_many_are_told_at_once_as_one_commit_takes(alice: Mailbox, bob: Mailbox) -> None:
+    """Contract 22: the rest waits."""
+    delivery, _ = await begin(alice, bob)
+    for number in range(3):
+        await alice.signal_run(RUN, "go", number)
+    seen = await bob.look_around(delivery, GO, every=True)
+    assert [plainly(one.value) for one in seen.signals] == [0, 1]
+    await bob.commit_run(delivery, step(2, takes=[one.id for one in seen.signals]))
+    seen = await bob.look_around(delivery, GO, every=True)
+    assert [plainly(one.value) for one in seen.signals] == [2]
+
+
 async def test_messages_before_the_run_began_wait_for_it(alice: Mailbox, bob: Mailbox) -> None:
     """Contract 20: what was said while nobody listened is not lost."""
     await alice.send_task(plain(bob, id=RUN))

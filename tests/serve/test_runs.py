@@ -110,7 +110,7 @@ async def test_who_may_repair_judges_and_resumes(house: House) -> None:
 async def test_what_a_run_does_is_told_in_rows(house: House) -> None:
     """Contract 28: each with its task; what the run keeps for itself is none."""
     delivery = await house.begin()
-    await house.dan.commit_run(delivery, RunCommit(number=2, wait=Wait(signals=("go",))))
+    await house.dan.commit_run(delivery, RunCommit(number=2, wait=Wait(signals=("message",))))
     await house.alice.add_message(uid(1), "go")
     await take(house.dan)
     rows = [row for row in await house.box.recent_audit(200) if row.task_id == uid(1) and row.passed is None]

@@ -69,10 +69,10 @@ class RunHandle:
 
     async def entries(self) -> list[AgentEntry]:
         """The way from the root to where the run is, as far as it is committed."""
-        caller, found = self._house.caller, list[AgentEntry]()
+        box, found = self._house.box, list[AgentEntry]()
         before: int | None = None
         while True:
-            page = await caller.run_entries(self.id, caller.limits.page_max, before=before)
+            page = await box.run_entries(self.id, box.limits.page_max, before=before)
             found[:0] = [entry_of(entry) for entry in page.entries]
             before = page.before
             if before is None:
@@ -80,7 +80,7 @@ class RunHandle:
 
     async def say(self, message: Message | str) -> None:
         """A message to the run, as a client of the A2A protocol sends it: it is what `wait_for_message` waits for, or
-        the answer to the one signal that is waited for."""
+        the signal that it names in its metadata."""
         await self._house.caller.add_message(self.id, message)
 
     async def signal(self, name: str, value: Any = None, *, key: str | None = None) -> Signaled:
@@ -94,7 +94,7 @@ class RunHandle:
         await self._house.box.judge_effect(self.id, effect, verdict, reason=reason, value=values.plain(value))
 
     async def status(self) -> RunSeen:
-        return await self._house.caller.get_run(self.id)
+        return await self._house.box.get_run(self.id)
 
 
 class Local:
@@ -116,6 +116,8 @@ class Local:
         probe: Callable[[str], None] = nothing,
         box: Mailbox | None = None,
     ) -> None:
+        if box is not None and (store != "memory:" or limits is not None or ids is not None):
+            raise Malformed("a box that is open has its store, its limits and its ids", field="box")
         self._store = store
         self._given = box
         self._opened: OpenMailbox | None = None
@@ -229,8 +231,10 @@ class Local:
             raise RunInDoubt(run_id, doubts)
 
     async def _is_orphaned(self, task_id: str) -> bool:
+        """In a house there is one worker: what its agent was given and this one has not got, a former one had."""
         entry = await self.box.get_task(task_id)
-        return entry.state is TaskState.IN_FLIGHT and not self.worker.is_holding(entry.lease_id)
+        is_ours = entry.task.recipient == self.agent and entry.state is TaskState.IN_FLIGHT
+        return is_ours and entry.incarnation != self.worker.incarnation
 
 
 async def run_local(

@@ -94,7 +94,6 @@ class AgentWorker:
         self._lock: _Lock | None = None
         self._worker: Worker | None = None
         self._scanning: asyncio.Task[None] | None = None
-        self._running: asyncio.Task[None] | None = None
 
     # --- life ---------------------------------------------------------------------------------------------
 
@@ -289,19 +288,24 @@ class AgentWorker:
     # --- the runs of the dead -----------------------------------------------------------------------------
 
     async def _take_over(self) -> None:
-        if self._lock is not None and self._lock.before is not None:
-            await self._resume_all("attested", self._lock.before)
+        """For as long as the worker lives: a scan that is refused is made again at the next turn."""
+        before, pause_s = None if self._lock is None else self._lock.before, self.box.limits.run_lapse_ms / 3000
+        if before is None:
+            await asyncio.sleep(pause_s)
         while True:
-            await asyncio.sleep(self.box.limits.run_lapse_ms / 3000)
-            await self._resume_all("lapsed")
+            try:
+                if before is not None:
+                    await self._resume_all("attested", before)
+                    before = None
+                else:
+                    await self._resume_all("lapsed")
+            except CovenantError as refused:
+                log.warning("the runs of dead workers cannot be looked for: %s", refused)
+            await asyncio.sleep(pause_s)
 
     async def take_all_over(self) -> None:
         """For the one worker of a store that nobody else can have open: whatever is held is held by the dead."""
         await self._resume_all("attested")
-
-    def is_holding(self, lease_id: str | None) -> bool:
-        assert self._worker is not None
-        return lease_id is not None and self._worker.is_holding(lease_id)
 
     async def _resume_all(self, evidence: Evidence, dead: str | None = None) -> None:
         """Take up the runs of a worker that is known to be dead, or of those that are silent."""
@@ -314,18 +318,20 @@ class AgentWorker:
                 )
             )
             for entry in page.tasks:
-                if self._is_ours_to_resume(entry.task):
+                if self._is_ours_to_resume(entry):
                     await self._resume(entry, evidence, dead)
             cursor = page.cursor
             if cursor is None:
                 return
 
-    def _is_ours_to_resume(self, task: Task) -> bool:
-        """Runs, and tasks of runs that may be done twice. The others are in doubt, and not for a worker to decide."""
+    def _is_ours_to_resume(self, entry: QueueEntry) -> bool:
+        """Runs, and tasks of runs that may be done twice. The others are in doubt, and not for a worker to decide; a
+        task that no run asked for is for the retry gate."""
+        task = entry.task
         if task.recipient != self.box.agent:
             return False
         if task.task_kind is not None and task.task_kind in self.tasks:
-            return task.is_idempotent
+            return entry.of_run and task.is_idempotent
         return self._agent_for(task) is not None
 
     async def _resume(self, entry: QueueEntry, evidence: Evidence, dead: str | None) -> None:

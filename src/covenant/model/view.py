@@ -156,6 +156,7 @@ class QueueEntry(Struct, frozen=True, gc=False, omit_defaults=True):
     outcome: Outcome | None = None
     finished_ms: int | None = None
     late_results: Sequence[Result] = ()
+    of_run: bool = False  # a run asked for it, and hears its result
 
 
 class QueuePage(Struct, frozen=True, gc=False):

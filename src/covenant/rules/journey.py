@@ -7,6 +7,7 @@ from typing import Final
 
 from msgspec import structs
 
+from covenant.model.agent import AgentId
 from covenant.model.error import NotARun
 from covenant.model.query import FindEntry, GetRun, ListEntries, ListRuns, LoadRun, LookAround
 from covenant.model.record import Said, TaskRecord, TaskState, said_key
@@ -138,7 +139,8 @@ def find_entry(query: FindEntry, view: View, ctx: Context) -> EntryFound | None:
 
 
 def list_entries(query: ListEntries, view: View, ctx: Context) -> EntryPage:
-    """The way to a leaf, its newest part first to be told: it begins at the root, or at the last compaction on it."""
+    """The way to a leaf, its newest part first to be told: it begins at the root, or at the last compaction on it. The
+    sender of the task sees what was said on it. It looks only so far for that: then the page ends early."""
     limit = check_count(query.limit, "limit", ctx.limits.page_max)
     record = visible_task(check_id(query.task_id, "task_id"), query.by, view, ctx)
     run = view.get(run_key(record.task.id))
@@ -155,7 +157,12 @@ def list_entries(query: ListEntries, view: View, ctx: Context) -> EntryPage:
     found: list[EntrySeen] = []
     room = Room(ctx.limits)
     at = min(start, run.entries)
-    for number, entry in _backwards(run, at, query.every, view):
+    sees_all = _sees_inside(query.by, record)
+    for looked, (number, entry) in enumerate(_backwards(run, at, query.every, view)):
+        if looked >= ctx.limits.scan_max:
+            return EntryPage(found[::-1], number)
+        if entry.said is None and not sees_all:
+            continue
         shown = _entry_seen(number, entry, record, view)
         if len(found) == limit or not room.takes(shown):
             return EntryPage(found[::-1], number)
@@ -208,7 +215,13 @@ def get_run(query: GetRun, view: View, ctx: Context) -> RunSeen:
     record = visible_task(check_id(query.task_id, "task_id"), query.by, view, ctx)
     if not record.is_run:
         raise NotARun(f"task {record.task.id} is no run, or has not begun", task_id=record.task.id)
-    return run_seen(record, view, ctx)
+    shown = run_seen(record, view, ctx)
+    return shown if _sees_inside(query.by, record) else structs.replace(shown, state=NOTHING)
+
+
+def _sees_inside(by: AgentId | None, record: TaskRecord) -> bool:
+    """What an agent thinks and keeps is its own: who sent it the task sees what was said."""
+    return by is None or by.pubkey == record.recipient
 
 
 def run_seen(record: TaskRecord, view: View, ctx: Context) -> RunSeen:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from hashlib import sha256
-from itertools import takewhile
+from itertools import islice, takewhile
 from typing import Any, Final
 
 import msgspec
@@ -427,11 +427,12 @@ def _matching(
 
 
 def every_signal(patterns: Sequence[str], task_id: str, view: View, ctx: Context) -> list[SignalSeen]:
-    """All that fit and that one answer carries, oldest first."""
+    """All that fit and that one answer and one commit carry, oldest first."""
     room = Room(ctx.limits)
     waiting = view.signals(task_id, ctx.limits.signals_max)
     fitting = (signal for signal in waiting if any(matches(pattern, signal.name) for pattern in patterns))
-    return list(takewhile(room.takes, (seen(signal, task_id, view) for signal in fitting)))
+    carried = islice(fitting, ctx.limits.batch_max)
+    return list(takewhile(room.takes, (seen(signal, task_id, view) for signal in carried)))
 
 
 def seen(signal: Signal, task_id: str, view: View) -> SignalSeen:
@@ -534,16 +535,12 @@ def wakes(record: TaskRecord, view: View, name: str) -> e.Woken | None:
 def message_signal(
     message: Message, number: int, record: TaskRecord, view: View, ctx: Context
 ) -> tuple[list[e.Event], bool]:
-    """A message to a run is a signal to it: under the name that the message gives; or, said to one that waits for just
-    one thing, as the answer to that; else as a message. With whether it is what the run waits for."""
+    """A message to a run is a signal to it: under the name that the message gives, else as a message. What it does not
+    name it does not answer: who says something beside the question has approved of nothing. With whether it is what
+    the run waits for."""
     task_id = record.task.id
     _check_room(task_id, view, ctx)
-    run = view.get(run_key(task_id))
-    name = _named_in(message)
-    if name is None:
-        wait = run.wait if isinstance(run, Run) and record.asks is not None else None
-        sole = wait.signals[0] if wait is not None and len(wait.signals) == 1 else MESSAGE
-        name = MESSAGE if "*" in sole or sole.startswith(EFFECT) else sole
+    name = _named_in(message) or MESSAGE
     woken = wakes(record, view, name)
     events: list[e.Event] = [e.Signaled(signal_key(task_id, ctx.ids.lease()), name, said=number)]
     if woken is not None:

@@ -73,6 +73,7 @@ def entry_of(record: TaskRecord, view: View, ctx: Context, late: Sequence[Result
         outcome=record.outcome,
         finished_ms=record.finished_ms if record.outcome else None,
         late_results=tuple(lent(result) for result in late),
+        of_run=record.run is not None,
     )
 
 

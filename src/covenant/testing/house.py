@@ -42,9 +42,7 @@ class AgentTest:
         self._engine = Memory(limits or Limits(), self.clock, RandomIds())
         gate = Gate(self._engine, self._moved)
         self.box = Mailbox(gate, None, RandomIds().lease())
-        self.house: Local = _StillLocal(
-            agents=agents, tasks=tasks, clock=self.clock, warm_max=warm_max, box=self.box, limits=limits
-        )
+        self.house: Local = _StillLocal(agents=agents, tasks=tasks, clock=self.clock, warm_max=warm_max, box=self.box)
 
     async def __aenter__(self) -> AgentTest:
         await self._engine.open()
