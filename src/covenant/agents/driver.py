@@ -761,8 +761,8 @@ class Driver:
         return until is not None and self._store_now >= until
 
     async def signals_like(self, pattern: str) -> list[SignalSeen]:
-        if not self._number:
-            await self.flush()  # what its sender said before the run began waits for it from then on
+        if not self._number or self.batch.takes:
+            await self.flush()  # a run hears what was said before it began once it has; and a commit takes so many
         looked = Wait(signals=(pattern,))
         standing = await self._look_around(looked, every=True)
         return [signal for signal in standing.signals if signal.id not in self.taken]
