@@ -373,7 +373,7 @@ async def a_run(api: Api) -> None:
     await api.ok("bob@lab", "POST", "/runs/{task_id}/wake", {}, **run)
     at = {"lease_id": (await api.ok("bob@lab", "GET", "/a2a/tasks/next"))["lease_id"]}
     await api.ok("bob@lab", "POST", commit, {"number": 3, "result": {"task_id": task_id, "status": "ok"}}, **at)
-    shown = await api.ok("alice@lab", "GET", "/runs/{task_id}/entries", every="true", **run)
+    shown = await api.ok("bob@lab", "GET", "/runs/{task_id}/entries", every="true", **run)
     assert [one["content"] for one in shown["entries"]] == [{"n": [1, None]}]
     started = {"name": "go", "start": task_for("bob@lab")}
     assert (await api.ok("alice@lab", "POST", "/runs/{task_id}/signal", started, task_id=NOWHERE))["started"]
