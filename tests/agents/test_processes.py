@@ -89,7 +89,12 @@ async def _start(box: Mailbox, house: House, steps: int) -> str:
 async def _kill_often(kills: int, seed: int) -> None:
     chance = random.Random(seed)
     with tempfile.TemporaryDirectory() as folder:
-        async with asyncio.timeout(_PATIENCE_S + kills), housed(SMALL) as house, house.box("alice") as alice:
+        async with (
+            asyncio.timeout(_PATIENCE_S + kills),
+            housed(SMALL) as house,
+            house.box("alice") as alice,
+            house.box("writer") as writer,
+        ):
             token = house.tokens["writer"]
             log = f"{folder}/log"
 
@@ -119,7 +124,7 @@ async def _kill_often(kills: int, seed: int) -> None:
                 assert answer is not None and answer.result.content == (Json(sum(n * n for n in range(steps))),)
                 being.kill()
                 await being.end()
-                await _check(alice, run_id, steps, Path(log), rounds, killed)
+                await _check(writer, run_id, steps, Path(log), rounds, killed)
 
 
 async def _check(box: Mailbox, run_id: str, steps: int, log: Path, runs: int, killed: int) -> None:
@@ -151,7 +156,12 @@ async def test_a_frozen_worker_whose_run_went_on_elsewhere_writes_nothing() -> N
     """Contract 23: every commit of a run carries its lease, and an old holder is refused."""
     limits = Limits(run_lapse_ms=_LAPSE_MS)
     with tempfile.TemporaryDirectory() as folder:
-        async with asyncio.timeout(_PATIENCE_S), housed(limits) as house, house.box("alice") as alice:
+        async with (
+            asyncio.timeout(_PATIENCE_S),
+            housed(limits) as house,
+            house.box("alice") as alice,
+            house.box("writer") as writer,
+        ):
             token, gate = house.tokens["writer"], f"{folder}/gate"
             first = await asyncio.to_thread(Being, _scripted, house.socket, token, None, f"{folder}/first", gate)
             assert await first.hear() == "up"
@@ -163,7 +173,7 @@ async def test_a_frozen_worker_whose_run_went_on_elsewhere_writes_nothing() -> N
             assert await second.hear() == "up"
             entry = await alice.wait_generation(run_id, 2**40, wait_ms=60_000)
             assert entry.outcome == "answered"
-            before = await _entries(alice, run_id)
+            before = await _entries(writer, run_id)
             Path(gate).touch()
             os.kill(first.pid, signal.SIGCONT)
             other = await _start(alice, house, 2)  # it takes part again
@@ -172,5 +182,5 @@ async def test_a_frozen_worker_whose_run_went_on_elsewhere_writes_nothing() -> N
             third = await _start(alice, house, 2)
             assert (await alice.wait_generation(third, 2**40, wait_ms=60_000)).outcome == "answered"
             assert (await alice.get_task(run_id)).generation == entry.generation
-            assert [e.id for e in await _entries(alice, run_id)] == [e.id for e in before]
+            assert [e.id for e in await _entries(writer, run_id)] == [e.id for e in before]
             first.kill()
