@@ -179,9 +179,10 @@ class Lane:
                     await asyncio.sleep(min(0.001 * tries, 0.02))
                 continue
             except LOST as lost:
-                done = await self._recover(batch, lost, until)
-                if done is None:
+                recovered = await self._recover(batch, lost, until)
+                if recovered is None:
                     return
+                done = recovered
             except asyncpg.PostgresError as failed:
                 if failed.sqlstate == LANE_CLOSED:
                     await self._engine.fenced()
