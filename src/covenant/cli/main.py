@@ -19,6 +19,8 @@ COMMANDS: Final = {  # the first line of each one's help, so that none need be i
     "agents": "Whom A2A clients reach: publish, list, show, withdraw.",
     "audit": "Who did what, and whether the record of it is whole.",
     "capabilities": "Who may do what: grant, revoke, list, check.",
+    "daemons": "Who has the store open.",
+    "db": "The schema of a store on PostgreSQL: migrate, status.",
     "journal": "The folder of a daemon: verify, repair, back up, restore.",
     "peers": "Who may come in: enroll, list, revoke, rotate tokens.",
     "runs": "Durable agents: list, show, signal, cancel, resume, judge.",

@@ -11,6 +11,11 @@ from msgspec import Struct
 from covenant.model.error import StoreUnavailable, UnsupportedFormat
 
 _LOCK: Final = 0x436F7665  # one for all stores of a database: making a schema is rare
+# Asked of the catalog itself: what to_regclass knows may be from before one had to wait for somebody else's migration.
+_IS_THERE: Final = """
+    select exists (select 1 from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace
+                   where n.nspname = $1 and c.relname = 'meta')
+"""
 _FOLDER: Final = files("covenant.store.postgres") / "migrations"
 
 
@@ -33,13 +38,21 @@ def migrations() -> dict[int, str]:
 
 
 async def state_of(connection: asyncpg.Connection[Any], schema: str) -> SchemaState:
-    there = await connection.fetchval("select to_regclass($1) is not null", f"{schema}.meta")
-    version = await connection.fetchval(f"select version from {schema}.meta") if there else 0
+    try:
+        there = await connection.fetchval(_IS_THERE, schema)
+        version = await connection.fetchval(f"select version from {schema}.meta") if there else 0
+    except asyncpg.InsufficientPrivilegeError as refused:
+        why = f"this role may not use the schema {schema}: its owner has to grant that ({refused})"
+        raise StoreUnavailable(why, outcome="not_stored") from refused
+    except asyncpg.LockNotAvailableError as locked:
+        why = f"the schema {schema} is being changed or filled by somebody: try again when that is done"
+        raise StoreUnavailable(why, outcome="not_stored") from locked
     return SchemaState(schema, version, max(migrations()))
 
 
 async def migrate(connection: asyncpg.Connection[Any], schema: str) -> SchemaState:
-    """Bring the store to the version of this program. Each step is one transaction, or nothing."""
+    """Bring the store to the version of this program: all steps in one transaction, or nothing. Whoever comes at the
+    same time waits, and finds it done."""
     before = await state_of(connection, schema)
     check(before)
     if before.is_current:
@@ -50,7 +63,8 @@ async def migrate(connection: asyncpg.Connection[Any], schema: str) -> SchemaSta
         now = await state_of(connection, schema)
         check(now)
         try:
-            await connection.execute(f"create schema if not exists {schema}")
+            if not await connection.fetchval("select to_regnamespace($1) is not null", schema):
+                await connection.execute(f"create schema {schema}")
             for version, sql in migrations().items():
                 if version > now.version:
                     await connection.execute(sql)
