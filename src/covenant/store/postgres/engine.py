@@ -50,7 +50,7 @@ from covenant.store.postgres.bell import Bell
 from covenant.store.postgres.connection import LOST, Where, told
 from covenant.store.postgres.entry import Entry
 from covenant.store.postgres.housekeeping import Housekeeper
-from covenant.store.postgres.lane import Lane, Moved, is_exclusive
+from covenant.store.postgres.lane import EXPIRY_STEPS, Lane, Moved, is_exclusive
 from covenant.store.postgres.listing import DEPTH
 from covenant.store.postgres.log import CommitLog
 from covenant.store.postgres.reader import Reader
@@ -737,9 +737,10 @@ class Postgres:
     async def _expire(self) -> None:
         try:
             while True:
-                entry = self._submit(Expire(None), SYSTEM)
-                await entry.future
-                if entry.commit is None or not entry.commit.events:
+                entries = [self._submit(Expire(None), SYSTEM) for _ in range(EXPIRY_STEPS)]
+                await asyncio.gather(*(entry.future for entry in entries))
+                commit = entries[-1].commit
+                if commit is None or not commit.events:
                     break
             found = await self._reader.fetch(
                 "select ord from place where shelf = $1 and name = '' order by ord limit 1", DUE

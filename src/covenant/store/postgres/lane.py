@@ -22,6 +22,7 @@ from covenant.model.record import Key, TaskRecord, Tombstone
 from covenant.model.task import Task
 from covenant.rules.context import Commit, Need
 from covenant.rules.decide import decide
+from covenant.store.embedded import SYSTEM
 from covenant.store.journal.line import GENESIS, Line, encode
 from covenant.store.postgres.array import numbers, texts
 from covenant.store.postgres.connection import LANE_CLOSED, LOST, RETRIED, connect, told
@@ -37,6 +38,7 @@ Moved: TypeAlias = tuple[list[tuple[Place, Key]], list[tuple[Place, Key]]]
 
 BLOCK: Final = 4096  # the increment of the sequence
 TRIES_MAX: Final = 40
+EXPIRY_STEPS: Final = 20  # of the clock, in one transaction
 PATIENCE_S: Final = 20.0  # how long a command waits for a database that is away
 _EXCLUSIVE: Final = (
     c.EnrollPeer,
@@ -215,10 +217,10 @@ class Lane:
         engine = self._engine
         async with engine.expiring:
             while True:
-                entry = engine.entry(c.Expire(None), "system")
-                await self._do([entry])
-                commit = entry.commit
-                if commit is None or not commit.events or not commit.then:
+                steps = [engine.entry(c.Expire(None), SYSTEM) for _ in range(EXPIRY_STEPS)]
+                await self._do([*steps])
+                commit = steps[-1].commit
+                if commit is None or not commit.events:
                     break
         self._heeds_clock = False
 
@@ -299,7 +301,8 @@ class Lane:
                     if commit.events or commit.audit:
                         lines.append(self._apply(entry, commit, work, now))
                     entry.commit = commit
-                work.lists.clear()
+                if type(entry.command) is not c.Expire:  # one step of the clock goes on from what the one before saw
+                    work.lists.clear()
                 done += 1
             if lines:
                 await self._save(work, lines, mode)

@@ -297,7 +297,8 @@ class Working:
 
     def due(self, now: int, limit: int) -> Sequence[Key]:
         keys: Sequence[Key] = self._listed("due", now, limit)
-        return [key for key in keys if self.get(key) is not None]
+        found = ((key, getattr(self.get(key), "due_ms", None)) for key in keys)
+        return [key for key, due_ms in found if due_ms is not None and due_ms <= now]
 
     def tasks(self, agent: str | None, after: int, limit: int) -> Sequence[TaskRecord]:
         return self._records(TaskRecord, self._listed("tasks", agent, after, limit))
