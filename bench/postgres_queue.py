@@ -87,8 +87,9 @@ class _Client:
 
     @staticmethod
     async def prepared(connection: Any, number: int, answers: bool) -> _Client:
-        steps = [await connection.prepare(statement) for statement in (_ENQUEUE, _CLAIM, _COMPLETE)]
-        return _Client(number, *steps, await connection.prepare(_DRAIN) if answers else None)
+        prepare = connection.prepare
+        drain = await prepare(_DRAIN) if answers else None
+        return _Client(number, await prepare(_ENQUEUE), await prepare(_CLAIM), await prepare(_COMPLETE), drain)
 
     async def run(self, steps: Tally) -> None:
         clock, end = time.perf_counter, steps.window.end

@@ -1,8 +1,8 @@
 """`python -m bench.two_replicas`: what two replicas on one database lose, and what they keep.
 
 Two servers of the official SDK over one PostgreSQL, with either of its stores, and two daemons of Covenant: the same
-agent behind each, the same client, which is the SDK's own, and the same three things done to a task of replica A by way
-of replica B.
+agent behind each, the same client, which is the SDK's own, and the same three things done to a task that one replica
+works on, by way of the other.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final
@@ -36,10 +36,11 @@ from a2a.types import (
 
 from bench import replica_covenant
 from bench.postgres_server import Server
-from bench.replica_work import PIECES, RUN_S
+from bench.replica_work import PIECES, RUN_S, piece
 
 _ROOT: Final = Path(__file__).resolve().parents[1]
 _LOOK_S: Final = 0.05
+_SLACK_S: Final = 0.5
 _PATIENCE_S: Final = 10.0
 _SILENCE_S: Final = RUN_S + 2.0
 _ENDED: Final = (TaskState.TASK_STATE_COMPLETED, TaskState.TASK_STATE_CANCELED, TaskState.TASK_STATE_FAILED)
@@ -85,57 +86,71 @@ class Replica:
 
     async def once(self, task_id: str, holds: Callable[[Task], bool]) -> Task:
         async with asyncio.timeout(_PATIENCE_S):
-            while not holds(task := await self.task(task_id)):
-                await asyncio.sleep(_LOOK_S)  # noqa: ASYNC110 - another process does it
+            while not holds(task := await self.task(task_id)):  # noqa: ASYNC110 - another process changes it
+                await asyncio.sleep(_LOOK_S)
         return task
+
+
+Pair = Mapping[str, Replica]  # by the names A and B
 
 
 # --- the three things ------------------------------------------------------------------------------------------
 
 
-async def cancel(a: Replica, b: Replica) -> str:
-    task = await _begun(a)
-    answered = await b.cancel(task.id)
-    await asyncio.sleep(RUN_S + 0.5)  # in which the run would have ended
-    later = await a.task(task.id)
+async def cancel(pair: Pair) -> str:
+    task, holder, other = await _begun(pair)
+    answered = await other.cancel(task.id)
+    await asyncio.sleep(RUN_S + _SLACK_S)  # in which the run would have ended
+    later = await holder.task(task.id)
     verdict = "kept" if later.status.state == TaskState.TASK_STATE_CANCELED else "OVERWRITTEN"
     return f"{verdict}: answered {_state(answered)}, {_state(later)} afterwards"
 
 
-async def follow_up(a: Replica, b: Replica) -> str:
-    task = await _begun(a)
-    await b.send("and a title", task)
-    await a.once(task.id, _has_ended)
-    await asyncio.sleep(RUN_S + 0.5)  # a second run has had its time, too
-    made = [artifact.parts[0].text for artifact in (await a.task(task.id)).artifacts]
-    runs = sorted({name[0] for name in made if "heard" not in name})
-    pieces = {run: sum(name.startswith(run) and "heard" not in name for name in made) for run in runs}
-    has_heard = any("heard" in name for name in made)
-    verdict = "kept" if len(runs) == 1 and has_heard and pieces[runs[0]] == PIECES else "TWO RUNS"
-    if len(runs) == 1 and verdict != "kept":
-        verdict = "LOST"
-    return f"{verdict}: made by {' and '.join(runs)}: {', '.join(made)}"
+async def follow_up(pair: Pair) -> str:
+    task, holder, other = await _begun(pair)
+    await other.send("and a title", task)
+    await holder.once(task.id, _has_ended)
+    await asyncio.sleep(RUN_S + _SLACK_S)  # a second run has had its time, too
+    made = _made(await holder.task(task.id))
+    runs = sorted({text[0] for text in made})
+    pieces = [text for text in made if text in {piece(runs[0], number) for number in range(PIECES)}]
+    if len(runs) > 1:
+        verdict = "TWO RUNS"
+    else:
+        verdict = "kept" if len(pieces) == PIECES and len(made) > PIECES else "LOST"
+    return f"{verdict}: {', '.join(made)}"
 
 
-async def subscribe(a: Replica, b: Replica) -> str:
-    task = await _begun(a)
-    told = await b.events(task.id)
+async def subscribe(pair: Pair) -> str:
+    task, holder, other = await _begun(pair)
+    told = await other.events(task.id)
     verdict = "kept" if told[-1:] == ["COMPLETED"] else "SILENT"
-    ended = _state(await a.task(task.id))
-    return f"{verdict}: {', '.join(told) or 'nothing'}; the task is {ended}"
+    return f"{verdict}: {', '.join(told) or 'nothing'}; the task is {_state(await holder.task(task.id))}"
 
 
-SCENARIOS: Final[dict[str, tuple[str, Callable[[Replica, Replica], Awaitable[str]]]]] = {
-    "A works; B is told to cancel": ("CANCELED, and it stays that", cancel),
-    "A works; B is sent a follow-up": (f"the run at work hears it, and makes its {PIECES} pieces", follow_up),
-    "A works; B is asked for the events": ("the task, each piece as it is made, COMPLETED", subscribe),
+SCENARIOS: Final[dict[str, tuple[str, Callable[[Pair], Awaitable[str]]]]] = {
+    "One replica works on a task; the other is told to cancel it": ("CANCELED, and it stays that", cancel),
+    "One replica works on a task; the other is sent a follow-up to it": (
+        f"the run at work hears it, and makes its {PIECES} pieces",
+        follow_up,
+    ),
+    "One replica works on a task; the other is asked for its events": (
+        "the task, each piece as it is made, COMPLETED",
+        subscribe,
+    ),
 }
 
 
-async def _begun(a: Replica) -> Task:
-    """A task of which replica A, or its worker, has made a piece."""
-    sent = await a.send("write")
-    return await a.once(sent.id, lambda task: len(task.artifacts) >= 1)
+async def _begun(pair: Pair) -> tuple[Task, Replica, Replica]:
+    """A task sent to A of which a piece is made; at which replica, the piece says. And the other one."""
+    sent = await pair["A"].send("write")
+    task = await pair["A"].once(sent.id, lambda task: len(task.artifacts) >= 1)
+    holder = _made(task)[0][0]
+    return task, pair[holder], pair["B" if holder == "A" else "A"]
+
+
+def _made(task: Task) -> list[str]:
+    return [artifact.parts[0].text for artifact in task.artifacts]
 
 
 def _has_ended(task: Task) -> bool:
@@ -143,7 +158,8 @@ def _has_ended(task: Task) -> bool:
 
 
 def _state(task: Task) -> str:
-    return TaskState.Name(task.status.state).removeprefix("TASK_STATE_")
+    name: str = TaskState.Name(task.status.state)
+    return name.removeprefix("TASK_STATE_")
 
 
 def _told(event: object) -> str:
@@ -163,7 +179,7 @@ async def sdk(database: str, store: str) -> list[str]:
     with ExitStack() as stack:
         places = [stack.enter_context(_sdk_replica(name, database, store)) for name in ("A", "B")]
         async with httpx.AsyncClient(timeout=_PATIENCE_S) as http:
-            return await _seen([await Replica.reached(http, place) for place in places])
+            return await _seen(http, places)
 
 
 @contextmanager
@@ -183,11 +199,12 @@ async def covenant(database: str) -> list[str]:
         async with replica_covenant.daemons(database, Path(homes)) as (first, second, token):
             headers = {"Authorization": f"Bearer {token}"}
             async with httpx.AsyncClient(timeout=_PATIENCE_S, headers=headers) as http:
-                return await _seen([await Replica.reached(http, place) for place in (first, second)])
+                return await _seen(http, [first, second])
 
 
-async def _seen(pair: list[Replica]) -> list[str]:
-    return [await scenario(*pair) for _, scenario in SCENARIOS.values()]
+async def _seen(http: httpx.AsyncClient, places: Sequence[str]) -> list[str]:
+    pair = {name: await Replica.reached(http, place) for name, place in zip("AB", places, strict=True)}
+    return [await scenario(pair) for _, scenario in SCENARIOS.values()]
 
 
 SIDES: Final[dict[str, Callable[[str], Coroutine[Any, Any, list[str]]]]] = {
