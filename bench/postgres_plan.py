@@ -22,6 +22,7 @@ CLIENTS: Final = (1, 8, 32, 128)
 COMPARED: Final = 32
 DAEMONS: Final = (1, 3)
 WAITERS: Final = (0, 1, 1000)
+_PEER_SECONDS_MIN: Final = 3.0  # in which every client of a slow one gets several tasks done
 _LISTEN_S: Final = 20.0
 _SETTLE_S: Final = 3.0
 _QUICK_LISTEN_S: Final = 10.0
@@ -60,7 +61,7 @@ class PostgresRun(AgentRun):
 
     def _beside(self, cell: str, name: str, **parameters: Any) -> None:
         with self._server_of_run.database() as url:
-            self._window(cell, name, self.plan.peer_seconds, url=url, **parameters)
+            self._window(cell, name, max(_PEER_SECONDS_MIN, self.plan.peer_seconds), url=url, **parameters)
 
     # --- several processes on one database --------------------------------------------------------------------
 
