@@ -34,17 +34,16 @@ async def daemons(database: str, homes: Path) -> AsyncIterator[tuple[str, str, s
 @contextmanager
 def _daemon(home: Path, database: str) -> Iterator[str]:
     command = ["serve", "--home", str(home), "--store", database, "--http", "127.0.0.1:0", "--ipc", str(home / "sock")]
-    daemon = subprocess.Popen([sys.executable, "-m", "covenant", *command], stdout=subprocess.PIPE, text=True)
-    assert daemon.stdout is not None
-    try:
-        lines = (line.split() for line in daemon.stdout)
-        url = next((words[1] for words in lines if words[:1] == ["http"]), None)
-        if url is None:
-            raise RuntimeError("the daemon did not start; its error is above")
-        yield url
-    finally:
-        daemon.terminate()
-        daemon.wait()
+    with subprocess.Popen([sys.executable, "-m", "covenant", *command], stdout=subprocess.PIPE, text=True) as daemon:
+        assert daemon.stdout is not None
+        try:
+            lines = (line.split() for line in daemon.stdout)
+            url = next((words[1] for words in lines if words[:1] == ["http"]), None)
+            if url is None:
+                raise RuntimeError("the daemon did not start; its error is above")
+            yield url
+        finally:
+            daemon.terminate()
 
 
 def _enroll(home: Path, name: str, *grants: str) -> str:

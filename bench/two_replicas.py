@@ -124,7 +124,12 @@ async def follow_up(pair: Pair) -> str:
 async def subscribe(pair: Pair) -> str:
     task, holder, other = await _begun(pair)
     told = await other.events(task.id)
-    verdict = "kept" if told[-1:] == ["COMPLETED"] else "SILENT"
+    pieces = [piece(_made(task)[0][0], number) for number in range(PIECES)]
+    seen = told[1:-1]  # between the task as it was and its end
+    if told[-1:] != ["COMPLETED"]:
+        verdict = "SILENT"
+    else:
+        verdict = "kept" if seen and seen == pieces[-len(seen) :] else "GAPS"
     return f"{verdict}: {', '.join(told) or 'nothing'}; the task is {_state(await holder.task(task.id))}"
 
 
@@ -185,13 +190,12 @@ async def sdk(database: str, store: str) -> list[str]:
 @contextmanager
 def _sdk_replica(name: str, database: str, store: str) -> Iterator[str]:
     command = [sys.executable, "-m", "bench.replica_sdk", name, database, store]
-    process = subprocess.Popen(command, cwd=_ROOT, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    try:
-        yield process.stdout.readline().strip()
-    finally:
-        process.kill()  # a subscriber that waits for nothing would keep it
-        process.wait()
+    with subprocess.Popen(command, cwd=_ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield process.stdout.readline().strip()
+        finally:
+            process.kill()  # a subscriber that waits for nothing would keep it
 
 
 async def covenant(database: str) -> list[str]:
