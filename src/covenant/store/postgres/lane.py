@@ -413,7 +413,10 @@ class Lane:
             found = await self._connection.fetch(DEEP, READY, max(listing.args[0], 0))
             work.lists[listing] = {row["key"]: row["depth"] for row in found}
         else:
-            sql, values = LISTINGS[listing.method](*listing.args)
+            args = listing.args
+            if listing.method == "due":  # enough for all the steps of one transaction
+                args = (args[0], args[1] * EXPIRY_STEPS)
+            sql, values = LISTINGS[listing.method](*args)
             work.lists[listing] = [row["key"] for row in await self._connection.fetch(sql, *values)]
 
     async def _save(self, work: Working, lines: list[Line], mode: int) -> None:

@@ -33,7 +33,9 @@ def migrations() -> dict[int, str]:
 
 
 async def state_of(connection: asyncpg.Connection[Any], schema: str) -> SchemaState:
-    there = await connection.fetchval("select to_regclass($1) is not null", f"{schema}.meta")
+    there = await connection.fetchval(  # not by to_regclass, which may remember that it was not there
+        "select exists (select from pg_tables where schemaname = $1 and tablename = 'meta')", schema
+    )
     version = await connection.fetchval(f"select version from {schema}.meta") if there else 0
     return SchemaState(schema, version, max(migrations()))
 
