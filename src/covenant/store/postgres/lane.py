@@ -292,6 +292,8 @@ class Lane:
                     entry.commit = commit
                 work.lists.clear()
                 done += 1
+                if work.due_ms is not None and work.due_ms <= now:
+                    break  # the clock comes before the next command
             if lines:
                 await self._save(work, lines, mode)
             self._left_taken = work.moved() if lines else ([], [])

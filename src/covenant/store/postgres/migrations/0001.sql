@@ -213,15 +213,15 @@ language plpgsql stable as $$
 #variable_conflict use_column
 declare
     here log%rowtype;
-    at bigint := from_seq;
+    wanted bigint := from_seq;
 begin
     for i in 1 .. up_to loop
-        select l.* into here from log l where l.seq <= at order by l.seq desc limit 1;
-        exit when not found or here.last < at;
+        select l.* into here from log l where l.seq <= wanted order by l.seq desc limit 1;
+        exit when not found or here.last < wanted;
         seq := here.seq;
         line := here.line;
         return next;
-        at := substring(here.marks from of_key || ':(\d+)')::bigint;
-        exit when at is null or at = 0;
+        wanted := substring(here.marks from of_key || ':(\d+)')::bigint;
+        exit when wanted is null or wanted = 0;
     end loop;
 end $$;
