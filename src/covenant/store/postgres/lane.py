@@ -304,6 +304,8 @@ class Lane:
                 if type(entry.command) is not c.Expire:  # one step of the clock goes on from what the one before saw
                     work.lists.clear()
                 done += 1
+                if work.due_ms is not None and work.due_ms <= now:
+                    break  # the clock comes before the next command
             if lines:
                 await self._save(work, lines, mode)
             await connection.execute("commit")

@@ -79,6 +79,7 @@ class Working:
         self.trust = trust
         self._depths = depths  # how many tasks are ready for somebody, as far as it is known
         self.order = 0  # the number of the last event
+        self.due_ms: int | None = None  # when the first of what was made here is due
         self.records: dict[Key, Record | Tombstone] = {}
         self.absent: set[Key] = set()
         self.were: dict[Key, Record | Tombstone] = {}  # as they were loaded
@@ -178,6 +179,9 @@ class Working:
             else:
                 self.absent.discard(key)
                 self.records[key] = new
+                due: int | None = getattr(new, "due_ms", None)
+                if due is not None and (self.due_ms is None or due < self.due_ms):
+                    self.due_ms = due
             self.touched[key] = None
             if type(event) is Leased or type(event) is TakenUp:
                 self._leases[event.lease_id] = key
