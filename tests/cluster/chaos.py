@@ -1,0 +1,103 @@
+"""What happens to a cluster: one thing after the other, chosen by a seed, and after each of them work has to go on.
+
+A fault waits for the clients to have got further, not for time to pass; who waits for too long has found that they do
+not get further any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from time import monotonic
+from typing import Final, Literal
+
+from tests.cluster.caller import Progress
+from tests.cluster.daemons import Cluster, ServedDaemon
+from tests.cluster.frozen import Play
+
+FURTHER_S: Final = 45.0  # until there is more, whatever has just happened
+FURTHER: Final = 8  # results and streams between two faults
+_BYTES_MAX: Final = 20_000  # of answers before a line is cut
+_MODES: Final[tuple[Literal["fast", "immediate"], ...]] = ("fast", "immediate")
+
+
+class Chaos:
+    def __init__(self, cluster: Cluster, progress: Progress, play: Play, chance: random.Random) -> None:
+        self._cluster = cluster
+        self._progress = progress
+        self._play = play
+        self._chance = chance
+        self.counts: Counter[str] = Counter()
+
+    @property
+    def faults(self) -> list[Callable[[], Awaitable[None]]]:
+        alone = [self.kill, self.cut_clients, self.cut_an_answer]
+        if self._cluster.database is None:
+            return [*alone]
+        return [*alone, self.cut_database, self.cut_a_commit, self.stop_database, self.freeze]
+
+    async def run(self, until: float) -> None:
+        """Each of the faults in turn, in an order of the seed's, until the time is over."""
+        while monotonic() < until:
+            faults = self.faults
+            self._chance.shuffle(faults)
+            for fault in faults:
+                if monotonic() >= until:
+                    break
+                name = fault.__name__
+                await self.further(name)
+                await fault()
+                self.counts[name] += 1
+        await self.further("the end")
+
+    async def further(self, before: str) -> None:
+        there = self._progress.count + FURTHER
+        await self._progress.wait_for(lambda: self._progress.count >= there, FURTHER_S, f"progress before {before}")
+
+    def _any(self) -> ServedDaemon:
+        return self._chance.choice(self._cluster.daemons)
+
+    async def kill(self) -> None:
+        daemon = self._any()
+        await daemon.kill()
+        if len(self._cluster.daemons) > 1:
+            await self.further("the killed one comes back")
+        await daemon.start()
+
+    async def cut_clients(self) -> None:
+        front = self._any().front
+        assert front is not None
+        front.cut()
+
+    async def cut_an_answer(self) -> None:
+        """To a client, in the middle of it."""
+        front = self._any().front
+        assert front is not None
+        front.cut_after(self._chance.randrange(_BYTES_MAX))
+
+    async def cut_database(self) -> None:
+        line = self._any().line
+        assert line is not None
+        line.cut()
+
+    async def cut_a_commit(self) -> None:
+        """What the database answers does not arrive: it has committed, and the daemon cannot know."""
+        line = self._any().line
+        assert line is not None
+        line.cut_after(self._chance.randrange(_BYTES_MAX))
+
+    async def stop_database(self) -> None:
+        database, failures = self._cluster.database, self._progress.failures
+        assert database is not None
+        await database.stop(self._chance.choice(_MODES))
+        await self._progress.wait_for(
+            lambda: self._progress.failures > failures, FURTHER_S, "failure without a database"
+        )
+        await database.start()
+
+    async def freeze(self) -> None:
+        frozen = self._any()
+        async with asyncio.timeout(4 * FURTHER_S):
+            self.counts[await self._play.around(frozen, lambda: self.further("the thaw"))] += 1
