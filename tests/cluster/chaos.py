@@ -7,6 +7,7 @@ not get further any more.
 from __future__ import annotations
 
 import asyncio
+import logging
 import random
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -21,6 +22,8 @@ FURTHER_S: Final = 45.0  # until there is more, whatever has just happened
 FURTHER: Final = 8  # results and streams between two faults
 _BYTES_MAX: Final = 20_000  # of answers before a line is cut
 _MODES: Final[tuple[Literal["fast", "immediate"], ...]] = ("fast", "immediate")
+
+log = logging.getLogger(__name__)
 
 
 class Chaos:
@@ -48,13 +51,16 @@ class Chaos:
                     break
                 name = fault.__name__
                 await self.further(name)
+                began = monotonic()
                 await fault()
                 self.counts[name] += 1
+                log.info("%s took %.1f s", name, monotonic() - began)
         await self.further("the end")
 
     async def further(self, before: str) -> None:
-        there = self._progress.count + FURTHER
+        began, there = monotonic(), self._progress.count + FURTHER
         await self._progress.wait_for(lambda: self._progress.count >= there, FURTHER_S, f"progress before {before}")
+        log.info("%.1f s until %s", monotonic() - began, before)
 
     def _any(self) -> ServedDaemon:
         return self._chance.choice(self._cluster.daemons)

@@ -92,7 +92,8 @@ class ServedDaemon:
 
     async def make_sure_it_is_gone(self) -> None:
         if self._process is not None and self._process.returncode is None:
-            await self.kill()
+            self.signal(signal.SIGKILL)
+            await self._end()
 
 
 class Database:
