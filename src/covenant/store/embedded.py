@@ -47,7 +47,7 @@ _STEPS_AT_ONCE = 10
 SYSTEM = "system"
 
 
-_CARDS: Final = 10
+CARDS_SHOWN: Final = 10
 _ABOUT_ONE_TASK: Final = (GetTask, GetDialog, GetPlace)
 
 
@@ -274,7 +274,7 @@ class Embedded(ABC):
     async def settle(self, task_id: str, wait_ms: int) -> None:
         now = asyncio.get_running_loop().time
         until, left = now() + wait_ms / 1000, wait_ms / 1000
-        while left > 0 and self._refusal is None and _is_under_way(self.state.get(task_id)):
+        while left > 0 and self._refusal is None and is_under_way(self.state.get(task_id)):
             await self._end_waiters.wait(task_id, left)
             left = until - now()
 
@@ -306,19 +306,19 @@ class Embedded(ABC):
     def cards(self, pubkey: str | None = None) -> Sequence[Card]:
         """The card of this agent, or the first ones, as far as memory knows."""
         if pubkey is None:
-            return self.state.cards(0, _CARDS)
+            return self.state.cards(0, CARDS_SHOWN)
         card = self.state.get(card_key(pubkey))
         return (card,) if isinstance(card, Card) else ()
 
     def directory_mark(self) -> object:
         return self.state.directory_mark
 
-    def order_of(self, task_id: str) -> int:
+    async def order_of(self, task_id: str) -> int:
         """The last event of a task."""
         record = self.state.get(task_id)
         return record.order if isinstance(record, TaskRecord) else 0
 
-    def sent_at(self, task_id: str) -> int:
+    async def sent_at(self, task_id: str) -> int:
         """The event with which a task was sent."""
         record = self.state.get(task_id)
         return record.sent_order if isinstance(record, TaskRecord) else 0
@@ -425,7 +425,7 @@ class Embedded(ABC):
                 for key in state.changed:
                     changes.wake_all(key)
             if ends.count:
-                self._ended += [key for key in state.changed if not _is_under_way(state.records.get(key))]
+                self._ended += [key for key in state.changed if not is_under_way(state.records.get(key))]
             state.changed.clear()
 
     def _run_steps(self) -> None:
@@ -473,5 +473,5 @@ class Embedded(ABC):
         self._run_steps()
 
 
-def _is_under_way(record: Any) -> bool:
+def is_under_way(record: Any) -> bool:
     return type(record) is TaskRecord and record.outcome is None and record.asks is None

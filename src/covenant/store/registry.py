@@ -32,6 +32,13 @@ def engine_for(url: str, limits: Limits, clock: Clock, ids: Ids) -> Engine:
         from covenant.store.journal.engine import Journal
 
         return Journal(_folder(url, rest), limits, clock, ids)
+    if scheme in ("postgresql", "postgres"):
+        try:
+            from covenant.store.postgres.engine import Postgres
+        except ImportError as missing:
+            why = f"the store on PostgreSQL needs a package that is not installed ({missing.name})"
+            raise UnknownStore(f"{why}: pip install 'covenant-exchange[postgres]'", url=scheme) from missing
+        return Postgres(url, limits, clock, ids)
     for entry in entry_points(group=ENTRY_POINT_GROUP, name=scheme):
         factory = cast(EngineFactory, entry.load())
         return factory(url, limits, clock, ids)

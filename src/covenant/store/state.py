@@ -201,6 +201,16 @@ class State:
             return self._is_orphan(event.key, event)
         return type(event) not in CREATING and (old is None or type(old) is Tombstone)
 
+    def put(self, key: Key, record: Record | None) -> None:
+        """Hold this under the key from now on, or nothing, whatever was held before."""
+        old = self.records.get(key)
+        if record is None:
+            if old is not None:
+                self._remove(key)
+            return
+        self.records[key] = record
+        self._place(key, old, record)
+
     def restore(self, key: Key, record: Record) -> None:
         """Take a record as it was saved, in any order: ledgers find its place."""
         self.gone.discard(key)

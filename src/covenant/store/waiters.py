@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from covenant.model.error import TooManyWaiters
 
@@ -44,6 +45,39 @@ class Waiters:
                 timer.cancel()
             if not future.done() or future.cancelled():
                 self._drop(name, future)
+
+    def enter(self, name: str) -> asyncio.Future[None]:
+        """A place among those who wait; `leave` gives it up."""
+        if self.count >= self._max:
+            raise TooManyWaiters(f"{self._max} calls are waiting already", limit=self._max)
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        queue = self._queues.get(name)
+        if queue is None:
+            queue = self._queues[name] = deque()
+        queue.append(future)
+        self.count += 1
+        return future
+
+    def leave(self, name: str, future: asyncio.Future[None], is_passed_on: bool = False) -> None:
+        """`is_passed_on`: who leaves with what it was woken for not used wakes the next one."""
+        self.count -= 1
+        if future.done() and not future.cancelled():
+            if is_passed_on:
+                self.wake_one(name)
+        else:
+            self._drop(name, future)
+
+    @contextmanager
+    def ticket(self, name: str) -> Iterator[asyncio.Future[None]]:
+        future = self.enter(name)
+        try:
+            yield future
+        finally:
+            self.leave(name, future)
+
+    def names(self) -> list[str]:
+        """Those that somebody waits for."""
+        return list(self._queues)
 
     def _give_up(self, name: str, future: asyncio.Future[None]) -> None:
         if not future.done():

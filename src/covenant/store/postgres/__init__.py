@@ -1,0 +1,1 @@
+"""The engine on PostgreSQL: any number of daemons on one database."""

@@ -1,0 +1,90 @@
+"""The bell between daemons: who commits rings, who waits hears it. (LISTEN and NOTIFY, each on a connection of its own.)
+
+A bell that is not heard costs time, never work: everybody looks by themselves every few seconds. So it rings behind the
+commit, in a transaction that need not be durable, and never holds up anybody's commit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Final
+
+import asyncpg
+import msgspec
+
+from covenant.store.postgres.connection import LOST, connect
+
+if TYPE_CHECKING:
+    from covenant.store.postgres.engine import Postgres
+
+_NAMES_MAX: Final = 120  # in one ring: a payload is at most 8,000 bytes
+_AGAIN_S: Final = 0.5
+
+log = logging.getLogger("covenant.store")
+
+
+class Bell:
+    def __init__(self, engine: Postgres) -> None:
+        self._engine = engine
+        self._channel = f"covenant_{engine.where.schema}"
+        self._ears: asyncpg.Connection[Any] | None = None
+        self._hand: asyncpg.Connection[Any] | None = None
+        self._rung: tuple[dict[str, None], dict[str, None], dict[str, None]] = ({}, {}, {})
+        self._stirred = asyncio.Event()
+
+    async def open(self) -> None:
+        self._ears = await connect(self._engine.where)
+        self._ears.add_termination_listener(lambda _: self._stirred.set())
+        await self._ears.add_listener(self._channel, self._hear)
+
+    async def close(self) -> None:
+        for connection in (self._ears, self._hand):
+            if connection is not None:
+                connection.terminate()
+        self._ears = self._hand = None
+
+    def ring(self, readied: Iterable[str], answered: Iterable[str], changed: Iterable[str]) -> None:
+        """Tell the others, soon, and of all that happened until then at once."""
+        for names, new in zip(self._rung, (readied, answered, changed), strict=True):
+            names.update(dict.fromkeys(new))
+        self._stirred.set()
+
+    async def work(self) -> None:
+        while True:
+            await self._stirred.wait()
+            self._stirred.clear()
+            try:
+                if self._ears is None or self._ears.is_closed():
+                    await self.close()
+                    await self.open()
+                    self._engine.wake_all()
+                await self._tell()
+            except (*LOST, asyncpg.PostgresError) as lost:
+                log.warning("the bell does not ring: %s", lost)
+                await asyncio.sleep(_AGAIN_S)
+                self._stirred.set()
+
+    async def _tell(self) -> None:
+        rung, self._rung = self._rung, ({}, {}, {})
+        ready, answered, changed = (list(names) for names in rung)
+        while ready or answered or changed:
+            payload: list[Any] = [self._engine.daemon_id]
+            room = _NAMES_MAX
+            for names in (ready, answered, changed):
+                payload.append(names[:room])
+                del names[:room]
+                room -= len(payload[-1])
+            if self._hand is None or self._hand.is_closed():
+                self._hand = await connect(self._engine.where, synchronous_commit="off")
+            await self._hand.execute("select pg_notify($1, $2)", self._channel, msgspec.json.encode(payload).decode())
+
+    def _hear(self, connection: Any, pid: int, channel: str, payload: str) -> None:
+        try:
+            who, readied, answered, changed = msgspec.json.decode(payload)
+        except (msgspec.MsgspecError, ValueError):
+            self._engine.wake_all()
+            return
+        if who != self._engine.daemon_id:
+            self._engine.rung(readied, answered, changed)

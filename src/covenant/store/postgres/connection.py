@@ -1,0 +1,97 @@
+"""Connections to the database, and what their failures mean."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+
+import asyncpg
+from msgspec import Struct
+
+from covenant.model.error import BadSetting, CovenantError, StoreFull, StoreUnavailable, UnknownStore
+
+SCHEMA: Final = "covenant"
+LANES: Final = 2
+LANES_MAX: Final = 32
+_NAME: Final = re.compile(r"[a-z_][a-z0-9_]{0,40}")
+_SETTINGS: Final = {
+    "application_name": "covenant",
+    "statement_timeout": "30s",
+    "lock_timeout": "5s",
+    # A daemon that was frozen in the middle of a transaction must not hold what others need.
+    "idle_in_transaction_session_timeout": "10s",
+    "synchronous_commit": "on",
+    "jit": "off",
+}
+
+# It may well work when it is tried again: others were at the same records.
+RETRIED: Final = (
+    asyncpg.SerializationError,
+    asyncpg.DeadlockDetectedError,
+    asyncpg.LockNotAvailableError,
+    asyncpg.UniqueViolationError,
+)
+# The connection is gone, or the server is: what was under way has to be looked for.
+LOST: Final = (
+    OSError,
+    asyncpg.InterfaceError,
+    asyncpg.PostgresConnectionError,
+    asyncpg.OperatorInterventionError,
+    asyncpg.IdleInTransactionSessionTimeoutError,
+    asyncpg.TooManyConnectionsError,
+    asyncpg.InvalidTransactionStateError,
+)
+LANE_CLOSED: Final = "CV001"
+
+
+class Where(Struct, frozen=True):
+    """A store URL, taken apart: what the driver is told, and what is ours."""
+
+    dsn: str
+    schema: str = SCHEMA
+    lanes: int = LANES
+
+    @classmethod
+    def of(cls, url: str) -> Where:
+        parts = urlsplit(url)
+        ours: dict[str, str] = {}
+        theirs: list[tuple[str, str]] = []
+        for name, value in parse_qsl(parts.query, keep_blank_values=True):
+            if name in ("schema", "lanes"):
+                ours[name] = value
+            else:
+                theirs.append((name, value))
+        schema, lanes = ours.get("schema", SCHEMA), ours.get("lanes", str(LANES))
+        if not _NAME.fullmatch(schema):
+            raise UnknownStore("a schema is named by small letters, digits and _", url=safe(url))
+        if not lanes.isdigit() or not 0 < int(lanes) <= LANES_MAX:
+            raise BadSetting(f"lanes is a number from 1 to {LANES_MAX}", name="lanes")
+        return cls(urlunsplit(parts._replace(query=urlencode(theirs, safe="/"))), schema, int(lanes))
+
+
+def safe(url: str) -> str:
+    """The URL without its password, for messages and logs."""
+    parts = urlsplit(url)
+    if parts.password is None:
+        return url
+    return url.replace(f":{parts.password}@", ":***@", 1)
+
+
+async def connect(where: Where, **settings: str) -> asyncpg.Connection[Any]:
+    try:
+        return await asyncpg.connect(
+            where.dsn, timeout=10, server_settings={**_SETTINGS, "search_path": where.schema, **settings}
+        )
+    except (ValueError, asyncpg.ClientConfigurationError) as wrong:
+        raise UnknownStore(f"{safe(where.dsn)} is no database URL: {wrong}", url=safe(where.dsn)) from wrong
+
+
+def told(failed: BaseException, outcome: str) -> CovenantError:
+    """A failure of the database, in our words."""
+    if isinstance(failed, CovenantError):
+        return failed
+    if isinstance(failed, (asyncpg.DiskFullError, asyncpg.OutOfMemoryError)):
+        return StoreFull(f"the database has no room: {failed}", outcome=outcome)
+    what = str(failed).splitlines()[0] if str(failed) else type(failed).__name__
+    return StoreUnavailable(f"the database does not answer as it should: {what}", outcome=outcome)

@@ -1,0 +1,702 @@
+"""The engine on PostgreSQL: it loads, calls the rules, saves, and wakes. (DESIGN 4.)
+
+Commands go through a few lanes, questions through a reader; each of them takes all that waits into one transaction. Who
+waits for something is woken by a commit of this process at once, by those of others through LISTEN, and by a slow look
+in any case.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Final
+from zlib import crc32
+
+import asyncpg
+
+from covenant.model.agent import AgentId
+from covenant.model.audit import AuditRow, Logged
+from covenant.model.card import Card, card_key
+from covenant.model.command import (
+    Call,
+    CancelChildren,
+    Command,
+    CompactHistory,
+    DrainResults,
+    EndGrants,
+    Expire,
+    LeaseTasks,
+    SettleSlot,
+    SweepRun,
+)
+from covenant.model.error import CovenantError, StoreClosed
+from covenant.model.limits import Limits
+from covenant.model.peer import Caller, Peer, peer_key
+from covenant.model.query import GetTask, ListInputs, Query
+from covenant.model.record import Key, TaskRecord
+from covenant.model.view import Compaction, Inputs, QueueEntry
+from covenant.rules.audit import rows_of
+from covenant.rules.context import Commit, Context, Ids, actor
+from covenant.rules.undo import undo
+from covenant.store.clock import Clock, Timer
+from covenant.store.embedded import CARDS_SHOWN, SYSTEM, is_under_way
+from covenant.store.postgres.bell import Bell
+from covenant.store.postgres.connection import LOST, Where, told
+from covenant.store.postgres.entry import Entry
+from covenant.store.postgres.lane import Lane, Moved, is_exclusive
+from covenant.store.postgres.listing import DEPTH
+from covenant.store.postgres.log import CommitLog
+from covenant.store.postgres.reader import Reader
+from covenant.store.postgres.rows import ANSWERS, CASCADES, DUE, FOLLOWERS, PUSHES, READY, SWEEPS, TRUST, TRUSTED, decoded
+from covenant.store.postgres.schema import migrate
+from covenant.store.postgres.view import Working
+from covenant.store.state import State
+from covenant.store.waiters import ALL, Waiters
+
+BATCH: Final = 256  # commands in one transaction
+BEAT_S: Final = 2.0  # a sign of life, and a look at who else is there
+POLL_S: Final = 5.0  # the slow look, in case nobody rang
+LAPSE_S: Final = 15.0  # so long silent, and a daemon is taken for dead
+_STEPS_AT_ONCE: Final = 10
+_DEPTH_AGE_S: Final = 1.0
+_TRUST: Final = """
+    select p.ord, p.key, r.kind, r.body from place p left join record r on r.key = p.key
+    where p.shelf = $1 and p.name = '' and p.ord > $2 order by p.ord
+"""
+
+log = logging.getLogger("covenant.store")
+
+
+class Postgres:
+    """Implements `Store`."""
+
+    def __init__(self, url: str, limits: Limits, clock: Clock, ids: Ids) -> None:
+        self.where = Where.of(url)
+        self.limits = limits
+        self.context = Context(0, ids, limits)
+        self.trust = State()
+        self.epoch = 0  # up to which event trust is known
+        self.daemon_id = ids.lease()
+        self.pubkey: str | None = None
+        self.is_fenced = False  # others have taken this daemon for dead
+        self.is_closing = True
+        self.space = crc32(self.where.schema.encode()) & 0x7FFFFFFF
+        self.expiring = asyncio.Lock()
+        self._clock = clock
+        self._ids = ids
+        self._queue: deque[Entry] = deque()
+        self._idle: deque[asyncio.Future[None]] = deque()
+        self._lanes: list[Lane] = []
+        self._reader = Reader(self)
+        self._bell = Bell(self)
+        self._log = CommitLog(self._reader, self.space)
+        self._jobs: list[asyncio.Task[None]] = []
+        self._steps: set[asyncio.Task[None]] = set()
+        self._depths: dict[str, tuple[int, float]] = {}
+        self._ready_waiters = Waiters(limits.waiters_max)
+        self._answer_waiters = Waiters(limits.waiters_max)
+        self._change_waiters = Waiters(limits.waiters_max)
+        self._waiters = (self._ready_waiters, self._answer_waiters, self._change_waiters)
+        self._growth: asyncio.Future[None] | None = None
+        self._timer: Timer | None = None
+        self._timer_ms: int | None = None
+        self._pushed: set[str] = set()
+        self._on_push: Callable[[str], None] | None = None
+
+    def now(self) -> int:
+        return self._clock.now_ms()
+
+    # --- life ---------------------------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        try:
+            connection = await self._reader.connected()
+            await migrate(connection, self.where.schema)
+            await self.register(connection)
+            await self.learn_trust(connection)
+            self.is_closing = False
+            self._lanes = [Lane(self) for _ in range(self.where.lanes)]
+            for lane in self._lanes:
+                await lane.open()
+            await self._bell.open()
+        except (*LOST, asyncpg.PostgresError) as failed:
+            await self.close()
+            raise told(failed, "not_stored") from failed
+        workers = [*(lane.work() for lane in self._lanes), self._reader.work(), self._bell.work(), self._watch()]
+        self._jobs = [asyncio.create_task(work) for work in workers]
+        await self._look(at_start=True)
+
+    async def register(self, connection: asyncpg.Connection[Any]) -> None:
+        """Be one of the daemons of this store; anew, if the others have given this one up."""
+        if self.is_fenced:
+            self.daemon_id = self._ids.lease()
+            self.is_fenced = False
+        label = f"{socket.gethostname()}:{os.getpid()}"
+        await connection.execute(
+            "insert into daemon (id, pubkey, label, started_ms) values ($1, $2, $3, $4) on conflict (id) do nothing",
+            self.daemon_id,
+            self.pubkey,
+            label,
+            self.now(),
+        )
+
+    async def fenced(self) -> None:
+        log.warning("others took this daemon for dead; it goes on under a new name")
+        self.is_fenced = True
+        for lane in self._lanes:
+            lane.id = 0
+
+    def closed_error(self) -> CovenantError:
+        return StoreClosed("the mailbox was closed")
+
+    async def close(self) -> None:
+        if self.is_closing and not self._jobs:
+            return
+        while self._steps:
+            await asyncio.wait(self._steps)
+        self.is_closing = True
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        for job in self._jobs:
+            job.cancel()
+        await asyncio.gather(*self._jobs, return_exceptions=True)
+        self._jobs = []
+        for entry in self._queue:
+            entry.fail(self.closed_error())
+        self._queue.clear()
+        for waiters in self._waiters:
+            waiters.wake_everyone()
+        self._tell_growth()
+        await self._bell.close()
+        await self._say_goodbye()
+        for lane in self._lanes:
+            await lane.close()
+        self._lanes = []
+        await self._reader.close()
+
+    async def _say_goodbye(self) -> None:
+        try:
+            connection = await self._reader.connected()
+            await connection.execute(
+                f"""update daemon set ended = clock_timestamp(), proof = 'said' where id = '{self.daemon_id}';
+                update lane set closed = true where daemon = '{self.daemon_id}'"""
+            )
+        except (*LOST, asyncpg.PostgresError, CovenantError):
+            log.warning("the database is away: this daemon could not say that it ends")
+
+    # --- commands -----------------------------------------------------------------------------------------
+
+    def entry(self, command: Command | Call, by: str | None = None) -> Entry:
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        future.add_done_callback(_heard)
+        entry = Entry(command, by or actor(command), self._ids, future)
+        entry.is_exclusive = is_exclusive(command)
+        return entry
+
+    def _submit(self, command: Command | Call, by: str | None = None) -> Entry:
+        if self.is_closing:
+            raise self.closed_error()
+        entry = self.entry(command, by)
+        self._queue.append(entry)
+        self._ring_lane()
+        return entry
+
+    def _ring_lane(self) -> None:
+        while self._idle:
+            waiting = self._idle.popleft()
+            if not waiting.done():
+                waiting.set_result(None)
+                return
+
+    async def next_batch(self) -> list[Entry]:
+        while True:
+            batch: list[Entry] = []
+            while self._queue and len(batch) < BATCH:
+                entry = self._queue[0]
+                if batch and (entry.is_exclusive or entry.tries < 0 or batch[0].tries < 0 or batch[0].is_exclusive):
+                    break
+                self._queue.popleft()
+                if not entry.future.cancelled():
+                    batch.append(entry)
+            if batch:
+                for entry in batch:
+                    entry.tries = 0
+                if self._queue:
+                    self._ring_lane()
+                return batch
+            waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._idle.append(waiting)
+            await waiting
+
+    def put_back(self, entries: Sequence[Entry], alone: bool = False) -> None:
+        """To the front of the queue, in their order."""
+        for entry in entries:
+            entry.tries = -1 if alone else 0
+        self._queue.extendleft(reversed(entries))
+        self._ring_lane()
+
+    async def run(self, command: Command | Call) -> Any:
+        entry = self._submit(command)
+        try:
+            return await entry.future
+        except asyncio.CancelledError:
+            if entry.future.done() and not entry.future.cancelled() and entry.commit is not None:
+                self._give_back(entry)
+            raise
+
+    async def run_all(self, commands: Sequence[Command | Call]) -> list[Any]:
+        entries = [self._submit(command) for command in commands]
+        replies = await asyncio.gather(*(entry.future for entry in entries), return_exceptions=True)
+        for reply in replies:
+            if isinstance(reply, BaseException) and not isinstance(reply, CovenantError):
+                raise reply
+        return replies
+
+    async def take(
+        self,
+        command: LeaseTasks | DrainResults | Call,
+        wait_ms: int | None = None,
+        undoing: list[Command] | None = None,
+    ) -> list[Any]:
+        if not wait_ms:
+            entry = await self._take(command, wait_ms is None)
+        else:
+            try:
+                async with asyncio.timeout(wait_ms / 1000):
+                    entry = await self._take(command, True)
+            except TimeoutError:
+                return []
+        assert entry.commit is not None
+        if undoing is not None:
+            undoing.extend(undo(entry.commit, command))
+        taken: list[Any] = entry.commit.reply
+        return taken
+
+    async def _take(self, command: LeaseTasks | DrainResults | Call, waits: bool) -> Entry:
+        asked = command.command if type(command) is Call else command
+        if isinstance(asked, LeaseTasks):
+            waiters, agent = self._ready_waiters, asked.recipient
+        else:
+            assert isinstance(asked, DrainResults)
+            waiters, agent = self._answer_waiters, asked.peer
+        name = ALL if agent is None else agent.pubkey
+        while True:
+            ticket = waiters.enter(name)  # before the look: what comes after it is not missed
+            is_used = False
+            try:
+                entry = self._submit(command)
+                try:
+                    reply = await entry.future
+                except asyncio.CancelledError:
+                    if entry.future.done() and not entry.future.cancelled() and entry.commit is not None:
+                        self._give_back(entry)
+                    raise
+                if reply or not waits:
+                    return entry
+                await ticket
+                is_used = True
+            finally:
+                waiters.leave(name, ticket, is_passed_on=not is_used)
+
+    def committed(self, entries: Iterable[Entry], work: Working, moved: Moved) -> None:
+        """Durable now: wake who is concerned, then answer."""
+        left, taken = moved
+        readied, answered, changed = [], [], []
+        for (shelf, name, order), _ in taken:
+            if shelf == READY:
+                readied.append(name)
+            elif shelf == ANSWERS:
+                answered.append(name)
+            elif shelf == DUE and (self._timer_ms is None or order < self._timer_ms):
+                self._set_timer(order)
+            elif shelf == PUSHES:
+                self._pushed.add(name)
+        for name in readied:
+            self._count_depth(name, 1)
+        for (shelf, name, _), _ in left:
+            if shelf == READY:
+                self._count_depth(name, -1)
+        for key in work.touched:
+            was, now = work.were.get(key), work.records.get(key)
+            if type(now) is TaskRecord and _has_moved(was, now):
+                changed.append(key)
+            if type(now) in TRUSTED or type(was) in TRUSTED:
+                self._trusted(key, now)
+        if work.touched:
+            self._wake(readied, answered, changed)
+            self._bell.ring(readied, answered, changed)
+        for entry in entries:
+            self._answer(entry)
+
+    def _answer(self, entry: Entry) -> None:
+        if entry.refusal is not None:
+            entry.fail(entry.refusal)
+            return
+        commit = entry.commit
+        assert commit is not None
+        if commit.then and type(entry.command) is not Expire:
+            steps = asyncio.create_task(self._run_steps(entry, commit.then))
+            self._steps.add(steps)
+            steps.add_done_callback(self._steps.discard)
+        else:
+            self._reply(entry)
+
+    def _reply(self, entry: Entry) -> None:
+        commit = entry.commit
+        assert commit is not None
+        if entry.future.cancelled():
+            self._give_back(entry)
+        elif not entry.future.done():
+            if isinstance(commit.reply, CovenantError):
+                entry.future.set_exception(commit.reply)
+            else:
+                entry.future.set_result(commit.reply)
+
+    def _give_back(self, entry: Entry) -> None:
+        """Nobody will ever see what was taken."""
+        assert entry.commit is not None
+        if not self.is_closing:
+            for command in undo(entry.commit, entry.command):
+                self._submit(command)
+
+    async def _run_steps(self, entry: Entry, then: Iterable[Command]) -> None:
+        """Bounded work that a commit left to be done: the first of it before the answer."""
+        steps = deque(then)
+        count = 0
+        try:
+            while steps:
+                if count == _STEPS_AT_ONCE:
+                    self._reply(entry)
+                step = self._submit(steps.popleft(), SYSTEM)
+                await step.future
+                assert step.commit is not None
+                count += 1
+        except CovenantError as failed:
+            log.warning("a step is left for later: %s", failed)
+        finally:
+            self._reply(entry)
+
+    # --- what is known --------------------------------------------------------------------------------------
+
+    async def learn_trust(self, connection: asyncpg.Connection[Any]) -> None:
+        """Peers, grants, cards and the horizon, as they are now."""
+        for order, key, kind, body in await connection.fetch(_TRUST, TRUST, self.epoch):
+            self._trusted(key, None if kind is None else decoded(kind, body))
+            self.epoch = max(self.epoch, order)
+
+    def _trusted(self, key: Key, record: Any) -> None:
+        known = self.trust.get(key)
+        if record is None or known is None or record.order >= known.order:
+            self.trust.put(key, record)
+            if record is not None:
+                self.epoch = max(self.epoch, 0)
+
+    def depth_of(self, recipient: str) -> int | None:
+        known = self._depths.get(recipient)
+        return None if known is None else known[0]
+
+    async def learn_depth(self, connection: asyncpg.Connection[Any], recipient: str) -> None:
+        if len(self._depths) >= 100_000:
+            self._depths.clear()
+        count = await connection.fetchval(DEPTH, READY, recipient)
+        self._depths[recipient] = (count, asyncio.get_running_loop().time())
+
+    def _count_depth(self, recipient: str, by: int) -> None:
+        known = self._depths.get(recipient)
+        if known is not None:
+            self._depths[recipient] = (max(0, known[0] + by), known[1])
+
+    # --- questions ------------------------------------------------------------------------------------------
+
+    async def ask(self, query: Query, caller: Caller | None = None) -> Any:
+        if self.is_closing:
+            raise self.closed_error()
+        due = self._timer_ms
+        if due is not None and due <= self.now():
+            await self._submit(Expire(None), SYSTEM).future
+        return await self._reader.ask(query, caller)
+
+    async def watch(
+        self,
+        query: GetTask,
+        after: int,
+        wait_ms: int | None = None,
+        caller: Caller | None = None,
+        cancel_known: bool | None = None,
+    ) -> QueueEntry:
+        entry: QueueEntry = await self.ask(query, caller)
+        asked = entry.cancel_requested if cancel_known is None else cancel_known
+
+        def is_there() -> bool:
+            return entry.generation > after or entry.outcome is not None or entry.cancel_requested != asked
+
+        try:
+            async with asyncio.timeout(None if wait_ms is None else wait_ms / 1000):
+                while not is_there():
+                    with self._change_waiters.ticket(entry.task.id) as ticket:
+                        entry = await self.ask(query, caller)
+                        if not is_there():
+                            await ticket
+        except TimeoutError:
+            entry = await self.ask(query, caller)
+        return entry
+
+    async def listen(
+        self,
+        query: ListInputs,
+        wait_ms: int | None = None,
+        cancel_known: bool = False,
+        caller: Caller | None = None,
+    ) -> Inputs:
+        heard: Inputs = await self.ask(query, caller)
+        try:
+            async with asyncio.timeout(None if wait_ms is None else wait_ms / 1000):
+                while not heard.inputs and heard.cancel_requested == cancel_known:
+                    with self._change_waiters.ticket(heard.task_id) as ticket:
+                        heard = await self.ask(query, caller)
+                        if not heard.inputs and heard.cancel_requested == cancel_known:
+                            await ticket
+        except TimeoutError:
+            heard = await self.ask(query, caller)
+        return heard
+
+    async def settle(self, task_id: str, wait_ms: int) -> None:
+        try:
+            async with asyncio.timeout(wait_ms / 1000):
+                while not self.is_closing:
+                    with self._change_waiters.ticket(task_id) as ticket:
+                        if not is_under_way(await self._record(task_id)):
+                            return
+                        await ticket
+        except TimeoutError:
+            return
+
+    async def _record(self, key: Key) -> Any:
+        found = await self._reader.fetch("select kind, body from record where key = $1", key)
+        return decoded(found[0]["kind"], found[0]["body"]) if found else None
+
+    # --- who and where --------------------------------------------------------------------------------------
+
+    def caller_of(self, token: str) -> Caller | None:
+        return self.trust.caller_of(token)
+
+    def caller_at(self, pubkey: str) -> Caller | None:
+        peer = self.trust.get(peer_key(pubkey))
+        if not isinstance(peer, Peer) or peer.revoked_ms is not None:
+            return None
+        return Caller(peer.agent, peer.role, peer.token)
+
+    def agent_of(self, name: str) -> AgentId | None:
+        peer = self.trust.get(peer_key(self.trust.peer_named(name) or name))
+        return peer.agent if isinstance(peer, Peer) else None
+
+    def cards(self, pubkey: str | None = None) -> Sequence[Card]:
+        if pubkey is None:
+            return self.trust.cards(0, CARDS_SHOWN)
+        card = self.trust.get(card_key(pubkey))
+        return (card,) if isinstance(card, Card) else ()
+
+    def directory_mark(self) -> object:
+        return self.trust.directory_mark
+
+    async def order_of(self, task_id: str) -> int:
+        record = await self._record(task_id)
+        return record.order if isinstance(record, TaskRecord) else 0
+
+    async def sent_at(self, task_id: str) -> int:
+        record = await self._record(task_id)
+        return record.sent_order if isinstance(record, TaskRecord) else 0
+
+    # --- the log --------------------------------------------------------------------------------------------
+
+    async def audit(self, limit: int) -> list[AuditRow]:
+        rows: list[AuditRow] = []
+        scanned, before = 0, None
+        while scanned < limit and len(rows) < limit and (stretch := await self.log_back(before, limit - scanned)):
+            for logged in stretch:
+                rows += reversed(list(rows_of(logged)))
+            scanned += len(stretch)
+            before = stretch[-1].seq
+        return rows[:limit][::-1]
+
+    async def log_back(self, before: int | None, limit: int) -> list[Logged]:
+        return await self._log.back(before, limit)
+
+    async def log(self, after: int, limit: int) -> list[Logged]:
+        return await self._log.after(after, limit)
+
+    async def log_trail(self, seq: int, key: Key, limit: int) -> list[Logged]:
+        return await self._log.trail(seq, key, limit)
+
+    def growth(self) -> asyncio.Future[None]:
+        if self._growth is None:
+            self._growth = asyncio.get_running_loop().create_future()
+        return self._growth
+
+    def _tell_growth(self) -> None:
+        if self._growth is not None:
+            self._growth.set_result(None)
+            self._growth = None
+
+    # --- waking ---------------------------------------------------------------------------------------------
+
+    def _wake(self, readied: Iterable[str], answered: Iterable[str], changed: Iterable[Key]) -> None:
+        ready, answers, changes = self._waiters
+        if ready.count:
+            for name in readied:
+                ready.wake_one(name)
+        if answers.count:
+            for name in answered:
+                answers.wake_one(name)
+        if changes.count or self._pushed:
+            for key in changed:
+                changes.wake_all(key)
+                if key in self._pushed and self._on_push is not None:
+                    self._on_push(key)
+        self._tell_growth()
+
+    def rung(self, readied: Iterable[str], answered: Iterable[str], changed: Iterable[Key]) -> None:
+        """Another daemon has committed."""
+        self._wake(readied, answered, changed)
+
+    def wake_all(self) -> None:
+        """Something may have been missed: everybody looks."""
+        for waiters in self._waiters:
+            waiters.wake_everyone()
+        self._tell_growth()
+
+    def watch_pushes(self, tell: Callable[[str], None]) -> None:
+        self._on_push = tell
+        for task_id in self._pushed:
+            tell(task_id)
+
+    # --- time -----------------------------------------------------------------------------------------------
+
+    def _set_timer(self, due_ms: int | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._timer_ms = due_ms
+        if due_ms is not None and not self.is_closing:
+            self._timer = self._clock.call_at(due_ms, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        if self.is_closing or self._timer_ms is None:
+            return
+        if self._timer_ms > self.now():
+            self._set_timer(self._timer_ms)
+            return
+        self._timer_ms = None
+        steps = asyncio.ensure_future(self._expire())
+        self._steps.add(steps)
+        steps.add_done_callback(self._steps.discard)
+
+    async def _expire(self) -> None:
+        try:
+            while True:
+                entry = self._submit(Expire(None), SYSTEM)
+                await entry.future
+                if entry.commit is None or not entry.commit.events:
+                    break
+            found = await self._reader.fetch(
+                "select ord from place where shelf = $1 and name = '' order by ord limit 1", DUE
+            )
+            if found:
+                self._set_timer(found[0]["ord"])
+        except CovenantError as failed:
+            log.warning("what is due is left for later: %s", failed)
+
+    # --- housekeeping ---------------------------------------------------------------------------------------
+
+    async def compact(self, command: CompactHistory | Call) -> Compaction:
+        await self.run(command)
+        return Compaction(0, 0)
+
+    async def _watch(self) -> None:
+        """Signs of life, and the slow look."""
+        last = asyncio.get_running_loop().time()
+        while True:
+            await asyncio.sleep(BEAT_S)
+            try:
+                await self._beat()
+                if asyncio.get_running_loop().time() - last >= POLL_S:
+                    last = asyncio.get_running_loop().time()
+                    await self._look()
+            except CovenantError as failed:
+                log.warning("the database could not be looked at: %s", failed)
+            except Exception:
+                log.exception("the slow look failed")
+
+    async def _beat(self) -> None:
+        await self._reader.fetch(
+            "update daemon set seen = clock_timestamp() where id = $1 and ended is null", self.daemon_id
+        )
+
+    async def _look(self, at_start: bool = False) -> None:
+        """What should have been noticed and may not have been; and what a crash has left half done."""
+        names = [name for name in self._ready_waiters.names() if name != ALL]
+        waited = [name for name in self._answer_waiters.names() if name != ALL]
+        found = await self._reader.fetch(
+            """select 'r' as what, n as name from unnest($1::text[]) n
+                   where exists (select 1 from place p where p.shelf = 'R' and p.name = n)
+               union all select 'a', n from unnest($2::text[]) n
+                   where exists (select 1 from place p where p.shelf = 'A' and p.name = n)
+               union all (select 'c', key from place where shelf = $3 limit 100)
+               union all (select 'b', key from place where shelf = $4 limit 100)
+               union all (select distinct 'u', name from place where shelf = $5)
+               union all (select 'd', ord::text from place where shelf = $6 order by name, ord limit 1)
+            """,
+            names,
+            waited,
+            CASCADES,
+            SWEEPS,
+            PUSHES,
+            DUE,
+        )
+        told_of: dict[str, list[str]] = {}
+        for what, name in found:
+            told_of.setdefault(what, []).append(name)
+        self._wake(told_of.get("r", ()), told_of.get("a", ()), ())
+        for waiters in (self._ready_waiters, self._answer_waiters):
+            waiters.wake(ALL)
+        if told_of.get("d"):
+            self._set_timer(int(told_of["d"][0]))
+        pushed = set(told_of.get("u", ()))
+        for task_id in pushed - self._pushed:
+            if self._on_push is not None:
+                self._on_push(task_id)
+        self._pushed = pushed
+        steps: list[Command] = [CancelChildren(None, key) for key in told_of.get("c", ())]
+        steps += [SweepRun(None, key.split(":")[1]) for key in told_of.get("b", ())]
+        steps += [SettleSlot(None, slot) for slot in await self._unsettled()]
+        steps += [EndGrants(None, pubkey) for pubkey in self.trust.left_grants()]
+        for step in steps:
+            entry = self._submit(step, SYSTEM)
+            await entry.future
+
+    async def _unsettled(self) -> list[Key]:
+        """Slots whose result has not reached all their followers."""
+        found = await self._reader.fetch(
+            """select distinct p.name from place p join place s on s.shelf = 'S' and s.name = '' and s.key = p.name
+               where p.shelf = $1 limit 100""",
+            FOLLOWERS,
+        )
+        return [row["name"] for row in found]
+
+
+def _has_moved(was: Any, now: TaskRecord) -> bool:
+    return (
+        type(was) is not TaskRecord or was.generation != now.generation or was.cancel_reason != now.cancel_reason
+    )
+
+
+def _heard(future: asyncio.Future[Any]) -> None:
+    """Whether or not anybody waits for it."""
+    if not future.cancelled():
+        future.exception()

@@ -1,0 +1,54 @@
+"""A command on its way through a lane."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from covenant.model.command import Call, Command
+from covenant.model.error import CovenantError
+from covenant.rules.context import Commit, Ids
+
+
+class Drawn:
+    """Ids for one command: decided again, it is given the same."""
+
+    __slots__ = ("_at", "_drawn", "_ids")
+
+    def __init__(self, ids: Ids) -> None:
+        self._ids = ids
+        self._drawn: list[str] = []
+        self._at = 0
+
+    def rewind(self) -> None:
+        self._at = 0
+
+    def task(self) -> str:
+        return self._next(self._ids.task)
+
+    def lease(self) -> str:
+        return self._next(self._ids.lease)
+
+    def _next(self, draw: Any) -> str:
+        if self._at == len(self._drawn):
+            self._drawn.append(draw())
+        self._at += 1
+        return self._drawn[self._at - 1]
+
+
+class Entry:
+    __slots__ = ("by", "command", "commit", "future", "ids", "is_exclusive", "refusal", "tries")
+
+    def __init__(self, command: Command | Call, by: str, ids: Ids, future: asyncio.Future[Any]) -> None:
+        self.command = command
+        self.by = by
+        self.ids = Drawn(ids)
+        self.future = future
+        self.is_exclusive = False  # it changes whom to trust, and is decided while nobody else decides anything
+        self.tries = 0
+        self.commit: Commit | None = None
+        self.refusal: CovenantError | None = None
+
+    def fail(self, failure: BaseException) -> None:
+        if not self.future.done():
+            self.future.set_exception(failure)

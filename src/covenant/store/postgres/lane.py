@@ -1,0 +1,493 @@
+"""A lane: one connection that has one transaction open at a time, and the chain of what it committed.
+
+The commands that wait are decided together: what they need is loaded and locked, in the order of the keys, each is
+decided on what the ones before it have made, and all is saved at once. Nobody is answered before the commit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+import asyncpg
+
+from covenant.model import command as c
+from covenant.model import event as e
+from covenant.model.audit import Logged
+from covenant.model.error import CovenantError, StoreUnavailable
+from covenant.model.record import Key, TaskRecord, Tombstone
+from covenant.rules.context import Commit, Need
+from covenant.rules.decide import decide
+from covenant.store.journal.line import GENESIS, Line, encode
+from covenant.store.postgres.connection import LANE_CLOSED, LOST, RETRIED, connect, told
+from covenant.store.postgres.entry import Entry
+from covenant.store.postgres.listing import DEEP, DIALOG_COUNT, LISTINGS
+from covenant.store.postgres.rows import DIALOGS, KINDS, READY, TRUST, TRUSTED, Place, encoded
+from covenant.store.postgres.view import Depth, First, Listing, Working
+
+if TYPE_CHECKING:
+    from covenant.store.postgres.engine import Postgres
+
+Moved: TypeAlias = tuple[list[tuple[Place, Key]], list[tuple[Place, Key]]]
+
+BLOCK: Final = 4096  # the increment of the sequence
+TRIES_MAX: Final = 40
+PATIENCE_S: Final = 20.0  # how long a command waits for a database that is away
+_EXCLUSIVE: Final = (
+    c.EnrollPeer,
+    c.RotateToken,
+    c.RevokePeer,
+    c.GrantCapability,
+    c.RevokeCapability,
+    c.EndGrants,
+    c.PublishCard,
+    c.WithdrawCard,
+    c.CompactHistory,
+)
+_TRUST_EVENTS: Final = frozenset(
+    (
+        e.Enrolled,
+        e.TokenRotated,
+        e.PeerRevoked,
+        e.Granted,
+        e.GrantRevoked,
+        e.GrantExpired,
+        e.CardPublished,
+        e.CardWithdrawn,
+        e.Compacted,
+    )
+)
+_LOAD: Final = "select what, key, kind, ord, body from load($1, $2, $3, $4, $5, $6, $7)"
+_SAVE: Final = f"select save({', '.join(f'${n}' for n in range(1, 34))})"
+
+log = logging.getLogger("covenant.store")
+
+
+class DueFirst(Exception):
+    """The clock has something to say before these commands."""
+
+
+def is_exclusive(command: c.Command | c.Call) -> bool:
+    return isinstance(command.command if type(command) is c.Call else command, _EXCLUSIVE)
+
+
+class Lane:
+    def __init__(self, engine: Postgres) -> None:
+        self._engine = engine
+        self._connection: asyncpg.Connection[Any] | None = None
+        self._load_statement: Any = None
+        self._save_statement: Any = None
+        self.id = 0
+        self.hash = GENESIS
+        self.seq = 0
+        self.signed = 0
+        self._work: Working
+        self._left_taken: Moved = ([], [])
+        self._block_end = 0
+        self._pending: tuple[bytes, int] | None = None  # the head that a commit of unknown outcome would leave
+
+    # --- the connection -----------------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        await self._connected()
+
+    async def close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await _close(connection)
+
+    async def _connected(self) -> asyncpg.Connection[Any]:
+        """The connection, made anew if need be. Where the last commit was cut off, it finds out how that ended: the
+        lane's own row tells, once whoever still works on it is done."""
+        if self._connection is not None and not self._connection.is_closed():
+            return self._connection
+        connection = await connect(self._engine.where)
+        try:
+            if self.id == 0 or self._engine.is_fenced:
+                await self._engine.register(connection)
+                self.id = await connection.fetchval(
+                    "insert into lane (daemon, hash) values ($1, $2) returning id", self._engine.daemon_id, GENESIS.decode()
+                )
+                self.hash, self.seq, self.signed, self._pending = GENESIS, 0, 0, None
+            self._load_statement = await connection.prepare(_LOAD)
+            self._save_statement = await connection.prepare(_SAVE)
+        except BaseException:
+            await _close(connection)
+            raise
+        self._connection = connection
+        return connection
+
+    async def _was_committed(self) -> bool:
+        """How a commit ended whose answer was lost."""
+        assert self._pending is not None
+        mark, seq = self._pending
+        connection = await self._connected()
+        async with connection.transaction():
+            found = await connection.fetchval("select hash from lane where id = $1 for update", self.id)
+        self._pending = None
+        if found != mark.decode():
+            return False
+        self.hash, self.seq = mark, seq
+        return True
+
+    # --- batches ------------------------------------------------------------------------------------------
+
+    async def work(self) -> None:
+        engine = self._engine
+        while True:
+            batch = await engine.next_batch()
+            try:
+                await self._do(batch)
+            except asyncio.CancelledError:
+                for entry in batch:
+                    entry.fail(engine.closed_error())
+                raise
+            except Exception as failed:  # a fault of ours must not leave anybody waiting for ever
+                log.exception("a batch could not be decided")
+                await self.close()
+                for entry in batch:
+                    entry.fail(told(failed, "unknown"))
+
+    async def _do(self, batch: list[Entry]) -> None:
+        """Until every command is answered, or given back to the queue."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + PATIENCE_S
+        tries = 0
+        self._asked: set[str] = set()
+        self._heeds_clock = True
+        while batch:
+            if batch[0].is_exclusive and len(batch) > 1:
+                self._engine.put_back(batch[1:])
+                batch = batch[:1]
+            try:
+                done = await self._transact(batch)
+            except DueFirst:
+                await self._expire()
+                continue
+            except RETRIED as conflict:
+                tries += 1
+                batch[0].tries += 1
+                if tries >= TRIES_MAX:
+                    self._give_up(batch, StoreUnavailable(f"others are always at it: {conflict}", outcome="not_stored"))
+                    return
+                if tries > 1:
+                    await asyncio.sleep(min(0.001 * tries, 0.02))
+                continue
+            except LOST as lost:
+                done = await self._recover(batch, lost, until)
+                if done is None:
+                    return
+            except asyncpg.PostgresError as failed:
+                if failed.sqlstate == LANE_CLOSED:
+                    await self._engine.fenced()
+                    await self.close()
+                    continue
+                if len(batch) > 1:  # one of them is the cause: each on its own
+                    self._engine.put_back(batch[1:], alone=True)
+                    batch = batch[:1]
+                    continue
+                log.warning("the database refused a commit: %s", failed)
+                self._give_up(batch, told(failed, "not_stored"))
+                return
+            batch = batch[done:]
+            if batch and done:
+                self._engine.put_back(batch)
+                return
+
+    async def _expire(self) -> None:
+        """What the clock has to say, first of all, and by one lane at a time."""
+        engine = self._engine
+        async with engine.expiring:
+            while True:
+                entry = engine.entry(c.Expire(None), "system")
+                await self._do([entry])
+                commit = entry.commit
+                if commit is None or not commit.events or not commit.then:
+                    break
+        self._heeds_clock = False
+
+    async def _recover(self, batch: list[Entry], lost: BaseException, until: float) -> int | None:
+        """The connection was lost. How many of the batch were committed all the same, or none if nobody can tell."""
+        loop = asyncio.get_running_loop()
+        outcome = "unknown" if self._pending is not None else "not_stored"
+        await self.close()
+        while loop.time() < until and not self._engine.is_closing:
+            try:
+                if self._pending is not None:
+                    if await self._was_committed():
+                        done = sum(entry.commit is not None or entry.refusal is not None for entry in batch)
+                        self._engine.committed(batch[:done], self._work, self._left_taken)
+                        return done
+                else:
+                    await self._connected()
+                return 0
+            except (*LOST, asyncpg.PostgresError) as still:
+                lost = still
+                await self.close()
+                await asyncio.sleep(0.1)
+        self._give_up(batch, told(lost, outcome))
+        self._pending = None
+        self.id = 0  # whatever became of it: a new chain begins
+        return None
+
+    def _give_up(self, batch: Iterable[Entry], failure: CovenantError) -> None:
+        for entry in batch:
+            entry.fail(type(failure)(failure.message, **failure.details))
+
+    # --- one transaction ----------------------------------------------------------------------------------
+
+    async def _transact(self, batch: list[Entry]) -> int:
+        """How many of the batch were committed, from its beginning."""
+        engine = self._engine
+        connection = await self._connected()
+        mode = 2 if batch[0].is_exclusive else 1
+        work = self._work = Working(engine.trust, engine.depth_of)
+        work.is_careful = batch[0].tries > 0
+        now = engine.now()
+        for entry in batch:
+            entry.commit = entry.refusal = None
+        is_expiry = type(batch[0].command) is c.Expire
+        wanted = self._wanted(batch, work, now)
+        wanted += self._asked
+        await connection.execute("begin")
+        try:
+            due = await self._load(work, mode, wanted)
+            if due is not None and due <= now and not is_expiry and self._heeds_clock:
+                raise DueFirst
+            lines: list[Line] = []
+            done = 0
+            while done < len(batch):
+                entry = batch[done]
+                try:
+                    commit = self._decide(entry, work, now)
+                    work.require(commit.events)
+                except Need as need:
+                    if done and any(isinstance(want, Listing) for want in need.wanted):
+                        break  # it wants to see what is committed
+                    more = [*need.wanted, *self._wanted(batch[done + 1 :], work, now, listings=False)]
+                    await self._load(work, 0, more)
+                    continue
+                except CovenantError as refusal:
+                    entry.refusal = refusal
+                else:
+                    if mode == 1 and any(type(event) in _TRUST_EVENTS for event in commit.events):
+                        entry.is_exclusive = True
+                        break
+                    if work.order + len(commit.events) >= self._block_end:
+                        if done:
+                            break
+                        entry.refusal = StoreUnavailable("this is more than one commit holds", outcome="not_stored")
+                        done += 1
+                        continue
+                    if commit.events or commit.audit:
+                        lines.append(self._apply(entry, commit, work, now))
+                    entry.commit = commit
+                work.lists.clear()
+                done += 1
+            if lines:
+                await self._save(work, lines, mode)
+            self._left_taken = work.moved() if lines else ([], [])
+            await connection.execute("commit")
+        except BaseException:
+            if self._pending is None:
+                await self._roll_back(connection)
+            raise
+        if self._pending is not None:
+            self.hash, self.seq = self._pending
+            self._pending = None
+        engine.committed(batch[:done], work, self._left_taken)
+        return done
+
+    async def _roll_back(self, connection: asyncpg.Connection[Any]) -> None:
+        if not connection.is_closed() and connection.is_in_transaction():
+            try:
+                await connection.execute("rollback")
+            except (*LOST, asyncpg.PostgresError):
+                await self.close()
+
+    def _decide(self, entry: Entry, work: Working, now: int) -> Commit:
+        ctx = self._engine.context
+        entry.ids.rewind()
+        ctx.ids, ctx.now, ctx.compaction = entry.ids, now, work.compaction
+        return decide(entry.command, work, ctx)
+
+    def _wanted(self, batch: Sequence[Entry], work: Working, now: int, listings: bool = True) -> list[Any]:
+        """What the commands ask for first. They are asked in vain, and decided later."""
+        wanted: list[Any] = []
+        for at, entry in enumerate(batch):
+            if _needs_nothing(entry.command):
+                continue
+            try:
+                self._decide(entry, work, now)
+            except Need as need:
+                if (listings and at == 0) or not any(isinstance(want, Listing) for want in need.wanted):
+                    wanted += need.wanted
+            except CovenantError:
+                pass  # said again when its turn comes
+        return wanted
+
+    def _apply(self, entry: Entry, commit: Commit, work: Working, now: int) -> Line:
+        events = commit.events
+        logged = Logged(work.order + 1, now, entry.by, events, work.orders_before(events), commit.audit)
+        if events:
+            work.apply(events, now)
+        else:
+            work.order += 1
+        return Line(logged.seq, now, 0, events, entry.by, logged.prev, commit.audit)
+
+    # --- loading and saving -------------------------------------------------------------------------------
+
+    async def _load(self, work: Working, mode: int, wanted: Iterable[Any]) -> int | None:
+        """Lock and load; a fresh block of numbers; trust brought up to date. What is due next."""
+        assert self._connection is not None
+        keys: set[str] = set()
+        firsts: dict[tuple[bytes, str], int] = {}
+        for want in wanted:
+            if type(want) is str:
+                keys.add(want)
+            elif type(want) is First:
+                firsts[want.shelf, want.name] = firsts.get((want.shelf, want.name), 0) + want.limit
+            elif type(want) is Depth:
+                await self._engine.learn_depth(self._connection, want.recipient)
+            else:
+                await self._list(work, want)
+        self._asked |= keys
+        asked = [First(shelf, name, limit) for (shelf, name), limit in firsts.items()]
+        found: list[list[str]] = [[] for _ in asked]
+        due: int | None = None
+        trust = 0
+        for what, key, kind, order, body in await self._load_statement.fetch(
+            mode,
+            self._engine.space,
+            sorted(keys),
+            [first.shelf for first in asked],
+            [first.name for first in asked],
+            [-1] * len(asked),
+            [first.limit for first in asked],
+        ):
+            if what == -1:
+                work.take_in(key, kind, body)
+            elif what > 0:
+                work.take_in(key, kind, body)
+                found[what - 1].append(key)
+            elif what == -2:
+                trust = order
+            elif what == -3:
+                work.order = order
+                self._block_end = order + BLOCK
+            else:
+                due = order
+        work.take_absent(keys)
+        for first, standing in zip(asked, found, strict=True):
+            work.take_shelf(first, standing)
+        if trust > self._engine.epoch:
+            await self._engine.learn_trust(self._connection)
+        return due
+
+    async def _list(self, work: Working, listing: Listing) -> None:
+        """Only which ones they are: each is loaded with its lock before anything is decided on it."""
+        assert self._connection is not None
+        if listing.method == "dialog_count":
+            sender, recipient = listing.args
+            work.lists[listing] = await self._connection.fetchval(DIALOG_COUNT, DIALOGS, f"{sender}/{recipient}")
+        elif listing.method == "deep":
+            found = await self._connection.fetch(DEEP, READY, max(listing.args[0], 0))
+            work.lists[listing] = {row["key"]: row["depth"] for row in found}
+        else:
+            sql, values = LISTINGS[listing.method](*listing.args)
+            work.lists[listing] = [row["key"] for row in await self._connection.fetch(sql, *values)]
+
+    async def _save(self, work: Working, lines: list[Line], mode: int) -> None:
+        mark = self.hash
+        seqs, lasts, marks, bodies = [], [], [], []
+        for line in lines:
+            raw, mark = encode(line, mark)
+            seqs.append(line.seq)
+            lasts.append(line.last)
+            marks.append(_marks(line))
+            bodies.append(raw)
+        new: list[tuple[str, bytes, int, bytes]] = []
+        old: list[tuple[str, bytes, int, bytes, int]] = []
+        gone: list[str] = []
+        tasks: list[tuple[int, str, str, str, str | None]] = []
+        tasks_gone: list[int] = []
+        left, taken = work.moved()
+        for key in work.touched:
+            was, now = work.were.get(key), work.records.get(key)
+            if now is None:
+                if was is not None:
+                    gone.append(key)
+                    if type(was) in TRUSTED:
+                        taken.append(((TRUST, "", work.order), key))
+                continue
+            kind, body = KINDS[type(now)], encoded(now)
+            if was is None:
+                new.append((key, kind, now.order, body))
+            else:
+                old.append((key, kind, now.order, body, was.order))
+            if type(now) is TaskRecord and (type(was) is not TaskRecord or was.sent_order != now.sent_order):
+                tasks.append((now.sent_order, key, now.sender, now.recipient, now.task.parent))
+                if isinstance(was, (TaskRecord, Tombstone)):
+                    tasks_gone.append(was.sent_order if isinstance(was, TaskRecord) else was.order)
+        new.sort()
+        old.sort()
+        taken.sort()
+        await self._save_statement.fetch(
+            self.id,
+            self.hash.decode(),
+            mark.decode(),
+            lines[-1].last,
+            work.order if mode == 2 else 0,
+            *_columns(new, 4),
+            *_columns(old, 5),
+            gone,
+            *_places(taken),
+            *_places(left),
+            *_columns(tasks, 5),
+            tasks_gone,
+            seqs,
+            lasts,
+            marks,
+            bodies,
+        )
+        self._pending = (mark, lines[-1].last)
+
+
+def _needs_nothing(command: c.Command | c.Call) -> bool:
+    """A new task that nothing else depends on: the commonest command of all."""
+    asked = command.command if type(command) is c.Call else command
+    return type(asked) is c.SendTask and not asked.task.id and not asked.task.is_idempotent and asked.key is None
+
+
+def _columns(found: Sequence[tuple[Any, ...]], width: int) -> Sequence[Sequence[Any]]:
+    return list(zip(*found, strict=True)) if found else [()] * width
+
+
+def _places(moved: Sequence[tuple[tuple[bytes, str, int], str]]) -> Sequence[Sequence[Any]]:
+    if not moved:
+        return [(), (), (), ()]
+    return [
+        [place[0] for place, _ in moved],
+        [place[1] for place, _ in moved],
+        [place[2] for place, _ in moved],
+        [key for _, key in moved],
+    ]
+
+
+def _marks(line: Line) -> str:
+    """The tasks that a commit touched, each with the event that touched it before."""
+    prev = line.prev or [0] * len(line.events)
+    first: dict[str, int] = {}
+    for event, before in zip(line.events, prev, strict=True):
+        if ":" not in event.key and "-" in event.key:
+            first.setdefault(event.key, before)
+    return " ".join(f"{key}:{before}" for key, before in first.items())
+
+
+async def _close(connection: asyncpg.Connection[Any]) -> None:
+    try:
+        await asyncio.wait_for(connection.close(), 2)
+    except (*LOST, asyncpg.PostgresError, TimeoutError):
+        connection.terminate()

@@ -1,0 +1,135 @@
+"""Listings as SQL: what each method of the view tells, in its order, with the records. None of them locks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, TypeAlias
+
+from covenant.store.postgres import rows
+
+Statement: TypeAlias = tuple[str, tuple[Any, ...]]
+
+_ROW: Final = "r.key, r.kind, r.ord, r.body"
+_FOREVER: Final = 2**62
+_EACH_NAME: Final = """
+    with recursive each_name as (
+        (select name from place where shelf = $1 order by name limit 1)
+        union all
+        select (select p.name from place p where p.shelf = $1 and p.name > e.name order by p.name limit 1)
+        from each_name e where e.name is not null
+    )
+"""
+
+
+def of_shelf(shelf: bytes, name: str, after: int, limit: int) -> Statement:
+    sql = f"""select {_ROW} from place p join record r on r.key = p.key
+        where p.shelf = $1 and p.name = $2 and p.ord > $3 order by p.ord, p.key limit $4"""
+    return sql, (shelf, name, after, limit)
+
+
+def _of_all(shelf: bytes, after: int, limit: int) -> Statement:
+    """Whoever's they are: the first ones of each name, and of those the first."""
+    sql = f"""{_EACH_NAME} select {_ROW} from each_name e cross join lateral (
+            select q.ord, q.key from place q where q.shelf = $1 and q.name = e.name and q.ord > $2
+            order by q.ord limit $3
+        ) p join record r on r.key = p.key where e.name is not null order by p.ord limit $3"""
+    return sql, (shelf, after, limit)
+
+
+def children(parent: str, after: int, limit: int, agent: str | None) -> Statement:
+    party = "" if agent is None else "and (t.sender = $4 or t.recipient = $4)"
+    sql = f"""select {_ROW} from task t join record r on r.key = t.key
+        where t.parent = $1 and t.ord > $2 {party} order by t.ord limit $3"""
+    return sql, (parent, after, limit) if agent is None else (parent, after, limit, agent)
+
+
+def leases(after: int, limit: int, agent: str | None) -> Statement:
+    if agent is None:
+        return of_shelf(rows.HELD, "", after, limit)
+    sql = f"""select {_ROW} from place p join record r on r.key = p.key
+        where p.shelf = $1 and p.name = '' and p.ord > $2
+          and (convert_from(r.body, 'UTF8')::json ->> 'sender' = $4
+               or convert_from(r.body, 'UTF8')::json ->> 'recipient' = $4)
+        order by p.ord limit $3"""
+    return sql, (rows.HELD, after, limit, agent)
+
+
+def due(now: int, limit: int) -> Statement:
+    sql = f"""select {_ROW} from place p join record r on r.key = p.key
+        where p.shelf = $1 and p.name = '' and p.ord <= $2 order by p.ord, p.key limit $3"""
+    return sql, (rows.DUE, now, limit)
+
+
+def tasks(agent: str | None, after: int, limit: int) -> Statement:
+    """Those that are open."""
+    if agent is None:
+        return _of_all(rows.RECEIVED, after, limit)
+    sql = f"""select {_ROW} from (
+            (select ord, key from place where shelf = $1 and name = $3 and ord > $4 order by ord limit $5)
+            union
+            (select ord, key from place where shelf = $2 and name = $3 and ord > $4 order by ord limit $5)
+        ) p join record r on r.key = p.key order by p.ord limit $5"""
+    return sql, (rows.SENT, rows.RECEIVED, agent, after, limit)
+
+
+def recent(agent: str | None, before: int | None, limit: int) -> Statement:
+    end = _FOREVER if before is None else before
+    if agent is None:
+        sql = f"""select {_ROW} from task t join record r on r.key = t.key where t.ord < $1
+            order by t.ord desc limit $2"""
+        return sql, (end, limit)
+    sql = f"""select {_ROW} from (
+            (select ord, key from task where sender = $1 and ord < $2 order by ord desc limit $3)
+            union
+            (select ord, key from task where recipient = $1 and ord < $2 order by ord desc limit $3)
+        ) t join record r on r.key = t.key order by t.ord desc limit $3"""
+    return sql, (agent, end, limit)
+
+
+def pending(agent: str | None, after: int, limit: int) -> Statement:
+    return _of_all(rows.ANSWERS, after, limit) if agent is None else of_shelf(rows.ANSWERS, agent, after, limit)
+
+
+def slots(after: int, limit: int, agent: str | None) -> Statement:
+    return of_shelf(rows.SLOTS, agent or "", after, limit)
+
+
+def late(task_id: str) -> Statement:
+    return of_shelf(rows.LATE, task_id, -1, _FOREVER)
+
+
+def pushes(task_id: str) -> Statement:
+    return of_shelf(rows.PUSHES, task_id, -1, _FOREVER)
+
+
+def dialogs(sender: str, recipient: str, before: int, limit: int) -> Statement:
+    sql = f"""select {_ROW} from place p join record r on r.key = p.key
+        where p.shelf = $1 and p.name = $2 and p.ord < $3 order by p.ord desc limit $4"""
+    return sql, (rows.DIALOGS, f"{sender}/{recipient}", before, limit)
+
+
+def moved_dialogs(sender: str, recipient: str, since: int) -> Statement:
+    return of_shelf(rows.DIALOGS, f"{sender}/{recipient}", since, _FOREVER)
+
+
+LISTINGS: Final[dict[str, Callable[..., Statement]]] = {
+    "children": children,
+    "leases": leases,
+    "due": due,
+    "tasks": tasks,
+    "recent": recent,
+    "pending": pending,
+    "slots": slots,
+    "late": late,
+    "pushes": pushes,
+    "dialogs": dialogs,
+    "moved_dialogs": moved_dialogs,
+}
+
+DIALOG_COUNT: Final = "select count(*) from place where shelf = $1 and name = $2"
+DEPTH: Final = "select count(*) from place where shelf = $1 and name = $2"
+DEEP: Final = """
+    select p.name, count(*) as depth, min(p.ord) as first,
+           (select q.key from place q where q.shelf = $1 and q.name = p.name order by q.ord limit 1) as key
+    from place p where p.shelf = $1 group by p.name having count(*) > $2
+"""

@@ -1,0 +1,225 @@
+-- Covenant on PostgreSQL: the whole schema.
+--
+-- A commit changes named records and appends one line to the log. `record` holds the records as they are now, `place`
+-- says in which listings each one stands, `task` lists tasks by who sent and received them, `log` keeps the commits as
+-- they were made, chained by lane. Everything else is about the daemons. A record's body is JSON, the same that a
+-- journal's snapshot holds; `ord` is the number of the event that last touched it, and so its version.
+--
+-- Rules live in the program. A function here only saves round trips: it loads, or it saves, what it is told.
+
+create table meta (
+    one        boolean primary key default true check (one),
+    version    integer not null,                 -- of this schema
+    store      text    not null,                 -- one store's name for itself, made once
+    trust      bigint  not null default 0        -- the last event that touched a peer, a grant, a card or the horizon
+);
+insert into meta (version, store) values (1, gen_random_uuid()::text);
+
+-- Every transaction that appends draws one block of event numbers, after it has locked what it read: so the numbers of
+-- one record only ever grow. A block that was drawn in vain leaves a gap.
+create sequence block increment by 4096 start with 4096 cache 1;
+
+create table record (
+    key   text collate "C" primary key,
+    kind  "char" not null,
+    ord   bigint not null,
+    body  bytea  not null
+) with (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 5000);
+
+-- The listings. `ord` is their order: an event's number, or a time for what is due.
+create table place (
+    shelf "char" not null,
+    name  text collate "C" not null,
+    ord   bigint not null,
+    key   text collate "C" not null,
+    primary key (shelf, name, ord, key)
+) with (autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_delay = 0);
+
+-- Who sent what to whom; a row is written once, and goes with its task.
+create table task (
+    ord       bigint primary key,
+    key       text collate "C" not null,
+    sender    text collate "C" not null,
+    recipient text collate "C" not null,
+    parent    text collate "C"
+) with (autovacuum_vacuum_scale_factor = 0.02);
+create index task_sender on task (sender, ord);
+create index task_recipient on task (recipient, ord);
+create index task_parent on task (parent, ord) where parent is not null;
+
+-- One row a commit. `marks` names the tasks that it touched, each with the event that touched the task before.
+create table log (
+    seq   bigint primary key,
+    last  bigint not null,
+    lane  integer not null,
+    marks text   not null,
+    line  bytea  not null
+);
+create index log_lane on log (lane, seq);
+
+-- A process that has this store open. Who holds the credentials of the database is one of these.
+create table daemon (
+    id         text primary key,
+    pubkey     text,                              -- its own key, by which it signs the ends of its chains
+    label      text not null,
+    started_ms bigint not null,
+    seen       timestamptz not null default clock_timestamp(),
+    ended      timestamptz,
+    proof      text                               -- how it was known to have ended: it said so, or it was silent
+);
+
+-- One chain of the log: a connection that has one transaction open at a time. Who appends says which hash it builds on.
+create table lane (
+    id      integer generated always as identity primary key,
+    daemon  text not null references daemon,
+    seq     bigint not null default 0,            -- the last commit
+    hash    text not null,
+    signed  bigint not null default 0,            -- the last commit under a signature
+    closed  boolean not null default false
+);
+create index lane_daemon on lane (daemon);
+
+-- Where a chain begins once its beginning was pruned: signed by the daemon that pruned.
+create table anchor (
+    lane      integer primary key references lane,
+    seq       bigint not null,                    -- the last commit that is gone
+    hash      text   not null,
+    pubkey    text   not null,
+    signature text   not null
+);
+
+-- Load for a command: lock the records with these keys, and the first ones of some listings. The last row says how far
+-- trust is, which block of numbers was drawn, and what is due next.
+create function load(
+    mode integer,                                 -- 0: further in a transaction, 1: its beginning, 2: to change trust
+    space integer,
+    keys text[],
+    shelves "char"[], names text[], afters bigint[], limits integer[]
+) returns table (what integer, key text, kind "char", ord bigint, body bytea)
+language plpgsql as $$
+#variable_conflict use_column
+declare
+    i integer;
+begin
+    if mode = 1 then
+        perform pg_advisory_xact_lock_shared(space, 1);
+    elsif mode = 2 then
+        perform pg_advisory_xact_lock(space, 1);
+    end if;
+    perform pg_current_xact_id();
+    if mode = 0 then
+        return query select -1, r.key, r.kind, r.ord, r.body from record r
+            where r.key = any(keys) order by r.key for update nowait;
+    elsif cardinality(keys) > 0 then
+        return query select -1, r.key, r.kind, r.ord, r.body from record r
+            where r.key = any(keys) order by r.key for update;
+    end if;
+    for i in 1 .. coalesce(cardinality(shelves), 0) loop
+        if names[i] = '*' then
+            return query
+                with recursive each_name as (
+                    (select p.name from place p where p.shelf = shelves[i] order by p.name limit 1)
+                    union all
+                    select (select p.name from place p where p.shelf = shelves[i] and p.name > e.name order by p.name limit 1)
+                    from each_name e where e.name is not null
+                ), oldest as (
+                    select p.* from each_name e cross join lateral (
+                        select q.ord, q.key from place q
+                        where q.shelf = shelves[i] and q.name = e.name and q.ord > afters[i]
+                        order by q.ord limit limits[i]
+                    ) p where e.name is not null order by p.ord limit limits[i]
+                )
+                select i, r.key, r.kind, r.ord, r.body from oldest o join record r on r.key = o.key
+                order by o.ord for update of r skip locked;
+        elsif shelves[i] in ('R', 'A') then
+            return query select i, r.key, r.kind, r.ord, r.body
+                from place p join record r on r.key = p.key
+                where p.shelf = shelves[i] and p.name = names[i] and p.ord > afters[i]
+                order by p.ord limit limits[i] for update of r skip locked;
+        else  -- where what is passed over would be missed
+            return query select i, r.key, r.kind, r.ord, r.body
+                from place p join record r on r.key = p.key
+                where p.shelf = shelves[i] and p.name = names[i] and p.ord > afters[i]
+                order by p.ord limit limits[i] for update of r nowait;
+        end if;
+    end loop;
+    return query select -2, null::text, null::"char", m.trust, null::bytea from meta m;
+    return query select -3, null::text, null::"char", nextval('block'), null::bytea;
+    return query select -4, p.key, null::"char", p.ord, null::bytea from place p
+        where p.shelf = 'D' order by p.name, p.ord limit 1;
+end $$;
+
+-- Save what a transaction has decided. Refused when its lane is not what it believes it to be: it was closed, or the
+-- transaction before has not come to the end that its writer thought.
+create function save(
+    in_lane integer, hash_before text, hash_after text, last_seq bigint, trust_to bigint,
+    new_keys text[], new_kinds "char"[], new_ords bigint[], new_bodies bytea[],
+    old_keys text[], old_kinds "char"[], old_ords bigint[], old_bodies bytea[], old_were bigint[],
+    gone_keys text[],
+    in_shelves "char"[], in_names text[], in_ords bigint[], in_keys text[],
+    out_shelves "char"[], out_names text[], out_ords bigint[], out_keys text[],
+    task_ords bigint[], task_keys text[], senders text[], recipients text[], parents text[], task_gone bigint[],
+    log_seqs bigint[], log_lasts bigint[], log_marks text[], log_lines bytea[]
+) returns void
+language plpgsql as $$
+declare
+    touched integer;
+begin
+    update lane set hash = hash_after, seq = last_seq where id = in_lane and hash = hash_before and not closed;
+    if not found then
+        raise exception 'this lane is not open any more' using errcode = 'CV001';
+    end if;
+    if cardinality(old_keys) > 0 then
+        update record r set kind = u.kind, ord = u.ord, body = u.body
+        from unnest(old_keys, old_kinds, old_ords, old_bodies, old_were) u(key, kind, ord, body, was)
+        where r.key = u.key and r.ord = u.was;
+        get diagnostics touched = row_count;
+        if touched <> cardinality(old_keys) then
+            raise exception 'a record has changed meanwhile' using errcode = '40001';
+        end if;
+    end if;
+    if cardinality(new_keys) > 0 then
+        insert into record select * from unnest(new_keys, new_kinds, new_ords, new_bodies);
+    end if;
+    if cardinality(gone_keys) > 0 then
+        delete from record where key = any(gone_keys);
+    end if;
+    if cardinality(out_keys) > 0 then
+        delete from place p using unnest(out_shelves, out_names, out_ords, out_keys) u(shelf, name, ord, key)
+        where p.shelf = u.shelf and p.name = u.name and p.ord = u.ord and p.key = u.key;
+    end if;
+    if cardinality(in_keys) > 0 then
+        insert into place select * from unnest(in_shelves, in_names, in_ords, in_keys);
+    end if;
+    if cardinality(task_gone) > 0 then
+        delete from task where ord = any(task_gone);
+    end if;
+    if cardinality(task_keys) > 0 then
+        insert into task select * from unnest(task_ords, task_keys, senders, recipients, parents);
+    end if;
+    insert into log select u.seq, u.last, in_lane, u.marks, u.line
+    from unnest(log_seqs, log_lasts, log_marks, log_lines) u(seq, last, marks, line);
+    if trust_to > 0 then
+        update meta set trust = trust_to;
+    end if;
+end $$;
+
+-- The commits that touched a task, from the one that holds this event back.
+create function trail(from_seq bigint, of_key text, up_to integer)
+returns table (seq bigint, line bytea)
+language plpgsql stable as $$
+#variable_conflict use_column
+declare
+    here log%rowtype;
+    at bigint := from_seq;
+begin
+    for i in 1 .. up_to loop
+        select l.* into here from log l where l.seq <= at order by l.seq desc limit 1;
+        exit when not found or here.last < at;
+        seq := here.seq;
+        line := here.line;
+        return next;
+        at := substring(here.marks from of_key || ':(\d+)')::bigint;
+        exit when at is null or at = 0;
+    end loop;
+end $$;

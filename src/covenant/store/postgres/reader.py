@@ -1,0 +1,229 @@
+"""Questions: those that wait are answered together, from one snapshot that shows only what is committed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from typing import TYPE_CHECKING, Any, Final
+
+import asyncpg
+
+from covenant.model.error import CovenantError
+from covenant.model.peer import Caller
+from covenant.model.query import Query
+from covenant.rules.context import Need
+from covenant.rules.peer import check_caller
+from covenant.rules.query import answer
+from covenant.store.postgres.connection import LOST, connect, told
+from covenant.store.postgres.listing import DEEP, DIALOG_COUNT, LISTINGS, of_shelf
+from covenant.store.postgres.rows import DIALOGS, READY
+from covenant.store.postgres.view import ANYBODY, Depth, First, Listing, Working
+
+if TYPE_CHECKING:
+    from covenant.store.postgres.engine import Postgres
+
+_LOOK: Final = """
+    select r.key, r.kind, r.ord, r.body from record r where r.key = any($1)
+    union all select null, null, m.trust, null from meta m
+"""
+_BATCH: Final = 64
+PATIENCE_S: Final = 20.0
+
+log = logging.getLogger("covenant.store")
+
+
+class Asked:
+    __slots__ = ("caller", "future", "query")
+
+    def __init__(self, query: Query, caller: Caller | None, future: asyncio.Future[Any]) -> None:
+        self.query = query
+        self.caller = caller
+        self.future = future
+
+
+class Reader:
+    def __init__(self, engine: Postgres) -> None:
+        self._engine = engine
+        self._connection: asyncpg.Connection[Any] | None = None
+        self._look: Any = None
+        self._queue: deque[Asked] = deque()
+        self._idle: asyncio.Future[None] | None = None
+        self._turn = asyncio.Lock()  # of the connection
+
+    def ask(self, query: Query, caller: Caller | None) -> asyncio.Future[Any]:
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._queue.append(Asked(query, caller, future))
+        if self._idle is not None and not self._idle.done():
+            self._idle.set_result(None)
+        return future
+
+    async def close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.terminate()
+
+    async def connected(self) -> asyncpg.Connection[Any]:
+        if self._connection is None or self._connection.is_closed():
+            self._connection = await connect(self._engine.where)
+            self._look = None
+        return self._connection
+
+    async def fetch(self, sql: str, *values: Any) -> list[Any]:
+        """For what is no question of the rules: the log, the daemons."""
+        until = asyncio.get_running_loop().time() + PATIENCE_S
+        while True:
+            try:
+                async with self._turn:
+                    return await (await self.connected()).fetch(sql, *values)  # type: ignore[no-any-return]
+            except LOST as lost:
+                await self._lost(lost, until)
+            except asyncpg.PostgresError as failed:
+                raise told(failed, "not_stored") from failed
+
+    async def _lost(self, lost: BaseException, until: float) -> None:
+        await self.close()
+        if self._engine.is_closing or asyncio.get_running_loop().time() >= until:
+            raise told(lost, "not_stored") from lost
+        await asyncio.sleep(0.1)
+
+    async def work(self) -> None:
+        while True:
+            while not self._queue:
+                self._idle = asyncio.get_running_loop().create_future()
+                await self._idle
+            asked = [self._queue.popleft() for _ in range(min(len(self._queue), _BATCH))]
+            asked = [one for one in asked if not one.future.done()]
+            try:
+                await self._answer(asked)
+            except asyncio.CancelledError:
+                for one in [*asked, *self._queue]:
+                    _fail(one, self._engine.closed_error())
+                raise
+            except Exception as failed:
+                log.exception("a question could not be answered")
+                for one in asked:
+                    _fail(one, told(failed, "not_stored"))
+
+    async def _answer(self, asked: list[Asked]) -> None:
+        until = asyncio.get_running_loop().time() + PATIENCE_S
+        while asked:
+            try:
+                async with self._turn:
+                    connection = await self.connected()
+                    left = await self._answer_at_once(asked)
+                    if left:
+                        async with connection.transaction(isolation="repeatable_read", readonly=True):
+                            await self._answer_all(left)
+                return
+            except LOST as lost:
+                try:
+                    await self._lost(lost, until)
+                except CovenantError as failure:
+                    for one in asked:
+                        _fail(one, type(failure)(failure.message, **failure.details))
+                    return
+            asked = [one for one in asked if not one.future.done()]
+
+    async def _answer_at_once(self, asked: list[Asked]) -> list[Asked]:
+        """What one look at a few records answers; the rest."""
+        work = self._working()
+        wanted = self._try(asked, work)
+        keys = [want for want in wanted if type(want) is str]
+        if len(keys) < len(wanted):
+            return [one for one in asked if not one.future.done()]
+        await self._load(work, wanted)
+        self._try(asked, work)
+        return [one for one in asked if not one.future.done()]
+
+    async def _answer_all(self, asked: list[Asked]) -> None:
+        work = self._working()
+        wanted: list[Any] = []
+        while True:
+            await self._load(work, wanted)
+            wanted = self._try(asked, work)
+            if not wanted:
+                return
+
+    def _working(self) -> Working:
+        return Working(self._engine.trust, self._engine.depth_of)
+
+    def _try(self, asked: list[Asked], work: Working) -> list[Any]:
+        """Answer what can be; what the others still want."""
+        engine, wanted = self._engine, []
+        ctx = engine.context
+        for one in asked:
+            if one.future.done():
+                continue
+            ctx.now, ctx.compaction = engine.now(), work.compaction
+            try:
+                if not work.is_fresh:
+                    raise Need
+                if one.caller is not None:
+                    check_caller(one.caller, work)
+                one.future.set_result(answer(one.query, work, ctx))
+            except Need as need:
+                wanted += need.wanted
+            except CovenantError as refusal:
+                one.future.set_exception(refusal)
+        if not work.is_fresh:  # what they want is guessed before trust is known to be up to date
+            for one in asked:
+                try:
+                    answer(one.query, work, ctx)
+                except Need as need:
+                    wanted += need.wanted
+                except CovenantError:
+                    pass
+        return wanted
+
+    async def _load(self, work: Working, wanted: list[Any]) -> None:
+        assert self._connection is not None
+        keys = {want for want in wanted if type(want) is str}
+        if self._look is None:
+            self._look = await self._connection.prepare(_LOOK)
+        for key, kind, order, body in await self._look.fetch(list(keys)):
+            if key is None:
+                if order > self._engine.epoch:
+                    await self._engine.learn_trust(self._connection)
+            else:
+                work.take_in(key, kind, body)
+        work.take_absent(keys)
+        work.is_fresh = True
+        for want in dict.fromkeys(want for want in wanted if type(want) is not str):
+            await self._load_listing(work, want)
+
+    async def _load_listing(self, work: Working, want: Any) -> None:
+        connection = self._connection
+        assert connection is not None
+        if type(want) is First:
+            if want.name == ANYBODY:
+                raise AssertionError("no question is about everybody's shelf")
+            found = await connection.fetch(*_flat(of_shelf(want.shelf, want.name, -1, want.limit)))
+            for row in found:
+                work.take_in(row["key"], row["kind"], row["body"])
+            work.take_shelf(want, [row["key"] for row in found])
+        elif type(want) is Depth:
+            await self._engine.learn_depth(connection, want.recipient)
+        else:
+            assert type(want) is Listing
+            if want.method == "dialog_count":
+                sender, recipient = want.args
+                work.lists[want] = await connection.fetchval(DIALOG_COUNT, DIALOGS, f"{sender}/{recipient}")
+            elif want.method == "deep":
+                deep = await connection.fetch(DEEP, READY, max(want.args[0], 0))
+                work.lists[want] = {row["key"]: row["depth"] for row in deep}
+            else:
+                rows = await connection.fetch(*_flat(LISTINGS[want.method](*want.args)))
+                for row in rows:
+                    work.take_in(row["key"], row["kind"], row["body"])
+                work.lists[want] = [row["key"] for row in rows]
+
+
+def _flat(statement: tuple[str, tuple[Any, ...]]) -> tuple[Any, ...]:
+    sql, values = statement
+    return (sql, *values)
+
+
+def _fail(one: Asked, failure: CovenantError) -> None:
+    if not one.future.done():
+        one.future.set_exception(failure)

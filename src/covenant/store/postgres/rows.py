@@ -1,0 +1,198 @@
+"""Records as rows, and the listings in which each of them stands.
+
+The places of a record are those that the embedded engines keep in their ledgers; here each is a row. An engine compares
+the places before and after a commit and moves the rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Final, TypeAlias
+
+import msgspec
+
+from covenant.model.card import Card
+from covenant.model.peer import Grant, Peer
+from covenant.model.push import Push, pushed_task
+from covenant.model.record import (
+    LATE_PREFIX,
+    Cascade,
+    Chunk,
+    Horizon,
+    Key,
+    Late,
+    Part,
+    Record,
+    Said,
+    SendKey,
+    SignedHead,
+    Slot,
+    TaskRecord,
+    TaskState,
+    Tombstone,
+)
+from covenant.model.run import Entry, Mark, Run, Signal, Step
+from covenant.rules.retention import at_rest
+from covenant.rules.sight import is_listed
+
+READY: Final = b"R"  # by recipient
+ANSWERS: Final = b"A"  # by the peer that drains them
+FOLLOWERS: Final = b"W"  # by slot
+SIGNALS: Final = b"I"  # that wait, by run
+HEARD: Final = b"T"  # signals of which only the key is left, by run
+HELD: Final = b"H"  # in flight, by the last sign of life
+LEASE: Final = b"L"  # lease ids, each its own name
+DUE: Final = b"D"  # by time
+RECEIVED: Final = b"O"  # open tasks, by recipient
+SENT: Final = b"o"  # open tasks, by sender
+DIALOGS: Final = b"G"  # tasks of the A2A protocol by both parties, in the order of their last status
+SLOTS: Final = b"S"  # cached results, all and by party
+LATE: Final = b"V"  # by task
+PUSHES: Final = b"U"  # webhooks, by task
+CASCADES: Final = b"C"  # cancels that are on their way down
+SWEEPS: Final = b"B"  # runs that have something to forget
+PARKED: Final = b"P"  # runs, by whether they were woken
+DELAYED: Final = b"Y"
+ENDED: Final = b"E"  # results that nobody drains
+RESTING: Final = b"X"  # tasks past their end, by when they were resolved
+BURIED: Final = b"Z"  # tombstones, likewise
+TRUST: Final = b"N"  # peers, grants, cards and the horizon
+
+Place: TypeAlias = tuple[bytes, str, int]
+
+KINDS: Final[dict[type, bytes]] = {
+    TaskRecord: b"t",
+    Part: b"p",
+    Said: b"s",
+    Chunk: b"c",
+    Push: b"u",
+    Card: b"d",
+    Late: b"l",
+    Slot: b"o",
+    Horizon: b"h",
+    Peer: b"e",
+    Grant: b"g",
+    SignedHead: b"a",
+    Run: b"r",
+    Step: b"q",
+    Entry: b"n",
+    Mark: b"m",
+    Signal: b"i",
+    SendKey: b"k",
+    Tombstone: b"z",
+}
+_encoder: Final = msgspec.json.Encoder()
+_DECODERS: Final[dict[bytes, Callable[[bytes], Any]]] = {
+    kind: msgspec.json.Decoder(record).decode for record, kind in KINDS.items()
+}
+TRUSTED: Final = (Peer, Grant, Card, Horizon)
+
+
+def encoded(record: Record | Tombstone) -> bytes:
+    return _encoder.encode(record)
+
+
+def decoded(kind: bytes, body: bytes) -> Any:
+    return _DECODERS[kind](body)
+
+
+def places_of(key: Key, record: Record | Tombstone | None) -> set[Place]:
+    if record is None:
+        return set()
+    if type(record) is TaskRecord:
+        return set(_places_of_task(record))
+    find = _PLACES.get(type(record))
+    return set() if find is None else set(find(key, record))
+
+
+def _places_of_task(record: TaskRecord) -> Iterator[Place]:
+    sent = record.sent_order
+    if record.ready_for is not None:
+        yield READY, record.ready_for, record.ready_order
+    if record.answer_for is not None:
+        yield ANSWERS, record.answer_for, record.answer_order
+    if record.waits_on is not None:
+        yield FOLLOWERS, record.waits_on, record.ready_order
+    if record.due_ms is not None:
+        yield DUE, "", record.due_ms
+    if record.lease is not None:
+        yield HELD, "", record.lease.seen_order
+        yield LEASE, record.lease.lease_id, 0
+    for lease_id in record.lease_history:
+        yield LEASE, lease_id, 0
+    state = record.state
+    if state is not TaskState.RESOLVED:
+        yield RECEIVED, record.recipient, sent
+        yield SENT, record.sender, sent
+        if state is TaskState.PARKED:
+            yield PARKED, "waiting" if record.ready_for is None else "woken", sent
+        elif state is TaskState.RESULT_PENDING:
+            if record.answer_for is None:
+                yield ENDED, "", sent
+        elif state is TaskState.QUEUED and record.ready_for is None and record.waits_on is None:
+            yield DELAYED, "", sent
+    if record.protocol and is_listed(record):
+        yield DIALOGS, f"{record.sender}/{record.recipient}", record.status_order
+    if record.cascade is Cascade.PENDING:
+        yield CASCADES, "", sent
+    elif at_rest(record):
+        yield RESTING, "", record.resolved_ms
+
+
+def _of_part(key: Key, part: Part) -> Iterator[Place]:
+    if part.answer_for is not None:
+        yield ANSWERS, part.answer_for, part.answer_order
+
+
+def _of_slot(key: Key, slot: Slot) -> Iterator[Place]:
+    if slot.due_ms is not None:
+        yield DUE, "", slot.due_ms
+    if slot.result is not None:
+        for name in ("", slot.cache_key.sender, slot.cache_key.recipient):
+            yield SLOTS, name, slot.order
+
+
+def _of_run(key: Key, run: Run) -> Iterator[Place]:
+    if run.swept < run.floor or (run.closed and not run.is_swept):
+        yield SWEEPS, "", 0
+
+
+def _of_signal(key: Key, signal: Signal) -> Iterator[Place]:
+    yield HEARD if signal.taken else SIGNALS, key.split(":")[1], signal.order
+
+
+def _of_late(key: Key, late: Late) -> Iterator[Place]:
+    yield LATE, key[len(LATE_PREFIX) :].partition(":")[0], late.order
+
+
+def _of_push(key: Key, push: Push) -> Iterator[Place]:
+    yield PUSHES, pushed_task(key), push.since
+
+
+def _of_grant(key: Key, grant: Grant) -> Iterator[Place]:
+    yield TRUST, "", grant.order
+    if grant.due_ms is not None:
+        yield DUE, "", grant.due_ms
+
+
+def _of_trusted(key: Key, record: Peer | Card | Horizon) -> Iterator[Place]:
+    yield TRUST, "", record.order
+
+
+def _of_tombstone(key: Key, stone: Tombstone) -> Iterator[Place]:
+    yield BURIED, "", stone.resolved_ms
+
+
+_PLACES: Final[dict[type, Callable[[Key, Any], Iterator[Place]]]] = {
+    Part: _of_part,
+    Slot: _of_slot,
+    Run: _of_run,
+    Signal: _of_signal,
+    Late: _of_late,
+    Push: _of_push,
+    Grant: _of_grant,
+    Peer: _of_trusted,
+    Card: _of_trusted,
+    Horizon: _of_trusted,
+    Tombstone: _of_tombstone,
+}

@@ -1,0 +1,70 @@
+"""The schema and its versions. Migrations go forward only; one daemon at a time runs them, the others wait."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from typing import Any, Final
+
+import asyncpg
+from msgspec import Struct
+
+from covenant.model.error import StoreUnavailable, UnsupportedFormat
+
+_LOCK: Final = 0x436F7665  # one for all stores of a database: making a schema is rare
+_FOLDER: Final = files("covenant.store.postgres") / "migrations"
+
+
+class SchemaState(Struct, frozen=True):
+    """`version` is 0 where there is no store yet."""
+
+    schema: str
+    version: int
+    newest: int
+
+    @property
+    def is_current(self) -> bool:
+        return self.version == self.newest
+
+
+def migrations() -> dict[int, str]:
+    """What leads to each version from the one before."""
+    found = (file for file in _FOLDER.iterdir() if file.name.endswith(".sql"))
+    return {int(file.name.removesuffix(".sql")): file.read_text() for file in sorted(found, key=lambda f: f.name)}
+
+
+async def state_of(connection: asyncpg.Connection[Any], schema: str) -> SchemaState:
+    there = await connection.fetchval("select to_regclass($1) is not null", f"{schema}.meta")
+    version = await connection.fetchval(f"select version from {schema}.meta") if there else 0
+    return SchemaState(schema, version, max(migrations()))
+
+
+async def migrate(connection: asyncpg.Connection[Any], schema: str) -> SchemaState:
+    """Bring the store to the version of this program. Each step is one transaction, or nothing."""
+    before = await state_of(connection, schema)
+    check(before)
+    if before.is_current:
+        return before
+    await connection.execute("set statement_timeout = 0; set lock_timeout = 0")
+    async with connection.transaction():
+        await connection.execute("select pg_advisory_xact_lock($1)", _LOCK)
+        now = await state_of(connection, schema)
+        check(now)
+        try:
+            await connection.execute(f"create schema if not exists {schema}")
+            for version, sql in migrations().items():
+                if version > now.version:
+                    await connection.execute(sql)
+                    await connection.execute("update meta set version = $1", version)
+        except asyncpg.InsufficientPrivilegeError as refused:
+            why = f"the schema {schema} has to be made or changed, and this role may not: run `covenant db migrate` as its owner"
+            raise StoreUnavailable(why, outcome="not_stored") from refused
+    await connection.execute("reset statement_timeout; reset lock_timeout")
+    return await state_of(connection, schema)
+
+
+def check(state: SchemaState) -> None:
+    if state.version > state.newest:
+        raise UnsupportedFormat(
+            f"the store has schema version {state.version}; this program knows {state.newest}: update it",
+            version=state.version,
+        )

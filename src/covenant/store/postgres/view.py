@@ -1,0 +1,362 @@
+"""What a transaction has loaded, as the rules see it. Asked for more than that, it says what it needs.
+
+Records and the first ones of a shelf are loaded with their locks, and later commands of a batch see what the earlier
+ones made of them. A whole listing is a snapshot: it is good for the first command of a batch only. Peers, grants and
+cards come from memory, which the engine brings up to date in the same transaction; a grant with a bound on its uses is
+a record like any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, TypeVar
+
+from msgspec import Struct
+
+from covenant.model.card import Card, CARD_PREFIX
+from covenant.model.event import Event, HeadSigned, Sent
+from covenant.model.peer import GRANT_PREFIX, PEER_PREFIX, Caller, Grant, Peer, grant_key
+from covenant.model.push import Push
+from covenant.model.record import (
+    HORIZON_KEY,
+    Horizon,
+    Key,
+    Late,
+
+    Record,
+    Slot,
+    TaskRecord,
+    Tombstone,
+)
+from covenant.model.run import Signal
+from covenant.rules.context import Need
+from covenant.rules.evolve import CREATING, EVOLVE
+from covenant.store.postgres import rows
+from covenant.store.postgres.rows import ANSWERS, FOLLOWERS, HEARD, LEASE, READY, SIGNALS, Place, places_of
+from covenant.store.state import State
+
+ANYBODY: Final = "*"
+R = TypeVar("R")
+_TRUST_PREFIXES: Final = (PEER_PREFIX, CARD_PREFIX)
+
+
+class First(Struct, frozen=True):
+    """The first ones on a shelf, locked."""
+
+    shelf: bytes
+    name: str
+    limit: int
+
+
+class Depth(Struct, frozen=True):
+    """How many tasks are ready for somebody."""
+
+    recipient: str
+
+
+class Listing(Struct, frozen=True):
+    """What a method of the view tells, at this moment."""
+
+    method: str
+    args: tuple[Any, ...]
+
+
+class Working:
+    """Implements the rules' `View`."""
+
+    def __init__(self, trust: State, depths: Callable[[str], int | None]) -> None:
+        self.trust = trust
+        self._depths = depths  # how many tasks are ready for somebody, as far as it is known
+        self.order = 0  # the number of the last event
+        self.records: dict[Key, Record | Tombstone] = {}
+        self.absent: set[Key] = set()
+        self.were: dict[Key, Record | Tombstone] = {}  # as they were loaded
+        self.touched: dict[Key, None] = {}
+        self.lists: dict[Listing, Any] = {}
+        self.is_fresh = False  # something was loaded, and so trust is up to date
+        self.is_careful = False  # nothing is taken for absent that was not looked for
+        self._shelves: dict[tuple[bytes, str], dict[Key, int]] = {}
+        self._reach: dict[tuple[bytes, str], int | None] = {}  # how far a shelf was loaded; None: to its end
+
+    # --- loading ------------------------------------------------------------------------------------------
+
+    def take_in(self, key: Key, kind: bytes, body: bytes) -> None:
+        if key not in self.were and key not in self.touched:
+            self.absent.discard(key)
+            self.records[key] = self.were[key] = rows.decoded(kind, body)
+
+    def take_absent(self, keys: Iterable[Key]) -> None:
+        """Those of the keys that were asked for and not found."""
+        records = self.records
+        self.absent.update([key for key in keys if key not in records])
+
+    def take_shelf(self, first: First, keys: Sequence[Key]) -> None:
+        """What stands first on a shelf, and was taken in already; what this transaction has put there comes after."""
+        name = (first.shelf, first.name)
+        standing: dict[Key, int] = {}
+        last = 0
+        for key in keys:
+            for order in self._orders(first, key):
+                standing[key] = order
+            last = max([last, *(order for shelf, at, order in places_of(key, self.were.get(key)) if shelf == first.shelf)])
+        for key in self.touched:
+            for order in self._orders(first, key):
+                standing[key] = order
+        self._shelves[name] = standing
+        self._reach[name] = last if len(keys) == first.limit else None
+
+    def _orders(self, first: First, key: Key) -> list[int]:
+        return [
+            order
+            for shelf, name, order in places_of(key, self.records.get(key))
+            if shelf == first.shelf and first.name in (name, ANYBODY)
+        ]
+
+    # --- changing -----------------------------------------------------------------------------------------
+
+    def require(self, events: Iterable[Event]) -> None:
+        """Everything that the events touch is here, or new."""
+        missing = []
+        for event in events:
+            key = event.key
+            if key in self.records or key in self.absent or type(event) is HeadSigned:
+                continue
+            if key.startswith(_TRUST_PREFIXES) or key == HORIZON_KEY:
+                continue
+            if key.startswith(GRANT_PREFIX) and not self._is_bounded(key):
+                continue
+            if type(event) in CREATING and not self.is_careful:
+                self.absent.add(key)
+            else:
+                missing.append(key)
+        if missing:
+            raise Need(*missing)
+
+    def orders_before(self, events: Sequence[Event]) -> Sequence[int]:
+        orders = []
+        found = False
+        for event in events:
+            record = self._known(event.key)
+            if record is None or type(record) is Tombstone or type(event) is Sent:
+                orders.append(0)
+            else:
+                orders.append(record.order)
+                found = True
+        return orders if found else ()
+
+    def _known(self, key: Key) -> Any:
+        record = self.records.get(key)
+        if record is None and key not in self.absent:
+            return self.trust.get(key)
+        return record
+
+    def apply(self, events: Iterable[Event], at: int) -> None:
+        order = self.order
+        for event in events:
+            order += 1
+            if type(event) is HeadSigned:
+                continue  # it stands in its lane, and nowhere else
+            key = event.key
+            old = self._known(key)
+            if old is not None and key not in self.records:
+                self.were[key] = old  # one that is trusted: memory has it
+            new = EVOLVE[type(event)](None if type(event) is Sent else old, event, order, at)
+            if new is None:
+                self.records.pop(key, None)
+                self.absent.add(key)
+            else:
+                self.absent.discard(key)
+                self.records[key] = new
+            self.touched[key] = None
+            if self._shelves:
+                self._move(key, old, new)
+        self.order = order
+
+    def _move(self, key: Key, old: Record | Tombstone | None, new: Record | None) -> None:
+        was, now = places_of(key, old), places_of(key, new)
+        for shelf, name, _ in was - now:
+            for known in ((shelf, name), (shelf, ANYBODY)):
+                if known in self._shelves:
+                    self._shelves[known].pop(key, None)
+        for shelf, name, order in now - was:
+            for known in ((shelf, name), (shelf, ANYBODY)):
+                if known in self._shelves:
+                    self._shelves[known][key] = order
+
+    def moved(self) -> tuple[list[tuple[Place, Key]], list[tuple[Place, Key]]]:
+        """The places that were left, and those that were taken."""
+        left: list[tuple[Place, Key]] = []
+        taken: list[tuple[Place, Key]] = []
+        for key in self.touched:
+            was, now = places_of(key, self.were.get(key)), places_of(key, self.records.get(key))
+            if was != now:
+                left += [(place, key) for place in was - now]
+                taken += [(place, key) for place in now - was]
+        return left, taken
+
+    # --- the view: records and shelves --------------------------------------------------------------------
+
+    def get(self, key: Key) -> Record | Tombstone | None:
+        record = self.records.get(key)
+        if record is not None:
+            return record
+        if key in self.absent or not key:
+            return None
+        if key.startswith(_TRUST_PREFIXES) or key == HORIZON_KEY:
+            return self.trust.get(key)
+        if key.startswith(GRANT_PREFIX) and not self._is_bounded(key):
+            return self.trust.get(key)
+        raise Need(key)
+
+    def _is_bounded(self, key: Key) -> bool:
+        grant = self.trust.get(key)
+        return isinstance(grant, Grant) and grant.capability.scope.max_uses is not None and grant.revoked_ms is None
+
+    def _first(self, shelf: bytes, name: str | None, limit: int) -> list[Key]:
+        name = ANYBODY if name is None else name
+        standing = self._shelves.get((shelf, name))
+        if standing is None:
+            raise Need(First(shelf, name, limit))
+        reach = self._reach[shelf, name]
+        found = sorted((order, key) for key, order in standing.items() if reach is None or order <= reach)
+        if len(found) < limit and reach is not None:
+            raise Need(First(shelf, name, limit + len(self.touched) + limit))
+        return [key for _, key in found[:limit]]
+
+    def _records(self, kind: type[R], keys: Iterable[Key]) -> list[R]:
+        """Those that are still what they were listed as; one that is not here yet is needed."""
+        missing = [key for key in keys if key not in self.records and key not in self.absent]
+        if missing:
+            raise Need(*missing)
+        return [record for key in keys if isinstance(record := self.records.get(key), kind)]
+
+    def task_of_lease(self, lease_id: str) -> Key | None:
+        found = self._first(LEASE, lease_id, 1)
+        return found[0] if found else None
+
+    def ready(self, recipient: str | None, limit: int) -> Sequence[TaskRecord]:
+        return self._records(TaskRecord, self._first(READY, recipient, limit))
+
+    def answers(self, peer: str | None, limit: int) -> Sequence[Key]:
+        return self._first(ANSWERS, peer, limit)
+
+    def followers(self, slot: Key, limit: int) -> Sequence[TaskRecord]:
+        return self._records(TaskRecord, self._first(FOLLOWERS, slot, limit))
+
+    def signals(self, task_id: str, limit: int, taken: bool = False) -> Sequence[Signal]:
+        keys = self._first(SIGNALS, task_id, limit)
+        if taken and len(keys) < limit:
+            keys += self._first(HEARD, task_id, limit - len(keys))
+        return self._records(Signal, keys)
+
+    def heard(self, task_id: str, limit: int) -> Sequence[Signal]:
+        return self._records(Signal, self._first(HEARD, task_id, limit))
+
+    def pieces(self, prefix: Key, first: int, last: int) -> Sequence[tuple[int, Record]]:
+        numbered = [(number, f"{prefix}{number}") for number in range(first, last + 1)]
+        missing = [key for _, key in numbered if key not in self.records and key not in self.absent]
+        if missing:
+            raise Need(*missing)
+        found = ((number, self.records.get(key)) for number, key in numbered)
+        return [(n, record) for n, record in found if record is not None and not isinstance(record, Tombstone)]
+
+    # --- the view: listings -------------------------------------------------------------------------------
+
+    def _listed(self, method: str, *args: Any) -> Any:
+        listing = Listing(method, args)
+        found = self.lists.get(listing)
+        if found is None:
+            raise Need(listing)
+        return found
+
+    def children(self, parent: str, after: int, limit: int, agent: str | None = None) -> Sequence[TaskRecord]:
+        return self._records(TaskRecord, self._listed("children", parent, after, limit, agent))
+
+    def leases(self, after: int, limit: int, agent: str | None = None) -> Sequence[TaskRecord]:
+        found = self._records(TaskRecord, self._listed("leases", after, limit, agent))
+        return [record for record in found if record.lease is not None]
+
+    def due(self, now: int, limit: int) -> Sequence[Key]:
+        keys: Sequence[Key] = self._listed("due", now, limit)
+        return [key for key in keys if self.get(key) is not None]
+
+    def tasks(self, agent: str | None, after: int, limit: int) -> Sequence[TaskRecord]:
+        return self._records(TaskRecord, self._listed("tasks", agent, after, limit))
+
+    def recent(self, agent: str | None, before: int | None, limit: int) -> Sequence[TaskRecord]:
+        return self._records(TaskRecord, self._listed("recent", agent, before, limit))
+
+    def pending(self, agent: str | None, after: int, limit: int) -> Sequence[Key]:
+        keys: Sequence[Key] = self._listed("pending", agent, after, limit)
+        return keys
+
+    def slots(self, after: int, limit: int, agent: str | None = None) -> Sequence[tuple[Key, Slot]]:
+        keys: Sequence[Key] = self._listed("slots", after, limit, agent)
+        return list(zip(keys, self._records(Slot, keys), strict=True))
+
+    def late(self, task_id: str) -> Sequence[Late]:
+        return self._records(Late, self._listed("late", task_id))
+
+    def dialogs(self, sender: str, recipient: str, before: int, limit: int) -> Sequence[TaskRecord]:
+        return self._records(TaskRecord, self._listed("dialogs", sender, recipient, before, limit))
+
+    def moved_dialogs(self, sender: str, recipient: str, since: int, after: int, limit: int) -> Sequence[TaskRecord]:
+        moved = self._records(TaskRecord, self._listed("moved_dialogs", sender, recipient, since))
+        found = [record for record in moved if after < record.sent_order <= since]
+        return sorted(found, key=lambda record: record.sent_order)[:limit]
+
+    def pushes(self, task_id: str) -> Sequence[Push]:
+        return self._records(Push, self._listed("pushes", task_id))
+
+    def dialog_count(self, sender: str, recipient: str) -> int:
+        return int(self._listed("dialog_count", sender, recipient))
+
+    def depth(self, recipient: str) -> int:
+        known = self._depths(recipient)
+        if known is None:
+            raise Need(Depth(recipient))
+        return known
+
+    def deep(self, over: int) -> Sequence[tuple[TaskRecord, int]]:
+        found: Mapping[Key, int] = self._listed("deep", over)
+        return list(zip(self._records(TaskRecord, found), found.values(), strict=True))
+
+    # --- the view: trust ----------------------------------------------------------------------------------
+
+    @property
+    def trust_order(self) -> int:
+        return self.trust.trust_order
+
+    def grants(self, subject: str, action: str) -> Mapping[str, Mapping[str, Grant]]:
+        pins = self.trust.grants(subject, action)
+        if not any(grant.capability.scope.max_uses for grants in pins.values() for grant in grants.values()):
+            return pins
+        return {pin: {id_: self._fresh(grant) for id_, grant in grants.items()} for pin, grants in pins.items()}
+
+    def _fresh(self, grant: Grant) -> Grant:
+        """How often it was used is told by its record."""
+        if grant.capability.scope.max_uses is None:
+            return grant
+        known = self.get(grant_key(grant.capability.id))
+        return known if isinstance(known, Grant) else grant
+
+    def peer_named(self, display: str) -> str | None:
+        return self.trust.peer_named(display)
+
+    def caller_of(self, digest: str) -> Caller | None:
+        return self.trust.caller_of(digest)
+
+    def peers(self, after: int, limit: int) -> Sequence[Peer]:
+        return self.trust.peers(after, limit)
+
+    def all_grants(self, subject: str | None, after: int, limit: int) -> Sequence[Grant]:
+        return [self._fresh(grant) for grant in self.trust.all_grants(subject, after, limit)]
+
+    def cards(self, after: int, limit: int) -> Sequence[Card]:
+        return self.trust.cards(after, limit)
+
+    @property
+    def compaction(self) -> Horizon | None:
+        return self.trust.compaction
+
+
