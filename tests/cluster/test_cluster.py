@@ -15,8 +15,6 @@ from tests.cluster.daemons import Cluster, alone, clustered
 from tests.cluster.history import Outcome, Verb, keep
 from tests.cluster.run import Run, Told
 
-pytestmark = pytest.mark.filterwarnings("ignore:XDG_RUNTIME_DIR")  # of the server from the wheel
-
 REFUSED = ("lease_superseded", "task_terminal", "result_conflict")
 
 
