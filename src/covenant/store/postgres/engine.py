@@ -40,18 +40,30 @@ from covenant.model.query import GetTask, ListInputs, Query
 from covenant.model.record import Key, TaskRecord
 from covenant.model.view import Compaction, Inputs, QueueEntry
 from covenant.rules.audit import rows_of
-from covenant.rules.context import Commit, Context, Ids, actor
+from covenant.rules.context import Context, Ids, actor
 from covenant.rules.undo import undo
 from covenant.store.clock import Clock, Timer
 from covenant.store.embedded import CARDS_SHOWN, SYSTEM, is_under_way
 from covenant.store.postgres.bell import Bell
 from covenant.store.postgres.connection import LOST, Where, told
 from covenant.store.postgres.entry import Entry
+from covenant.store.postgres.housekeeping import Housekeeper
 from covenant.store.postgres.lane import Lane, Moved, is_exclusive
 from covenant.store.postgres.listing import DEPTH
 from covenant.store.postgres.log import CommitLog
 from covenant.store.postgres.reader import Reader
-from covenant.store.postgres.rows import ANSWERS, CASCADES, DUE, FOLLOWERS, PUSHES, READY, SWEEPS, TRUST, TRUSTED, decoded
+from covenant.store.postgres.rows import (
+    ANSWERS,
+    CASCADES,
+    DUE,
+    FOLLOWERS,
+    PUSHES,
+    READY,
+    SWEEPS,
+    TRUST,
+    TRUSTED,
+    decoded,
+)
 from covenant.store.postgres.schema import migrate
 from covenant.store.postgres.view import Working
 from covenant.store.state import State
@@ -62,6 +74,7 @@ BEAT_S: Final = 2.0  # a sign of life, and a look at who else is there
 POLL_S: Final = 5.0  # the slow look, in case nobody rang
 LAPSE_S: Final = 15.0  # so long silent, and a daemon is taken for dead
 _STEPS_AT_ONCE: Final = 10
+_GIVING_BACK_S: Final = 2.0
 _DEPTH_AGE_S: Final = 1.0
 _TRUST: Final = """
     select p.ord, p.key, r.kind, r.body from place p left join record r on r.key = p.key
@@ -93,6 +106,7 @@ class Postgres:
         self._lanes: list[Lane] = []
         self._reader = Reader(self)
         self._bell = Bell(self)
+        self.housekeeper = Housekeeper(self)
         self._log = CommitLog(self._reader, self.space)
         self._jobs: list[asyncio.Task[None]] = []
         self._steps: set[asyncio.Task[None]] = set()
@@ -103,6 +117,7 @@ class Postgres:
         self._waiters = (self._ready_waiters, self._answer_waiters, self._change_waiters)
         self._growth: asyncio.Future[None] | None = None
         self._timer: Timer | None = None
+        self._expiring: asyncio.Task[None] | None = None
         self._timer_ms: int | None = None
         self._pushed: set[str] = set()
         self._on_push: Callable[[str], None] | None = None
@@ -218,14 +233,14 @@ class Postgres:
             batch: list[Entry] = []
             while self._queue and len(batch) < BATCH:
                 entry = self._queue[0]
-                if batch and (entry.is_exclusive or entry.tries < 0 or batch[0].tries < 0 or batch[0].is_exclusive):
+                if batch and (_goes_alone(entry) or _goes_alone(batch[0])):
                     break
                 self._queue.popleft()
-                if not entry.future.cancelled():
+                if not entry.future.cancelled() or entry.is_begun:
                     batch.append(entry)
             if batch:
                 for entry in batch:
-                    entry.tries = 0
+                    entry.is_begun = True
                 if self._queue:
                     self._ring_lane()
                 return batch
@@ -236,17 +251,24 @@ class Postgres:
     def put_back(self, entries: Sequence[Entry], alone: bool = False) -> None:
         """To the front of the queue, in their order."""
         for entry in entries:
-            entry.tries = -1 if alone else 0
+            entry.is_alone = entry.is_alone or alone
+            entry.tries = 0
         self._queue.extendleft(reversed(entries))
         self._ring_lane()
 
     async def run(self, command: Command | Call) -> Any:
-        entry = self._submit(command)
+        return await self._replied(self._submit(command))
+
+    async def _replied(self, entry: Entry) -> Any:
+        """The reply. Who goes away before has taken nothing: what was taken is given back first, unless that lasts."""
         try:
             return await entry.future
         except asyncio.CancelledError:
-            if entry.future.done() and not entry.future.cancelled() and entry.commit is not None:
-                self._give_back(entry)
+            if entry.is_begun:
+                entry.settled = asyncio.get_running_loop().create_future()
+                if not entry.future.cancelled():
+                    self._give_back(entry)
+                await asyncio.wait([entry.settled], timeout=_GIVING_BACK_S)
             raise
 
     async def run_all(self, commands: Sequence[Command | Call]) -> list[Any]:
@@ -290,12 +312,7 @@ class Postgres:
             is_used = False
             try:
                 entry = self._submit(command)
-                try:
-                    reply = await entry.future
-                except asyncio.CancelledError:
-                    if entry.future.done() and not entry.future.cancelled() and entry.commit is not None:
-                        self._give_back(entry)
-                    raise
+                reply = await self._replied(entry)
                 if reply or not waits:
                     return entry
                 await ticket
@@ -359,10 +376,11 @@ class Postgres:
 
     def _give_back(self, entry: Entry) -> None:
         """Nobody will ever see what was taken."""
-        assert entry.commit is not None
-        if not self.is_closing:
-            for command in undo(entry.commit, entry.command):
-                self._submit(command)
+        commands = [] if entry.commit is None or self.is_closing else undo(entry.commit, entry.command)
+        if not commands:
+            entry.settle()
+        for command in commands:
+            self._submit(command).future.add_done_callback(lambda _: entry.settle())
 
     async def _run_steps(self, entry: Entry, then: Iterable[Command]) -> None:
         """Bounded work that a commit left to be done: the first of it before the answer."""
@@ -416,9 +434,8 @@ class Postgres:
     async def ask(self, query: Query, caller: Caller | None = None) -> Any:
         if self.is_closing:
             raise self.closed_error()
-        due = self._timer_ms
-        if due is not None and due <= self.now():
-            await self._submit(Expire(None), SYSTEM).future
+        if self._expiring is not None:
+            await asyncio.wait([self._expiring])  # the clock came first
         return await self._reader.ask(query, caller)
 
     async def watch(
@@ -593,9 +610,14 @@ class Postgres:
             self._set_timer(self._timer_ms)
             return
         self._timer_ms = None
-        steps = asyncio.ensure_future(self._expire())
-        self._steps.add(steps)
-        steps.add_done_callback(self._steps.discard)
+        self._expiring = asyncio.ensure_future(self._expire())
+        self._steps.add(self._expiring)
+        self._expiring.add_done_callback(self._expired)
+
+    def _expired(self, done: asyncio.Task[None]) -> None:
+        self._steps.discard(done)
+        if done is self._expiring:
+            self._expiring = None
 
     async def _expire(self) -> None:
         try:
@@ -616,7 +638,7 @@ class Postgres:
 
     async def compact(self, command: CompactHistory | Call) -> Compaction:
         await self.run(command)
-        return Compaction(0, 0)
+        return Compaction(*await self.housekeeper.tidy())
 
     async def _watch(self) -> None:
         """Signs of life, and the slow look."""
@@ -690,10 +712,12 @@ class Postgres:
         return [row["name"] for row in found]
 
 
+def _goes_alone(entry: Entry) -> bool:
+    return entry.is_exclusive or entry.is_alone
+
+
 def _has_moved(was: Any, now: TaskRecord) -> bool:
-    return (
-        type(was) is not TaskRecord or was.generation != now.generation or was.cancel_reason != now.cancel_reason
-    )
+    return type(was) is not TaskRecord or was.generation != now.generation or was.cancel_reason != now.cancel_reason
 
 
 def _heard(future: asyncio.Future[Any]) -> None:

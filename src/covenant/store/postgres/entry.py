@@ -37,7 +37,19 @@ class Drawn:
 
 
 class Entry:
-    __slots__ = ("by", "command", "commit", "future", "ids", "is_exclusive", "refusal", "tries")
+    __slots__ = (
+        "by",
+        "command",
+        "commit",
+        "future",
+        "ids",
+        "is_alone",
+        "is_begun",
+        "is_exclusive",
+        "refusal",
+        "settled",
+        "tries",
+    )
 
     def __init__(self, command: Command | Call, by: str, ids: Ids, future: asyncio.Future[Any]) -> None:
         self.command = command
@@ -45,10 +57,19 @@ class Entry:
         self.ids = Drawn(ids)
         self.future = future
         self.is_exclusive = False  # it changes whom to trust, and is decided while nobody else decides anything
+        self.is_begun = False
+        self.is_alone = False  # decided without others, of which one may have been the cause of a failure
         self.tries = 0
+        self.settled: asyncio.Future[None] | None = None  # there once its caller has gone away
         self.commit: Commit | None = None
         self.refusal: CovenantError | None = None
 
     def fail(self, failure: BaseException) -> None:
         if not self.future.done():
             self.future.set_exception(failure)
+        self.settle()
+
+    def settle(self) -> None:
+        """Nothing more will come of it."""
+        if self.settled is not None and not self.settled.done():
+            self.settled.set_result(None)

@@ -18,6 +18,7 @@ from covenant.model import event as e
 from covenant.model.audit import Logged
 from covenant.model.error import CovenantError, StoreUnavailable
 from covenant.model.record import Key, TaskRecord, Tombstone
+from covenant.model.task import Task
 from covenant.rules.context import Commit, Need
 from covenant.rules.decide import decide
 from covenant.store.journal.line import GENESIS, Line, encode
@@ -60,7 +61,7 @@ _TRUST_EVENTS: Final = frozenset(
     )
 )
 _LOAD: Final = "select what, key, kind, ord, body from load($1, $2, $3, $4, $5, $6, $7)"
-_SAVE: Final = f"select save({', '.join(f'${n}' for n in range(1, 34))})"
+_SAVE: Final = f"select save({', '.join(f'${n}' for n in range(1, 35))})"
 
 log = logging.getLogger("covenant.store")
 
@@ -108,7 +109,9 @@ class Lane:
             if self.id == 0 or self._engine.is_fenced:
                 await self._engine.register(connection)
                 self.id = await connection.fetchval(
-                    "insert into lane (daemon, hash) values ($1, $2) returning id", self._engine.daemon_id, GENESIS.decode()
+                    "insert into lane (daemon, hash) values ($1, $2) returning id",
+                    self._engine.daemon_id,
+                    GENESIS.decode(),
                 )
                 self.hash, self.seq, self.signed, self._pending = GENESIS, 0, 0, None
             self._load_statement = await connection.prepare(_LOAD)
@@ -176,9 +179,10 @@ class Lane:
                     await asyncio.sleep(min(0.001 * tries, 0.02))
                 continue
             except LOST as lost:
-                done = await self._recover(batch, lost, until)
-                if done is None:
+                recovered = await self._recover(batch, lost, until)
+                if recovered is None:
                     return
+                done = recovered
             except asyncpg.PostgresError as failed:
                 if failed.sqlstate == LANE_CLOSED:
                     await self._engine.fenced()
@@ -447,6 +451,7 @@ class Lane:
             *_places(left),
             *_columns(tasks, 5),
             tasks_gone,
+            lines[-1].at,
             seqs,
             lasts,
             marks,
@@ -458,7 +463,9 @@ class Lane:
 def _needs_nothing(command: c.Command | c.Call) -> bool:
     """A new task that nothing else depends on: the commonest command of all."""
     asked = command.command if type(command) is c.Call else command
-    return type(asked) is c.SendTask and not asked.task.id and not asked.task.is_idempotent and asked.key is None
+    if type(asked) is not c.SendTask or type(asked.task) is not Task:
+        return False
+    return not asked.task.id and not asked.task.is_idempotent and asked.key is None
 
 
 def _columns(found: Sequence[tuple[Any, ...]], width: int) -> Sequence[Sequence[Any]]:

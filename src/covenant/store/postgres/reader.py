@@ -150,7 +150,8 @@ class Reader:
 
     def _try(self, asked: list[Asked], work: Working) -> list[Any]:
         """Answer what can be; what the others still want."""
-        engine, wanted = self._engine, []
+        engine = self._engine
+        wanted: list[Any] = []
         ctx = engine.context
         for one in asked:
             if one.future.done():

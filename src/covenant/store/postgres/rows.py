@@ -48,6 +48,7 @@ SENT: Final = b"o"  # open tasks, by sender
 DIALOGS: Final = b"G"  # tasks of the A2A protocol by both parties, in the order of their last status
 SLOTS: Final = b"S"  # cached results, all and by party
 LATE: Final = b"V"  # by task
+SEND_KEYS: Final = b"K"  # by task
 PUSHES: Final = b"U"  # webhooks, by task
 CASCADES: Final = b"C"  # cancels that are on their way down
 SWEEPS: Final = b"B"  # runs that have something to forget
@@ -165,6 +166,10 @@ def _of_late(key: Key, late: Late) -> Iterator[Place]:
     yield LATE, key[len(LATE_PREFIX) :].partition(":")[0], late.order
 
 
+def _of_send_key(key: Key, send_key: SendKey) -> Iterator[Place]:
+    yield SEND_KEYS, send_key.task_id, 0
+
+
 def _of_push(key: Key, push: Push) -> Iterator[Place]:
     yield PUSHES, pushed_task(key), push.since
 
@@ -190,6 +195,7 @@ _PLACES: Final[dict[type, Callable[[Key, Any], Iterator[Place]]]] = {
     Signal: _of_signal,
     Late: _of_late,
     Push: _of_push,
+    SendKey: _of_send_key,
     Grant: _of_grant,
     Peer: _of_trusted,
     Card: _of_trusted,

@@ -13,7 +13,7 @@ from typing import Any, Final, TypeVar
 
 from msgspec import Struct
 
-from covenant.model.card import Card, CARD_PREFIX
+from covenant.model.card import CARD_PREFIX, Card
 from covenant.model.event import Event, HeadSigned, Sent
 from covenant.model.peer import GRANT_PREFIX, PEER_PREFIX, Caller, Grant, Peer, grant_key
 from covenant.model.push import Push
@@ -22,7 +22,6 @@ from covenant.model.record import (
     Horizon,
     Key,
     Late,
-
     Record,
     Slot,
     TaskRecord,
@@ -98,7 +97,9 @@ class Working:
         for key in keys:
             for order in self._orders(first, key):
                 standing[key] = order
-            last = max([last, *(order for shelf, at, order in places_of(key, self.were.get(key)) if shelf == first.shelf)])
+            last = max(
+                [last, *(order for shelf, at, order in places_of(key, self.were.get(key)) if shelf == first.shelf)]
+            )
         for key in self.touched:
             for order in self._orders(first, key):
                 standing[key] = order
@@ -358,5 +359,3 @@ class Working:
     @property
     def compaction(self) -> Horizon | None:
         return self.trust.compaction
-
-

@@ -52,10 +52,12 @@ create table log (
     seq   bigint primary key,
     last  bigint not null,
     lane  integer not null,
+    at    bigint not null,                        -- when it was made, in milliseconds
     marks text   not null,
     line  bytea  not null
 );
 create index log_lane on log (lane, seq);
+create index log_at on log using brin (at);
 
 -- A process that has this store open. Who holds the credentials of the database is one of these.
 create table daemon (
@@ -159,7 +161,7 @@ create function save(
     in_shelves "char"[], in_names text[], in_ords bigint[], in_keys text[],
     out_shelves "char"[], out_names text[], out_ords bigint[], out_keys text[],
     task_ords bigint[], task_keys text[], senders text[], recipients text[], parents text[], task_gone bigint[],
-    log_seqs bigint[], log_lasts bigint[], log_marks text[], log_lines bytea[]
+    log_at bigint, log_seqs bigint[], log_lasts bigint[], log_marks text[], log_lines bytea[]
 ) returns void
 language plpgsql as $$
 declare
@@ -197,7 +199,7 @@ begin
     if cardinality(task_keys) > 0 then
         insert into task select * from unnest(task_ords, task_keys, senders, recipients, parents);
     end if;
-    insert into log select u.seq, u.last, in_lane, u.marks, u.line
+    insert into log select u.seq, u.last, in_lane, log_at, u.marks, u.line
     from unnest(log_seqs, log_lasts, log_marks, log_lines) u(seq, last, marks, line);
     if trust_to > 0 then
         update meta set trust = trust_to;

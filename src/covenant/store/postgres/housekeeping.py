@@ -1,0 +1,187 @@
+"""What is past its time goes, in steps of a bounded size, by one daemon at a time. (Contract 9, 28.)
+
+A task past retention leaves a tombstone, and what belonged to it goes; a tombstone goes when its id need not be
+remembered any more. The log goes from its beginning, and leaves behind where each chain went on from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+import asyncpg
+
+from covenant.model.push import PUSH_PREFIX
+from covenant.model.record import (
+    CHUNK_PREFIX,
+    LATE_PREFIX,
+    PART_PREFIX,
+    SAID_PREFIX,
+    Key,
+    TaskRecord,
+    Tombstone,
+)
+from covenant.model.run import ENTRY_PREFIX, MARK_PREFIX, SIGNAL_PREFIX, STEP_PREFIX, run_key
+from covenant.rules.context import Context
+from covenant.rules.retention import is_forgotten, is_retained, tombstone_of
+from covenant.store.postgres.connection import LOST, connect, told
+from covenant.store.postgres.rows import BURIED, KINDS, RESTING, SEND_KEYS, Place, decoded, encoded, places_of
+
+if TYPE_CHECKING:
+    from covenant.store.postgres.engine import Postgres
+
+STEP: Final = 100
+_LOG_STEP: Final = 1000
+_OF_A_RUN: Final = (ENTRY_PREFIX, MARK_PREFIX, STEP_PREFIX, SIGNAL_PREFIX)
+_OLDEST: Final = """
+    select r.key, r.kind, r.body from place p join record r on r.key = p.key
+    where p.shelf = $1 and p.name = '' and p.ord < $2 order by p.ord limit $3 for update of r skip locked
+"""
+_PIECES: Final = """
+    select r.key, r.kind, r.body from unnest($1::text[], $2::text[]) u(lo, hi)
+    join record r on r.key >= u.lo and r.key < u.hi
+    union all
+    select r.key, r.kind, r.body from place p join record r on r.key = p.key
+    where p.shelf = $3 and p.name = any($4)
+"""
+_UNPLACE: Final = """
+    delete from place p using unnest($1::"char"[], $2::text[], $3::bigint[], $4::text[]) u(shelf, name, ord, key)
+    where p.shelf = u.shelf and p.name = u.name and p.ord = u.ord and p.key = u.key
+"""
+_PRUNE: Final = """
+    with gone as (
+        delete from log where seq in (select seq from log where at < $1 order by seq limit $2) returning lane, seq, line
+    )
+    select distinct on (lane) lane, seq, line from gone order by lane, seq desc
+"""
+
+Sign = Callable[[int, str], tuple[str, str]]  # a signature under an event and its hash, and whose it is
+
+
+class Housekeeper:
+    def __init__(self, engine: Postgres) -> None:
+        self._engine = engine
+        self.sign: Sign = lambda seq, mark: ("", "")
+
+    async def tidy(self) -> tuple[int, int]:
+        """How many tasks were buried, and how many tombstones forgotten."""
+        try:
+            connection = await connect(self._engine.where)
+        except (*LOST, asyncpg.PostgresError) as failed:
+            raise told(failed, "not_stored") from failed
+        try:
+            buried = forgotten = 0
+            while (step := await self._step(connection, self._bury)) > 0:
+                buried += step
+            while (step := await self._step(connection, self._forget)) > 0:
+                forgotten += step
+            while await self._step(connection, self._prune) == _LOG_STEP:
+                pass
+            return buried, forgotten
+        except (*LOST, asyncpg.PostgresError) as failed:
+            raise told(failed, "unknown") from failed
+        finally:
+            connection.terminate()
+
+    async def _step(self, connection: asyncpg.Connection[Any], work: Callable[..., Any]) -> int:
+        """One transaction; nothing if another daemon is at it."""
+        engine = self._engine
+        ctx = engine.context
+        ctx.now, ctx.compaction = engine.now(), engine.trust.compaction
+        async with connection.transaction():
+            if not await connection.fetchval("select pg_try_advisory_xact_lock($1, 2)", engine.space):
+                return 0
+            return int(await work(connection, ctx))
+
+    async def _bury(self, connection: asyncpg.Connection[Any], ctx: Context) -> int:
+        before = ctx.now - ctx.limits.retention_ms
+        if ctx.compaction is not None:
+            before = max(before, ctx.compaction.resolved_before_ms)
+        found = await connection.fetch(_OLDEST, RESTING, before, STEP)
+        past: dict[Key, TaskRecord] = {}
+        for row in found:
+            record = decoded(row["kind"], row["body"])
+            if isinstance(record, TaskRecord) and not is_retained(record, ctx):
+                past[row["key"]] = record
+        if not past:
+            return 0
+        places: list[tuple[Place, Key]] = []
+        ranges = [prefix for key, record in past.items() for prefix in _prefixes(key, record)]
+        pieces = await connection.fetch(
+            _PIECES, ranges, [f"{prefix[:-1]};" for prefix in ranges], SEND_KEYS, list(past)
+        )
+        runs = await connection.fetch(
+            "select key, kind, body from record where key = any($1)",
+            [run_key(key) for key, record in past.items() if record.is_run],
+        )
+        for row in (*pieces, *runs):
+            places += [(place, row["key"]) for place in places_of(row["key"], decoded(row["kind"], row["body"]))]
+        stones = {key: tombstone_of(record) for key, record in past.items()}
+        for key, record in past.items():
+            places += [(place, key) for place in places_of(key, record)]
+        await _unplace(connection, places)
+        await connection.execute("delete from record where key = any($1)", [row["key"] for row in (*pieces, *runs)])
+        await connection.execute("delete from task where ord = any($1)", [r.sent_order for r in past.values()])
+        await connection.execute(
+            """update record r set kind = $1, body = u.body from unnest($2::text[], $3::bytea[]) u(key, body)
+               where r.key = u.key""",
+            KINDS[Tombstone],
+            list(stones),
+            [encoded(stone) for stone in stones.values()],
+        )
+        await connection.execute(
+            "insert into place select $1, '', u.ord, u.key from unnest($2::bigint[], $3::text[]) u(ord, key)",
+            BURIED,
+            [stone.resolved_ms for stone in stones.values()],
+            list(stones),
+        )
+        return len(past)
+
+    async def _forget(self, connection: asyncpg.Connection[Any], ctx: Context) -> int:
+        found = await connection.fetch(_OLDEST, BURIED, ctx.now - ctx.limits.dedup_ms, STEP)
+        stones = {row["key"]: decoded(row["kind"], row["body"]) for row in found}
+        gone = [key for key, stone in stones.items() if type(stone) is Tombstone and is_forgotten(stone, ctx)]
+        await _unplace(connection, [(place, key) for key in gone for place in places_of(key, stones[key])])
+        await connection.execute("delete from record where key = any($1)", gone)
+        return len(gone)
+
+    async def _prune(self, connection: asyncpg.Connection[Any], ctx: Context) -> int:
+        before = await connection.fetchval(
+            "select count(*) from (select 1 from log where at < $1 limit $2) l",
+            ctx.now - ctx.limits.retention_ms,
+            _LOG_STEP,
+        )
+        if not before:
+            return 0
+        for row in await connection.fetch(_PRUNE, ctx.now - ctx.limits.retention_ms, _LOG_STEP):
+            mark = bytes(row["line"]).rstrip(b"\n")[-66:-2].decode()
+            signature, pubkey = self.sign(row["seq"], mark)
+            await connection.execute(
+                """insert into anchor values ($1, $2, $3, $4, $5)
+                   on conflict (lane) do update set seq = $2, hash = $3, pubkey = $4, signature = $5""",
+                row["lane"],
+                row["seq"],
+                mark,
+                pubkey,
+                signature,
+            )
+        return int(before)
+
+
+def _prefixes(task_id: Key, record: TaskRecord) -> list[str]:
+    """What the keys of its pieces begin with."""
+    gathered = {SAID_PREFIX: record.said, CHUNK_PREFIX: record.chunks, PART_PREFIX: record.partials_total}
+    prefixes = [prefix for prefix, count in gathered.items() if count]
+    prefixes += (LATE_PREFIX, PUSH_PREFIX, *(_OF_A_RUN if record.is_run else (SIGNAL_PREFIX,)))
+    return [f"{prefix}{task_id}:" for prefix in prefixes]
+
+
+async def _unplace(connection: asyncpg.Connection[Any], places: list[tuple[Place, Key]]) -> None:
+    if places:
+        await connection.execute(
+            _UNPLACE,
+            [place[0] for place, _ in places],
+            [place[1] for place, _ in places],
+            [place[2] for place, _ in places],
+            [key for _, key in places],
+        )
