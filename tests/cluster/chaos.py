@@ -42,20 +42,20 @@ class Chaos:
         return [*alone, self.cut_database, self.cut_a_commit, self.stop_database, self.freeze]
 
     async def run(self, until: float) -> None:
-        """Each of the faults in turn, in an order of the seed's, until the time is over."""
+        """Each of the faults in turn, in an order of the seed's, until the time is over and all have been."""
         while monotonic() < until:
-            faults = self.faults
-            self._chance.shuffle(faults)
-            for fault in faults:
-                if monotonic() >= until:
-                    break
-                name = fault.__name__
-                await self.further(name)
-                began = monotonic()
-                await fault()
-                self.counts[name] += 1
-                log.info("%s took %.1f s", name, monotonic() - began)
+            for fault in self._chance.sample(self.faults, len(self.faults)):
+                if monotonic() < until or not self.counts[fault.__name__]:
+                    await self._suffer(fault)
         await self.further("the end")
+
+    async def _suffer(self, fault: Callable[[], Awaitable[None]]) -> None:
+        name = fault.__name__
+        await self.further(name)
+        began = monotonic()
+        await fault()
+        self.counts[name] += 1
+        log.info("%s took %.1f s", name, monotonic() - began)
 
     async def further(self, before: str) -> None:
         began, there = monotonic(), self._progress.count + FURTHER

@@ -80,7 +80,7 @@ class Sender:
         self._caller = caller
         self._worker = worker
         self._over = over
-        self._open: dict[str, bool] = {}  # by task; whether it may have been drained unheard
+        self._open: set[str] = set()
         self.sent = 0
 
     async def run(self) -> None:
@@ -92,7 +92,7 @@ class Sender:
             await self._drain()
             if chance.random() < 0.1 or self._over.sending.is_set():
                 await self._read()
-            if self._over.sending.is_set() and not self._open:
+            if self._over.sending.is_set() and not self._open and await self._drain() == 0:
                 return
             await asyncio.sleep(PAUSE_S)
 
@@ -116,22 +116,24 @@ class Sender:
             facts: dict[str, Any] = {"duplicate": sent.duplicate, "generation": sent.generation}
             caller.done(Verb.SEND, began, task=task.id, key=key, **facts)
 
-        self._open[task.id] = False
+        self._open.add(task.id)
         await _until_answered(caller, once, self._over.working)
         self.sent += 1
 
-    async def _drain(self) -> None:
+    async def _drain(self) -> int | None:
+        """How many there were, if that is known."""
         began = monotonic()
         try:
             drained = await self._caller.call(Verb.DRAIN, lambda box: box.recv_results(PAGE, wait_ms=WAIT_MS))
         except NoAnswer:
-            self._open = dict.fromkeys(self._open, True)
-            return
+            return None
         for answer in drained:
             await self._note(Verb.DRAIN, began, answer)
+        return len(drained)
 
     async def _read(self) -> None:
-        for task in [task for task, is_in_doubt in self._open.items() if is_in_doubt]:
+        """A daemon that dies behind a drain takes the answer along."""
+        for task in sorted(self._open):
             began = monotonic()
             try:
                 answer = await self._caller.call(Verb.READ, partial(Mailbox.get_result, task_id=task), task=task)
@@ -142,7 +144,8 @@ class Sender:
 
     async def _note(self, verb: Verb, began: float, answer: Answer) -> None:
         note_answer(self._caller, verb, began, answer)
-        if answer.is_final and self._open.pop(answer.task_id, None) is not None:
+        if answer.is_final and answer.task_id in self._open:
+            self._open.discard(answer.task_id)
             await self._caller.progress.move()
 
 

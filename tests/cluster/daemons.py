@@ -90,6 +90,10 @@ class ServedDaemon:
         assert self._process is not None
         return await asyncio.wait_for(self._process.wait(), PATIENCE_S)
 
+    def faults(self) -> list[str]:
+        """What went wrong inside it, by its log; that its database is away is no fault of its own."""
+        return [line for line in self.log.read_text().splitlines() if " ERROR " in line or " CRITICAL " in line]
+
     async def make_sure_it_is_gone(self) -> None:
         if self._process is not None and self._process.returncode is None:
             self.signal(signal.SIGKILL)

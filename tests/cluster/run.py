@@ -37,6 +37,7 @@ class Told(NamedTuple):
     counts: Counter[str]
     standing: list[str]  # what is not at its end
     exits: list[int]
+    faults: list[str]  # what the daemons say went wrong inside them
 
 
 class Run:
@@ -74,7 +75,8 @@ class Run:
         await self._look_back()
         await asyncio.gather(*(caller.close() for caller in self._callers))
         exits = [await daemon.stop() for daemon in self._cluster.daemons]
-        return Told(self.steps, chaos.counts, standing, exits)
+        faults = [fault for daemon in self._cluster.daemons for fault in daemon.faults()]
+        return Told(self.steps, chaos.counts, standing, exits, faults)
 
     # --- before -------------------------------------------------------------------------------------------
 

@@ -213,15 +213,15 @@ language plpgsql stable as $$
 #variable_conflict use_column
 declare
     here log%rowtype;
-    at bigint := from_seq;
+    mark bigint := from_seq;
 begin
     for i in 1 .. up_to loop
-        select l.* into here from log l where l.seq <= at order by l.seq desc limit 1;
-        exit when not found or here.last < at;
+        select l.* into here from log l where l.seq <= mark order by l.seq desc limit 1;
+        exit when not found or here.last < mark;
         seq := here.seq;
         line := here.line;
         return next;
-        at := substring(here.marks from of_key || ':(\d+)')::bigint;
-        exit when at is null or at = 0;
+        mark := substring(here.marks from of_key || ':(\d+)')::bigint;
+        exit when mark is null or mark = 0;
     end loop;
 end $$;
