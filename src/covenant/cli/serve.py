@@ -11,6 +11,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 import click
 
@@ -153,7 +154,7 @@ def _greeting(daemon: Daemon, session: Session) -> str:
             f"  http   {daemon.url or 'off'}",
             *([] if daemon.grpc_address is None else [f"  grpc   {daemon.grpc_address}"]),
             f"  ipc    {settings.ipc or 'off'}",
-            f"  data   {settings.store}",
+            f"  data   {_without_password(settings.store)}",
             f"  realm  {daemon.exchange.realm.pubkey}",
             f"  token  {home.token_file} (the operator's)",
             "",
@@ -164,6 +165,11 @@ def _greeting(daemon: Daemon, session: Session) -> str:
             f"  covenant{told} a2a status",
         )
     )
+
+
+def _without_password(url: str) -> str:
+    parts = urlsplit(url)
+    return url if parts.password is None else url.replace(f":{parts.password}@", ":***@", 1)
 
 
 def _client_options(daemon: Daemon, session: Session) -> str:

@@ -25,6 +25,7 @@ from covenant.model.error import (
     CovenantError,
     Draining,
     Malformed,
+    PeerConflict,
     StoreUnavailable,
     Unauthenticated,
     UnknownPeer,
@@ -83,6 +84,8 @@ class Exchange:
         self._signed_seq = 0
         self._signing = False
         store.context.is_genuine = realm.is_genuine
+        realm.keys = store.keys
+        store.join(realm.pubkey, self._trust_lost)
         store.context.refused = self._refusals.draw
         store.context.recv_gate = recv_gate
         store.context.private_webhooks = private_webhooks
@@ -95,9 +98,19 @@ class Exchange:
         Once the store knows the operator, no other token becomes good because it was found: it may be one that was
         rotated away. A keeper that has lost the good one gets a fresh one."""
         await self.store.open()
-        operator = self.realm.operator
         self._keeper = None if isinstance(operator_token, str) else operator_token
         found = [operator_token] if isinstance(operator_token, str) else operator_token.found()
+        try:
+            await self._meet_operator(found)
+        except PeerConflict:  # another daemon was first: both have just begun
+            await self.store.refresh()
+            await self._meet_operator(found)
+
+    async def _meet_operator(self, found: Sequence[str]) -> None:
+        enrolled = self.store.agent_of(self.realm.operator.display)
+        if enrolled is not None:
+            self.realm.operator = enrolled
+        operator = self.realm.operator
         known = self.store.caller_at(operator.pubkey)
         if known is None:
             grants = tuple(self._grant(operator, action) for action in OPERATOR_ACTIONS)
@@ -107,6 +120,8 @@ class Exchange:
         good = next((token for token in found if digest_of(token) == known.token), None)
         if good is None and self._keeper is None:
             log.warning("the token that was given at the start is not the operator's (any more), and opens nothing")
+        elif good is None and self.store.is_shared:
+            log.info("the operator's token is not kept here: the daemon that first opened this store has it")
         elif good is None:
             log.warning("the operator's token was not where it is kept; a new one was made")
             token = make_token()
@@ -157,6 +172,16 @@ class Exchange:
         if caller is None:
             raise Unauthenticated("a valid token is needed: Authorization: Bearer <token>")
         return caller
+
+    async def recognise(self, token: str | None) -> Caller:
+        """The same; one whom another daemon has just enrolled is known here, too."""
+        try:
+            return self.authenticate(token)
+        except Unauthenticated:
+            if not token or not self.store.is_shared:
+                raise
+            await self.store.refresh()
+            return self.authenticate(token)
 
     def operator(self) -> Caller:
         """With the token that is good now: it may be another tomorrow."""
@@ -484,6 +509,10 @@ class Exchange:
 
     async def sign_head(self) -> None:
         """Vouch for the chain as it is durable now, if anything was written since the last time."""
+        sign_lanes = getattr(self.store, "sign_lanes", None)
+        if sign_lanes is not None:
+            await sign_lanes(self.realm.sign_head)
+            return
         head_of = getattr(self.store, "head", None)
         if head_of is None or self._signing:
             return

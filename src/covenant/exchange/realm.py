@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Final
 
@@ -25,6 +26,7 @@ class Realm:
         raw = key.public_key().public_bytes(Encoding.Raw, PublicFormat.Raw)
         self.pubkey = base58(raw)
         self.operator = AgentId(OPERATOR_DISPLAY, self.pubkey)
+        self.keys: Callable[[], Collection[str]] = lambda: (self.pubkey,)  # whose signatures are good
         self._verified: dict[str, str] = {}  # grants whose signature was found good, by id
 
     @classmethod
@@ -48,11 +50,12 @@ class Realm:
         return Grant(capability, base58(self._key.sign(capability_bytes(capability))))
 
     def is_genuine(self, grant: Grant) -> bool:
-        """Whether this realm signed it. Looked at once for each grant."""
+        """Whether this realm signed it, by the key of any of its daemons. Looked at once for each grant."""
         known = self._verified.get(grant.capability.id)
         if known == grant.signature:
             return True
-        if not is_signed(self.pubkey, grant.signature, capability_bytes(grant.capability)):
+        signed = capability_bytes(grant.capability)
+        if not any(is_signed(key, grant.signature, signed) for key in self.keys()):
             return False
         if len(self._verified) >= _VERIFIED_MAX:
             self._verified.clear()

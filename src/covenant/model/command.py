@@ -226,6 +226,7 @@ class SignHead(_Command, frozen=True):
     hash: str
     signature: str
     pubkey: str
+    anchors: tuple[str, ...] = ()  # how far other chains of the same store were, each as lane:seq:hash
 
 
 class UseRight(_Command, frozen=True):

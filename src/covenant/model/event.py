@@ -372,6 +372,7 @@ class HeadSigned(_Event, frozen=True, tag="head_signed"):
     hash: str
     signature: str
     pubkey: str
+    anchors: tuple[str, ...] = ()
 
 
 Event: TypeAlias = (

@@ -49,7 +49,8 @@ _CARRIED = ("lease_id", "reason", "cause", "outcome", "number")
 
 
 def sign_head(command: SignHead, view: View, ctx: Context) -> Commit:
-    return Commit((e.HeadSigned(HEAD_KEY, command.seq, command.hash, command.signature, command.pubkey),))
+    signed = (command.seq, command.hash, command.signature, command.pubkey, command.anchors)
+    return Commit((e.HeadSigned(HEAD_KEY, *signed),))
 
 
 def note_refusal(command: NoteRefusal, view: View, ctx: Context) -> Commit:

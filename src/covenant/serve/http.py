@@ -22,7 +22,7 @@ from covenant.model.error import CovenantError, Internal, TooLarge, Unauthentica
 from covenant.model.peer import Caller
 from covenant.serve.routes import find
 from covenant.serve.status import HTTP_STATUS, RETRY_AFTER_S
-from covenant.serve.verbs import HANDLERS, version_of
+from covenant.serve.verbs import handled, version_of
 
 Message: TypeAlias = MutableMapping[str, Any]
 Scope: TypeAlias = MutableMapping[str, Any]
@@ -159,7 +159,7 @@ class Http:
         asked.verb = route.place.request
         body = b"" if route.place.body is None else await asked.body(self.exchange.bounds.body_bytes_max)
         request = route.request(parameter, asked.query, body)
-        working = HANDLERS[type(request)](self.exchange, caller, request)
+        working = handled(self.exchange, caller, request)
         if route.waits and request.wait_ms:  # type: ignore[attr-defined]  # only those that wait have it
             return _encoder.encode(await asked.while_there(working))
         return _encoder.encode(await working)
@@ -172,7 +172,7 @@ class Http:
                 if scheme.lower() == b"bearer":
                     token = token_bytes.strip().decode("latin-1")
         try:
-            return self.exchange.authenticate(token)
+            return await self.exchange.recognise(token)
         except Unauthenticated:
             await self.exchange.note_stranger("http")
             raise

@@ -13,6 +13,7 @@ import os
 import socket
 import stat
 import struct
+from contextlib import suppress
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Final, cast
@@ -37,7 +38,7 @@ from covenant.serve.connections import NEVER, Connections
 from covenant.serve.http import GONE, OnRequest
 from covenant.serve.routes import decode
 from covenant.serve.status import HTTP_STATUS
-from covenant.serve.verbs import HANDLERS
+from covenant.serve.verbs import handled
 
 _LENGTH: Final = struct.Struct(">I")
 _UNSENT_MAX: Final = 1024 * 1024  # a reader that is slower than this is waited for
@@ -245,6 +246,17 @@ class _Connection(asyncio.Protocol):
         if not isinstance(request, wire.Authenticate):
             self.part(Unauthenticated("the first frame is `authenticate` with a token"))
             return
+        if self._exchange.store.is_shared:
+            self._begin(self._recognise(request))
+        else:
+            self._admit(request)
+
+    async def _recognise(self, request: wire.Authenticate) -> None:
+        with suppress(CovenantError):  # it is told when it is not admitted
+            await self._exchange.recognise(request.token)
+        self._admit(request)
+
+    def _admit(self, request: wire.Authenticate) -> None:
         try:
             caller = self._exchange.authenticate(request.token)
             self._exchange.connections.enter(caller.agent.pubkey)
@@ -288,7 +300,7 @@ class _Connection(asyncio.Protocol):
         status = 200
         try:
             self._exchange.meter(caller)
-            reply = await HANDLERS[type(request)](self._exchange, caller, request)
+            reply = await handled(self._exchange, caller, request)
             self._reply(request.id, _encoder.encode(reply))
         except CovenantError as refusal:
             status = self._refuse(request.id, refusal)

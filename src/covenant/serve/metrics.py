@@ -25,7 +25,7 @@ from covenant.serve.a2a.calls import CALLS
 from covenant.serve.http import Receive, Scope, Send
 from covenant.serve.places import PLACES
 from covenant.store.clock import Clock
-from covenant.store.state import State
+from covenant.store.state import Tally
 
 PATH: Final = "/metrics"
 STALE_MS: Final = 5 * 60 * 1000
@@ -73,6 +73,7 @@ class Metrics(Collector):
             self._tallies.setdefault(call.request, _tally(name))  # a message is a message, streamed or not
         self._other = self._tallies[None] = _tally(_OTHER)
         self._denials = dict.fromkeys(_DENIALS, 0)
+        self._tally: Tally | None = None  # as it was when the page was last asked for
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
 
@@ -86,6 +87,7 @@ class Metrics(Collector):
             self._denials[status] += 1
 
     async def page(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._tally = await self._exchange.store.tally(STALE_MAX)
         data = generate_latest(self._registry)
         headers = [
             (b"content-type", CONTENT_TYPE_LATEST.encode()),
@@ -111,7 +113,8 @@ class Metrics(Collector):
             opened.add_metric([what], count())
         yield opened
         store: Any = self._exchange.store
-        yield from _tasks(store.state, self._clock.now_ms())
+        if self._tally is not None:
+            yield from _tasks(self._tally, self._clock.now_ms())
         yield from _webhooks(self._pusher)
         yield from _journal(getattr(store, "stats", None))
 
@@ -134,8 +137,8 @@ class Metrics(Collector):
         return family
 
 
-def _tasks(state: State, now_ms: int) -> Iterator[Metric]:
-    counts = state.counts()
+def _tasks(tally: Tally, now_ms: int) -> Iterator[Metric]:
+    counts = tally.counts
     tasks = GaugeMetricFamily("covenant_tasks", "Open tasks.", labels=["state"])
     tasks.add_metric([TaskState.QUEUED], counts.queued)
     tasks.add_metric([TaskState.IN_FLIGHT], counts.in_flight)
@@ -154,7 +157,7 @@ def _tasks(state: State, now_ms: int) -> Iterator[Metric]:
     yield GaugeMetricFamily(
         "covenant_results_pending", "Results, partial ones too, that wait to be drained.", counts.answers
     )
-    silent = state.leases(0, STALE_MAX)  # the longest without a sign of life first
+    silent = tally.leases
     yield GaugeMetricFamily(
         "covenant_lease_oldest_seconds",
         "Since the last sign of life under the lease that has been silent longest.",

@@ -567,3 +567,19 @@ HANDLERS: Final[dict[type, Handler]] = {
     w.Whoami: whoami,
     w.Version: version,
 }
+
+
+async def handled(x: Exchange, caller: Caller, request: Any) -> Any:
+    """The reply to a request. A name that nobody has here may belong to somebody whom another daemon has just enrolled:
+    where that turns out, it is looked up again."""
+    handler = HANDLERS[type(request)]
+    if not x.store.is_shared:
+        return await handler(x, caller, request)
+    mark = x.store.directory_mark()
+    try:
+        return await handler(x, caller, request)
+    except UnknownPeer:
+        await x.store.refresh()
+        if x.store.directory_mark() is mark:
+            raise
+        return await handler(x, caller, request)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Any, Final
 
 from covenant.model.agent import AgentId
@@ -40,7 +40,7 @@ from covenant.rules.peer import check_caller
 from covenant.rules.query import answer
 from covenant.rules.undo import undo
 from covenant.store.clock import Clock, Timer
-from covenant.store.state import State
+from covenant.store.state import State, Tally
 from covenant.store.waiters import ALL, Waiters
 
 _STEPS_AT_ONCE = 10
@@ -73,6 +73,21 @@ class Embedded(ABC):
         self._ended: list[Key] = []  # tasks whose end, or question, nobody was told of: it is not durable yet
         self._growth: asyncio.Future[None] | None = None  # there while somebody follows the log
         self._on_push: Callable[[str], None] | None = None
+        self._pubkey = ""
+
+    is_shared = False
+
+    def join(self, pubkey: str, lost: Callable[[str], None]) -> None:
+        self._pubkey = pubkey
+
+    def keys(self) -> Collection[str]:
+        return (self._pubkey,)
+
+    async def refresh(self) -> int:
+        return self.state.trust_order
+
+    async def tally(self, leases_max: int) -> Tally:
+        return Tally(self.state.counts(), self.state.leases(0, leases_max))
 
     # --- what engines differ in ---------------------------------------------------------------------------
 

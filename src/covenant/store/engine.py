@@ -5,7 +5,7 @@ An engine loads, calls the rules, makes the commit durable, indexes and wakes. I
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from typing import Any, Protocol
 
 from covenant.model.agent import AgentId
@@ -18,6 +18,7 @@ from covenant.model.query import GetTask, ListInputs, Query
 from covenant.model.record import Key
 from covenant.model.view import Compaction, Inputs, QueueEntry
 from covenant.rules.context import Context
+from covenant.store.state import Tally
 
 
 class Engine(Protocol):
@@ -57,6 +58,19 @@ class Store(Protocol):
 
     limits: Limits
     context: Context
+    is_shared: bool  # other processes may have it open at the same time
+
+    def join(self, pubkey: str, lost: Callable[[str], None]) -> None:
+        """Before it is opened: the key of who opens it, and whom to tell of a peer that is trusted no more."""
+
+    def keys(self) -> Collection[str]:
+        """Of everybody who ever opened it: what they signed is genuine."""
+
+    async def refresh(self) -> int:
+        """Look whether others have changed whom to trust; the last event that did."""
+
+    async def tally(self, leases_max: int) -> Tally:
+        """How much is open."""
 
     async def open(self) -> None: ...
     async def close(self) -> None: ...

@@ -95,6 +95,13 @@ class Counts(Struct, frozen=True):
     woken: int = 0
 
 
+class Tally(Struct, frozen=True):
+    """What is open now."""
+
+    counts: Counts
+    leases: Sequence[TaskRecord]  # the longest without a sign of life first
+
+
 class State:
     """Implements the rules' `View`."""
 

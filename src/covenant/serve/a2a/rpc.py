@@ -174,7 +174,7 @@ class Rpc:
     async def _authenticate(self, header: str | None) -> Caller:
         scheme, _, token = (header or "").partition(" ")
         try:
-            return self._exchange.authenticate(token.strip() if scheme.lower() == "bearer" else None)
+            return await self._exchange.recognise(token.strip() if scheme.lower() == "bearer" else None)
         except Unauthenticated:
             await self._exchange.note_stranger("grpc")
             raise

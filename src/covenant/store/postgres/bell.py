@@ -32,6 +32,7 @@ class Bell:
         self._ears: asyncpg.Connection[Any] | None = None
         self._hand: asyncpg.Connection[Any] | None = None
         self._rung: tuple[dict[str, None], dict[str, None], dict[str, None]] = ({}, {}, {})
+        self._is_trust = False
         self._stirred = asyncio.Event()
 
     async def open(self) -> None:
@@ -45,10 +46,11 @@ class Bell:
                 connection.terminate()
         self._ears = self._hand = None
 
-    def ring(self, readied: Iterable[str], answered: Iterable[str], changed: Iterable[str]) -> None:
+    def ring(self, readied: Iterable[str], answered: Iterable[str], changed: Iterable[str], is_trust: bool) -> None:
         """Tell the others, soon, and of all that happened until then at once."""
         for names, new in zip(self._rung, (readied, answered, changed), strict=True):
             names.update(dict.fromkeys(new))
+        self._is_trust = self._is_trust or is_trust
         self._stirred.set()
 
     async def work(self) -> None:
@@ -68,9 +70,11 @@ class Bell:
 
     async def _tell(self) -> None:
         rung, self._rung = self._rung, ({}, {}, {})
+        is_trust, self._is_trust = self._is_trust, False
         ready, answered, changed = (list(names) for names in rung)
-        while ready or answered or changed:
-            payload: list[Any] = [self._engine.daemon_id]
+        while ready or answered or changed or is_trust:
+            payload: list[Any] = [self._engine.daemon_id, is_trust]
+            is_trust = False
             room = _NAMES_MAX
             for names in (ready, answered, changed):
                 payload.append(names[:room])
@@ -82,9 +86,9 @@ class Bell:
 
     def _hear(self, connection: Any, pid: int, channel: str, payload: str) -> None:
         try:
-            who, readied, answered, changed = msgspec.json.decode(payload)
+            who, is_trust, readied, answered, changed = msgspec.json.decode(payload)
         except (msgspec.MsgspecError, ValueError):
             self._engine.wake_all()
             return
         if who != self._engine.daemon_id:
-            self._engine.rung(readied, answered, changed)
+            self._engine.rung(readied, answered, changed, is_trust)

@@ -12,11 +12,12 @@ import logging
 import os
 import socket
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, Final
 from zlib import crc32
 
 import asyncpg
+from msgspec import Struct
 
 from covenant.model.agent import AgentId
 from covenant.model.audit import AuditRow, Logged
@@ -31,11 +32,12 @@ from covenant.model.command import (
     Expire,
     LeaseTasks,
     SettleSlot,
+    SignHead,
     SweepRun,
 )
 from covenant.model.error import CovenantError, StoreClosed
 from covenant.model.limits import Limits
-from covenant.model.peer import Caller, Peer, peer_key
+from covenant.model.peer import Caller, Grant, Peer, peer_key
 from covenant.model.query import GetTask, ListInputs, Query
 from covenant.model.record import Key, TaskRecord
 from covenant.model.view import Compaction, Inputs, QueueEntry
@@ -55,8 +57,12 @@ from covenant.store.postgres.reader import Reader
 from covenant.store.postgres.rows import (
     ANSWERS,
     CASCADES,
+    DELAYED,
     DUE,
+    ENDED,
     FOLLOWERS,
+    HELD,
+    PARKED,
     PUSHES,
     READY,
     SWEEPS,
@@ -66,12 +72,13 @@ from covenant.store.postgres.rows import (
 )
 from covenant.store.postgres.schema import migrate
 from covenant.store.postgres.view import Working
-from covenant.store.state import State
+from covenant.store.state import Counts, State, Tally
 from covenant.store.waiters import ALL, Waiters
 
 BATCH: Final = 256  # commands in one transaction
 BEAT_S: Final = 2.0  # a sign of life, and a look at who else is there
 POLL_S: Final = 5.0  # the slow look, in case nobody rang
+TIDY_S: Final = 60.0
 LAPSE_S: Final = 15.0  # so long silent, and a daemon is taken for dead
 _STEPS_AT_ONCE: Final = 10
 _GIVING_BACK_S: Final = 2.0
@@ -81,11 +88,55 @@ _TRUST: Final = """
     where p.shelf = $1 and p.name = '' and p.ord > $2 order by p.ord
 """
 
+_BEAT: Final = """
+    with alive as (
+        update daemon set seen = clock_timestamp() where id = $1 and ended is null
+    ), silent as (
+        update daemon set ended = clock_timestamp(), proof = 'silent'
+        where ended is null and id <> $1 and seen < clock_timestamp() - $2::text::interval
+        returning id, label
+    ), closed as (
+        update lane set closed = true where daemon in (select id from silent)
+    )
+    select id, label from silent
+"""
+_COUNTED: Final = (READY, FOLLOWERS, HELD, ANSWERS, PARKED, DELAYED, ENDED)
+_COUNT: Final = "select shelf, name, count(*) from place where shelf = any($1) group by shelf, name"
+_SILENT: Final = """
+    select r.kind, r.body from place p join record r on r.key = p.key
+    where p.shelf = $1 and p.name = '' order by p.ord limit $2
+"""
+_DAEMONS: Final = """
+    select id, coalesce(pubkey, '') as pubkey, label, started_ms,
+           (extract(epoch from seen) * 1000)::bigint as seen_ms,
+           (extract(epoch from ended) * 1000)::bigint as ended_ms, proof,
+           (select count(*) from lane l where l.daemon = d.id) as lanes
+    from daemon d where ended is null or ended > clock_timestamp() - interval '7 days'
+    order by started_ms desc limit 1000
+"""
+_KEYS: Final = "select distinct pubkey from daemon where pubkey is not null"
+_ANCHORS_MAX: Final = 64
+
 log = logging.getLogger("covenant.store")
+
+
+class DaemonView(Struct, frozen=True):
+    """A process that has the store open, or had."""
+
+    id: str
+    pubkey: str
+    label: str
+    started_ms: int
+    seen_ms: int
+    ended_ms: int | None
+    proof: str | None
+    lanes: int
 
 
 class Postgres:
     """Implements `Store`."""
+
+    is_shared = True
 
     def __init__(self, url: str, limits: Limits, clock: Clock, ids: Ids) -> None:
         self.where = Where.of(url)
@@ -95,6 +146,9 @@ class Postgres:
         self.epoch = 0  # up to which event trust is known
         self.daemon_id = ids.lease()
         self.pubkey: str | None = None
+        self._keys: set[str] = set()
+        self._on_lost_trust: Callable[[str], None] = lambda pubkey: None
+        self._refreshing: asyncio.Task[int] | None = None
         self.is_fenced = False  # others have taken this daemon for dead
         self.is_closing = True
         self.space = crc32(self.where.schema.encode()) & 0x7FFFFFFF
@@ -165,6 +219,28 @@ class Postgres:
         for lane in self._lanes:
             lane.id = 0
 
+    def join(self, pubkey: str, lost: Callable[[str], None]) -> None:
+        self.pubkey = pubkey
+        self._on_lost_trust = lost
+
+    def keys(self) -> Collection[str]:
+        return self._keys
+
+    async def refresh(self) -> int:
+        """Who asks while somebody else does shares the answer."""
+        if self._refreshing is None:
+            self._refreshing = asyncio.create_task(self._refresh())
+        return await asyncio.shield(self._refreshing)
+
+    async def _refresh(self) -> int:
+        try:
+            (row,) = await self._reader.fetch("select trust from meta")
+            if row["trust"] > self.epoch:
+                await self._reader.use(self.learn_trust)
+            return self.epoch
+        finally:
+            self._refreshing = None
+
     def closed_error(self) -> CovenantError:
         return StoreClosed("the mailbox was closed")
 
@@ -228,8 +304,14 @@ class Postgres:
                 waiting.set_result(None)
                 return
 
-    async def next_batch(self) -> list[Entry]:
+    def _ring_lanes(self) -> None:
+        for _ in range(len(self._idle)):
+            self._ring_lane()
+
+    async def next_batch(self, lane: Lane) -> list[Entry]:
         while True:
+            if lane.own:
+                return [lane.own.popleft()]
             batch: list[Entry] = []
             while self._queue and len(batch) < BATCH:
                 entry = self._queue[0]
@@ -324,6 +406,7 @@ class Postgres:
         """Durable now: wake who is concerned, then answer."""
         left, taken = moved
         readied, answered, changed = [], [], []
+        is_trust = False
         for (shelf, name, order), _ in taken:
             if shelf == READY:
                 readied.append(name)
@@ -344,9 +427,10 @@ class Postgres:
                 changed.append(key)
             if type(now) in TRUSTED or type(was) in TRUSTED:
                 self._trusted(key, now)
+                is_trust = is_trust or not isinstance(now, Grant) or not isinstance(was, Grant) or now.uses == was.uses
         if work.touched:
             self._wake(readied, answered, changed)
-            self._bell.ring(readied, answered, changed)
+            self._bell.ring(readied, answered, changed, is_trust)
         for entry in entries:
             self._answer(entry)
 
@@ -403,16 +487,20 @@ class Postgres:
 
     async def learn_trust(self, connection: asyncpg.Connection[Any]) -> None:
         """Peers, grants, cards and the horizon, as they are now."""
-        for order, key, kind, body in await connection.fetch(_TRUST, TRUST, self.epoch):
+        found = await connection.fetch(_TRUST, TRUST, self.epoch)
+        self._keys = {row["pubkey"] for row in await connection.fetch(_KEYS)}
+        for order, key, kind, body in found:
             self._trusted(key, None if kind is None else decoded(kind, body))
             self.epoch = max(self.epoch, order)
 
     def _trusted(self, key: Key, record: Any) -> None:
+        """Memory is told. What it knows already may be newer: another lane was faster."""
         known = self.trust.get(key)
-        if record is None or known is None or record.order >= known.order:
-            self.trust.put(key, record)
-            if record is not None:
-                self.epoch = max(self.epoch, 0)
+        if record is not None and known is not None and record.order < known.order:
+            return
+        self.trust.put(key, record)
+        if isinstance(known, Peer) and isinstance(record, Peer) and (known.token != record.token or is_revoked(record)):
+            self._on_lost_trust(record.agent.pubkey)
 
     def depth_of(self, recipient: str) -> int | None:
         known = self._depths.get(recipient)
@@ -577,9 +665,36 @@ class Postgres:
                     self._on_push(key)
         self._tell_growth()
 
-    def rung(self, readied: Iterable[str], answered: Iterable[str], changed: Iterable[Key]) -> None:
+    def rung(self, readied: Iterable[str], answered: Iterable[str], changed: Iterable[Key], is_trust: bool) -> None:
         """Another daemon has committed."""
         self._wake(readied, answered, changed)
+        if is_trust and not self.is_closing:
+            refreshing = asyncio.ensure_future(self.refresh())
+            refreshing.add_done_callback(_heard)
+
+    # --- signatures -----------------------------------------------------------------------------------------
+
+    async def sign_lanes(self, sign: Callable[[int, str], str]) -> None:
+        """Vouch for the end of each chain of this daemon, and say how far the others were."""
+        assert self.pubkey is not None
+        pubkey = self.pubkey
+        self.housekeeper.sign = lambda seq, mark: (sign(seq, mark), pubkey)
+        unsigned = [lane for lane in self._lanes if lane.seq > lane.signed]
+        if not unsigned:
+            return
+        others = await self._reader.fetch(
+            "select id, seq, hash from lane where seq > 0 and not closed and id <> all($1) order by id limit $2",
+            [lane.id for lane in self._lanes],
+            _ANCHORS_MAX,
+        )
+        anchors = tuple(f"{row['id']}:{row['seq']}:{row['hash']}" for row in others)
+        for lane in unsigned:
+            seq, mark = lane.seq, lane.hash.decode()
+            entry = self.entry(SignHead(None, seq, mark, sign(seq, mark), pubkey, anchors), SYSTEM)
+            lane.own.append(entry)
+            self._ring_lanes()
+            await entry.future
+            lane.signed = lane.seq
 
     def wake_all(self) -> None:
         """Something may have been missed: everybody looks."""
@@ -642,7 +757,7 @@ class Postgres:
 
     async def _watch(self) -> None:
         """Signs of life, and the slow look."""
-        last = asyncio.get_running_loop().time()
+        last = tidied = asyncio.get_running_loop().time()
         while True:
             await asyncio.sleep(BEAT_S)
             try:
@@ -650,15 +765,52 @@ class Postgres:
                 if asyncio.get_running_loop().time() - last >= POLL_S:
                     last = asyncio.get_running_loop().time()
                     await self._look()
+                if asyncio.get_running_loop().time() - tidied >= TIDY_S:
+                    tidied = asyncio.get_running_loop().time()
+                    await self.housekeeper.tidy()
             except CovenantError as failed:
                 log.warning("the database could not be looked at: %s", failed)
             except Exception:
                 log.exception("the slow look failed")
 
     async def _beat(self) -> None:
-        await self._reader.fetch(
-            "update daemon set seen = clock_timestamp() where id = $1 and ended is null", self.daemon_id
+        """A sign of life. Who has given none for long is taken for dead, and can write no more."""
+        silent = await self._reader.fetch(_BEAT, self.daemon_id, f"{LAPSE_S} seconds")
+        for row in silent:
+            log.warning("daemon %s (%s) has been silent for long: it is taken for dead", row["id"], row["label"])
+
+    async def tally(self, leases_max: int) -> Tally:
+        """Counted in the listings: as many as are open, and no more."""
+        counted: dict[bytes, int] = {}
+        woken = 0
+        for shelf, name, count in await self._reader.fetch(
+            _COUNT, [READY, FOLLOWERS, HELD, ANSWERS, PARKED, DELAYED, ENDED]
+        ):
+            counted[shelf] = counted.get(shelf, 0) + count
+            woken += count if shelf == PARKED and name == "woken" else 0
+        (parts,) = await self._reader.fetch(
+            "select count(*) as n from place where shelf = $1 and key like 'part:%'", ANSWERS
         )
+        held = await self._reader.fetch(_SILENT, HELD, leases_max)
+        ready = counted.get(READY, 0) - woken
+        following, delayed = counted.get(FOLLOWERS, 0), counted.get(DELAYED, 0)
+        answers = counted.get(ANSWERS, 0)
+        counts = Counts(
+            queued=ready + following + delayed,
+            ready=ready,
+            following=following,
+            in_flight=counted.get(HELD, 0),
+            result_pending=answers - parts["n"] + counted.get(ENDED, 0),
+            answers=answers,
+            parked=counted.get(PARKED, 0),
+            woken=woken,
+        )
+        return Tally(counts, [decoded(row["kind"], row["body"]) for row in held])
+
+    async def daemons(self) -> list[DaemonView]:
+        """Everybody who has this store open, and who had it of late."""
+        found = await self._reader.fetch(_DAEMONS)
+        return [DaemonView(**dict(row)) for row in found]
 
     async def _look(self, at_start: bool = False) -> None:
         """What should have been noticed and may not have been; and what a crash has left half done."""
@@ -710,6 +862,10 @@ class Postgres:
             FOLLOWERS,
         )
         return [row["name"] for row in found]
+
+
+def is_revoked(peer: Peer) -> bool:
+    return peer.revoked_ms is not None
 
 
 def _goes_alone(entry: Entry) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -80,6 +81,7 @@ class Lane:
         self._connection: asyncpg.Connection[Any] | None = None
         self._load_statement: Any = None
         self._save_statement: Any = None
+        self.own: deque[Entry] = deque()  # what only this lane can do
         self.id = 0
         self.hash = GENESIS
         self.seq = 0
@@ -140,7 +142,7 @@ class Lane:
     async def work(self) -> None:
         engine = self._engine
         while True:
-            batch = await engine.next_batch()
+            batch = await engine.next_batch(self)
             try:
                 await self._do(batch)
             except asyncio.CancelledError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, Final
 
 import asyncpg
@@ -80,6 +81,14 @@ class Reader:
                 await self._lost(lost, until)
             except asyncpg.PostgresError as failed:
                 raise told(failed, "not_stored") from failed
+
+    async def use(self, work: Callable[[asyncpg.Connection[Any]], Awaitable[None]]) -> None:
+        """Lend the connection."""
+        try:
+            async with self._turn:
+                await work(await self.connected())
+        except (*LOST, asyncpg.PostgresError) as failed:
+            raise told(failed, "not_stored") from failed
 
     async def _lost(self, lost: BaseException, until: float) -> None:
         await self.close()

@@ -56,7 +56,8 @@ async def migrate(connection: asyncpg.Connection[Any], schema: str) -> SchemaSta
                     await connection.execute(sql)
                     await connection.execute("update meta set version = $1", version)
         except asyncpg.InsufficientPrivilegeError as refused:
-            why = f"the schema {schema} must be made or changed, and this role may not: `covenant db migrate` as its owner"
+            what = f"the schema {schema} must be made or changed, and this role may not"
+            why = f"{what}: run `covenant db migrate` as its owner"
             raise StoreUnavailable(why, outcome="not_stored") from refused
     await connection.execute("reset statement_timeout; reset lock_timeout")
     return await state_of(connection, schema)
