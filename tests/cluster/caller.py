@@ -62,7 +62,7 @@ class Caller:
         self,
         name: str,
         daemons: list[ServedDaemon],
-        token: Callable[[ServedDaemon], str],
+        token: str,
         progress: Progress,
         chance: random.Random,
         first: int = 0,
@@ -115,7 +115,7 @@ class Caller:
 
         async def asking() -> T:
             if self._box is None:
-                self._box = await Mailbox.open(self.daemon.url, token=self._token(self.daemon))
+                self._box = await Mailbox.open(self.daemon.url, token=self._token)
             return await ask(self._box)
 
         task = asyncio.ensure_future(asking())

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable
 from time import monotonic
 from typing import Final, Literal
 
+from covenant.store.postgres.engine import BEAT_S, LAPSE_S
 from tests.cluster.caller import Progress
 from tests.cluster.daemons import Cluster, ServedDaemon
 from tests.cluster.frozen import Play
@@ -21,17 +22,23 @@ from tests.cluster.frozen import Play
 FURTHER_S: Final = 45.0  # until there is more, whatever has just happened
 FURTHER: Final = 8  # results and streams between two faults
 _BYTES_MAX: Final = 20_000  # of answers before a line is cut
+_DEATH_S: Final = LAPSE_S + 2 * BEAT_S
 _MODES: Final[tuple[Literal["fast", "immediate"], ...]] = ("fast", "immediate")
 
 log = logging.getLogger(__name__)
 
 
 class Chaos:
-    def __init__(self, cluster: Cluster, progress: Progress, play: Play, chance: random.Random) -> None:
+    """With `has_time`, a daemon is also frozen for so long that the others take it for dead."""
+
+    def __init__(
+        self, cluster: Cluster, progress: Progress, play: Play, chance: random.Random, has_time: bool = False
+    ) -> None:
         self._cluster = cluster
         self._progress = progress
         self._play = play
         self._chance = chance
+        self._has_time = has_time
         self.counts: Counter[str] = Counter()
 
     @property
@@ -39,7 +46,8 @@ class Chaos:
         alone = [self.kill, self.cut_clients, self.cut_an_answer]
         if self._cluster.database is None:
             return [*alone]
-        return [*alone, self.cut_database, self.cut_a_commit, self.stop_database, self.freeze]
+        faults = [*alone, self.cut_database, self.cut_a_commit, self.stop_database, self.freeze]
+        return [*faults, self.freeze_to_death] if self._has_time else [*faults]
 
     async def run(self, until: float) -> None:
         """Each of the faults in turn, in an order of the seed's, until the time is over and all have been."""
@@ -104,6 +112,18 @@ class Chaos:
         await database.start()
 
     async def freeze(self) -> None:
-        frozen = self._any()
+        await self._freeze(lambda: self.further("the thaw"))
+
+    async def freeze_to_death(self) -> None:
+        """Its place among the daemons is closed when it thaws: it goes on under another name."""
+
+        async def meanwhile() -> None:
+            until = monotonic() + _DEATH_S
+            while monotonic() < until:
+                await self.further("the thaw of one that is taken for dead")
+
+        await self._freeze(meanwhile)
+
+    async def _freeze(self, meanwhile: Callable[[], Awaitable[None]]) -> None:
         async with asyncio.timeout(4 * FURTHER_S):
-            self.counts[await self._play.around(frozen, lambda: self.further("the thaw"))] += 1
+            self.counts[await self._play.around(self._any(), meanwhile)] += 1

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Callable
 from functools import partial
 from time import monotonic
 from typing import Any, Final, NamedTuple
@@ -55,11 +54,11 @@ class Run:
     def steps(self) -> list[Step]:
         return [step for caller in self._callers for step in caller.history.steps]
 
-    async def play(self, for_s: float) -> Told:
+    async def play(self, for_s: float, has_time: bool = False) -> Told:
         await self._settle()
         chance = random.Random(self._seed)
         play = Play(self._cluster.daemons, self._cast, self._agents["holder"], chance)
-        chaos = Chaos(self._cluster, self._progress, play, chance)
+        chaos = Chaos(self._cluster, self._progress, play, chance, has_time)
         async with asyncio.TaskGroup() as group:
             clients = [group.create_task(client.run()) for client in self._clients()]
             operator = group.create_task(
@@ -82,7 +81,8 @@ class Run:
 
     async def _settle(self) -> None:
         first = self._cluster.daemons[0]
-        async with Mailbox.open(first.url, token=first.token) as operator:
+        self._tokens[_OPERATOR] = self._cluster.operator_token
+        async with Mailbox.open(first.url, token=self._tokens[_OPERATOR]) as operator:
             engine: Any = operator._engine
             for name in _PEERS:
                 peer: w.PeerEnrolled = await engine.call(
@@ -108,8 +108,7 @@ class Run:
 
     def _cast(self, role: str, daemons: list[ServedDaemon], first: int = 0) -> Caller:
         name = f"{role} {len(self._callers)}"
-        token: Callable[[ServedDaemon], str] = lambda daemon: self._tokens.get(role) or daemon.token  # noqa: E731
-        caller = Caller(name, daemons, token, self._progress, random.Random(f"{self._seed} {name}"), first)
+        caller = Caller(name, daemons, self._tokens[role], self._progress, random.Random(f"{self._seed} {name}"), first)
         self._callers.append(caller)
         return caller
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from covenant import Mailbox
+from covenant import Mailbox, Result
 from covenant.model.query import GetPlace
-from tests.conformance.support import DONE, Result, plain, take, uid
+from tests.conformance.support import DONE, plain, take, uid
 from tests.postgres import store_url
 
 
