@@ -81,7 +81,6 @@ class Sender:
         self._worker = worker
         self._over = over
         self._open: set[str] = set()
-        self.sent = 0
 
     async def run(self) -> None:
         chance = self._caller.chance
@@ -118,7 +117,6 @@ class Sender:
 
         self._open.add(task.id)
         await _until_answered(caller, once, self._over.working)
-        self.sent += 1
 
     async def _drain(self) -> int | None:
         """How many there were, if that is known."""

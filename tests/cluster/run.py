@@ -69,7 +69,8 @@ class Run:
             asking = clients[:SENDERS] + clients[SENDERS + WORKERS :]
             await asyncio.wait(asking, timeout=DRAIN_S)
             self._over.working.set()
-            await asyncio.wait([*clients, operator], timeout=DRAIN_S)
+            _, stuck = await asyncio.wait([*clients, operator], timeout=DRAIN_S)
+            assert not stuck, f"{len(stuck)} clients do not end"
         standing = await self._standing()
         await self._look_back()
         await asyncio.gather(*(caller.close() for caller in self._callers))

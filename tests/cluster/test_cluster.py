@@ -3,6 +3,7 @@ database stops and starts. What the clients saw keeps every promise. (Contract 1
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from tests.cluster.daemons import Cluster, alone, clustered
 from tests.cluster.history import Outcome, Verb, keep
 from tests.cluster.run import Run, Told
 
+PATIENCE_S = 300  # for what has to come to its end
 REFUSED = ("lease_superseded", "task_terminal", "result_conflict")
 
 
@@ -31,7 +33,8 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 async def played(cluster: Cluster, seed: int, for_s: float, tmp_path: Path, has_time: bool = False) -> Told:
     run = Run(cluster, seed)
     try:
-        told = await run.play(for_s, has_time)
+        async with asyncio.timeout(for_s + PATIENCE_S):
+            told = await run.play(for_s, has_time)
     finally:
         keep(run.steps, tmp_path / "history.jsonl")
     print(f"seed {seed}: {len(told.steps)} steps, {dict(told.counts)}")
