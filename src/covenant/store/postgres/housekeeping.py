@@ -25,7 +25,7 @@ from covenant.model.run import ENTRY_PREFIX, MARK_PREFIX, SIGNAL_PREFIX, STEP_PR
 from covenant.rules.context import Context
 from covenant.rules.retention import is_forgotten, is_retained, tombstone_of
 from covenant.store.postgres.connection import LOST, connect, told
-from covenant.store.postgres.rows import BURIED, KINDS, RESTING, SEND_KEYS, Place, decoded, encoded, places_of
+from covenant.store.postgres.rows import BURIED, KINDS, SEND_KEYS, Place, decoded, encoded, places_of
 
 if TYPE_CHECKING:
     from covenant.store.postgres.engine import Postgres
@@ -36,6 +36,10 @@ _OF_A_RUN: Final = (ENTRY_PREFIX, MARK_PREFIX, STEP_PREFIX, SIGNAL_PREFIX)
 _OLDEST: Final = """
     select r.key, r.kind, r.body from place p join record r on r.key = p.key
     where p.shelf = $1 and p.name = '' and p.ord < $2 order by p.ord limit $3 for update of r skip locked
+"""
+_RESTING: Final = """
+    select t.ord, r.key, r.kind, r.body from task t join record r on r.key = t.key
+    where t.ord > $1 order by t.ord limit $2 for update of r skip locked
 """
 _PIECES: Final = """
     select r.key, r.kind, r.body from unnest($1::text[], $2::text[]) u(lo, hi)
@@ -50,9 +54,10 @@ _UNPLACE: Final = """
 """
 _PRUNE: Final = """
     with gone as (
-        delete from log where seq in (select seq from log where at < $1 order by seq limit $2) returning lane, seq, line
+        delete from log where seq in (select seq from log where at < $1 order by seq limit $2)
+        returning lane, last, lines
     )
-    select distinct on (lane) lane, seq, line from gone order by lane, seq desc
+    select distinct on (lane) lane, last as seq, lines from gone order by lane, last desc
 """
 
 Sign = Callable[[int, str], tuple[str, str]]  # a signature under an event and its hash, and whose it is
@@ -61,6 +66,7 @@ Sign = Callable[[int, str], tuple[str, str]]  # a signature under an event and i
 class Housekeeper:
     def __init__(self, engine: Postgres) -> None:
         self._engine = engine
+        self._passed = 0  # the tasks up to here were looked at in this round
         self.sign: Sign = lambda seq, mark: ("", "")
 
     async def tidy(self) -> tuple[int, int]:
@@ -71,6 +77,7 @@ class Housekeeper:
             raise told(failed, "not_stored") from failed
         try:
             buried = forgotten = 0
+            self._passed = 0
             while (step := await self._step(connection, self._bury)) > 0:
                 buried += step
             while (step := await self._step(connection, self._forget)) > 0:
@@ -94,15 +101,20 @@ class Housekeeper:
             return int(await work(connection, ctx))
 
     async def _bury(self, connection: asyncpg.Connection[Any], ctx: Context) -> int:
+        """From the oldest on, as far as tasks are that could be past their time."""
         before = ctx.now - ctx.limits.retention_ms
         if ctx.compaction is not None:
             before = max(before, ctx.compaction.resolved_before_ms)
-        found = await connection.fetch(_OLDEST, RESTING, before, STEP)
         past: dict[Key, TaskRecord] = {}
-        for row in found:
-            record = decoded(row["kind"], row["body"])
-            if isinstance(record, TaskRecord) and not is_retained(record, ctx):
-                past[row["key"]] = record
+        while not past:
+            found = await connection.fetch(_RESTING, self._passed, STEP)
+            for row in found:
+                record = decoded(row["kind"], row["body"])
+                if isinstance(record, TaskRecord) and not is_retained(record, ctx):
+                    past[row["key"]] = record
+            if not found or decoded(found[-1]["kind"], found[-1]["body"]).sent_ms > before:
+                break
+            self._passed = found[-1]["ord"]
         if not past:
             return 0
         places: list[tuple[Place, Key]] = []
@@ -154,7 +166,7 @@ class Housekeeper:
         if not before:
             return 0
         for row in await connection.fetch(_PRUNE, ctx.now - ctx.limits.retention_ms, _LOG_STEP):
-            mark = bytes(row["line"]).rstrip(b"\n")[-66:-2].decode()
+            mark = bytes(row["lines"]).rstrip(b"\n")[-66:-2].decode()
             signature, pubkey = self.sign(row["seq"], mark)
             await connection.execute(
                 """insert into anchor values ($1, $2, $3, $4, $5)

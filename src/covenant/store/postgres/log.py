@@ -8,6 +8,7 @@ the oldest transaction that is still open. Who follows one task needs no such ca
 from __future__ import annotations
 
 from collections import deque
+from itertools import islice
 from typing import Any, Final
 
 from covenant.model.audit import Logged
@@ -21,6 +22,7 @@ _HORIZON: Final = """
            pg_snapshot_xmax(pg_current_snapshot())::text::bigint as next
 """
 _KEPT: Final = 64
+_ROWS: Final = 200
 
 
 class CommitLog:
@@ -43,22 +45,38 @@ class CommitLog:
     async def after(self, seq: int, limit: int) -> list[Logged]:
         until = await self._settled()
         rows = await self._reader.fetch(
-            "select line from log where last > $1 and seq > $1 - 4096 and seq <= $2 order by seq limit $3",
+            "select lines from log where last > $1 and seq > $1 - 4096 and seq <= $2 order by seq limit $3",
             seq,
             until,
-            limit,
+            min(limit, _ROWS),
         )
-        return [_logged(row["line"]) for row in rows]
+        commits = (_logged(line) for row in rows for line in _lines(row))
+        return list(islice((logged for logged in commits if logged.last > seq), limit))
 
     async def back(self, before: int | None, limit: int) -> list[Logged]:
         until = 2**62 if before is None else before
-        rows = await self._reader.fetch("select line from log where seq < $1 order by seq desc limit $2", until, limit)
-        return [_logged(row["line"]) for row in rows]
+        sql = "select lines from log where seq < $1 order by seq desc limit $2"
+        rows = await self._reader.fetch(sql, until, min(limit, _ROWS))
+        commits = (_logged(line) for row in rows for line in reversed(_lines(row)))
+        return list(islice((logged for logged in commits if logged.seq < until), limit))
 
     async def trail(self, seq: int, key: Key, limit: int) -> list[Logged]:
-        rows = await self._reader.fetch("select line from trail($1, $2, $3)", seq, key, limit)
-        return [_logged(row["line"]) for row in rows]
+        named = key.encode()
+        found: list[Logged] = []
+        for row in await self._reader.fetch("select lines from trail($1, $2, $3)", seq, key, min(limit, _ROWS)):
+            for line in reversed(_lines(row)):
+                if named not in line:
+                    continue
+                logged = _logged(line)
+                if logged.seq <= seq <= logged.last and len(found) < limit:
+                    found.append(logged)
+                    seq = logged.previous(key)
+        return found
 
 
-def _logged(line: Any) -> Logged:
-    return decode_line(line.rstrip(b"\n"), "log", 0).logged()
+def _lines(row: Any) -> list[bytes]:
+    return bytes(row["lines"]).rstrip(b"\n").split(b"\n")
+
+
+def _logged(line: bytes) -> Logged:
+    return decode_line(line, "log", 0).logged()

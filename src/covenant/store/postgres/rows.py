@@ -32,7 +32,6 @@ from covenant.model.record import (
     Tombstone,
 )
 from covenant.model.run import Entry, Mark, Run, Signal, Step
-from covenant.rules.retention import at_rest
 from covenant.rules.sight import is_listed
 
 READY: Final = b"R"  # by recipient
@@ -55,8 +54,7 @@ SWEEPS: Final = b"B"  # runs that have something to forget
 PARKED: Final = b"P"  # runs, by whether they were woken
 DELAYED: Final = b"Y"
 ENDED: Final = b"E"  # results that nobody drains
-RESTING: Final = b"X"  # tasks past their end, by when they were resolved
-BURIED: Final = b"Z"  # tombstones, likewise
+BURIED: Final = b"Z"  # tombstones, by when their task was resolved
 TRUST: Final = b"N"  # peers, grants, cards and the horizon
 
 Place: TypeAlias = tuple[bytes, str, int]
@@ -97,47 +95,60 @@ def decoded(kind: bytes, body: bytes) -> Any:
     return _DECODERS[kind](body)
 
 
-def places_of(key: Key, record: Record | Tombstone | None) -> set[Place]:
-    if record is None:
-        return set()
+def places_of(key: Key, record: Record | Tombstone | None) -> list[Place]:
     if type(record) is TaskRecord:
-        return set(_places_of_task(record))
+        return _places_of_task(record)
     find = _PLACES.get(type(record))
-    return set() if find is None else set(find(key, record))
+    return [] if find is None else list(dict.fromkeys(find(key, record)))
 
 
-def _places_of_task(record: TaskRecord) -> Iterator[Place]:
-    sent = record.sent_order
-    if record.ready_for is not None:
-        yield READY, record.ready_for, record.ready_order
-    if record.answer_for is not None:
-        yield ANSWERS, record.answer_for, record.answer_order
-    if record.waits_on is not None:
-        yield FOLLOWERS, record.waits_on, record.ready_order
-    if record.due_ms is not None:
-        yield DUE, "", record.due_ms
-    if record.lease is not None:
-        yield HELD, "", record.lease.seen_order
-        yield LEASE, record.lease.lease_id, 0
-    for lease_id in record.lease_history:
-        yield LEASE, lease_id, 0
-    state = record.state
+def _places_of_task(record: TaskRecord) -> list[Place]:
+    """The hottest function of this engine: it is called for every record before and after every commit."""
+    sent, ready_for, state = record.sent_order, record.ready_for, record.state
+    places: list[Place] = []
     if state is not TaskState.RESOLVED:
-        yield RECEIVED, record.recipient, sent
-        yield SENT, record.sender, sent
+        places.append((RECEIVED, record.recipient, sent))
+        places.append((SENT, record.sender, sent))
+        if ready_for is not None:
+            places.append((READY, ready_for, record.ready_order))
+        lease = record.lease
+        if lease is not None:
+            places.append((HELD, "", lease.seen_order))
+            places.append((LEASE, lease.lease_id, 0))
+        if record.waits_on is not None:
+            places.append((FOLLOWERS, record.waits_on, record.ready_order))
         if state is TaskState.PARKED:
-            yield PARKED, "waiting" if record.ready_for is None else "woken", sent
+            places.append((PARKED, "waiting" if ready_for is None else "woken", sent))
         elif state is TaskState.RESULT_PENDING:
             if record.answer_for is None:
-                yield ENDED, "", sent
-        elif state is TaskState.QUEUED and record.ready_for is None and record.waits_on is None:
-            yield DELAYED, "", sent
+                places.append((ENDED, "", sent))
+        elif state is TaskState.QUEUED and ready_for is None and record.waits_on is None:
+            places.append((DELAYED, "", sent))
+    if record.answer_for is not None:
+        places.append((ANSWERS, record.answer_for, record.answer_order))
+    if record.due_ms is not None:
+        places.append((DUE, "", record.due_ms))
+    if record.lease_history:
+        places += [(LEASE, lease_id, 0) for lease_id in record.lease_history]
     if record.protocol and is_listed(record):
-        yield DIALOGS, f"{record.sender}/{record.recipient}", record.status_order
+        places.append((DIALOGS, f"{record.sender}/{record.recipient}", record.status_order))
     if record.cascade is Cascade.PENDING:
-        yield CASCADES, "", sent
-    elif at_rest(record):
-        yield RESTING, "", record.resolved_ms
+        places.append((CASCADES, "", sent))
+    return places
+
+
+def standing(shelf: bytes, key: Key, record: Record | Tombstone | None) -> tuple[str, int] | None:
+    """Where a record stands on one of the shelves that are loaded from their beginning."""
+    if type(record) is TaskRecord:
+        if shelf == READY:
+            return None if record.ready_for is None else (record.ready_for, record.ready_order)
+        if shelf == ANSWERS:
+            return None if record.answer_for is None else (record.answer_for, record.answer_order)
+        if shelf == FOLLOWERS:
+            return None if record.waits_on is None else (record.waits_on, record.ready_order)
+        return None
+    found = [(name, order) for at, name, order in places_of(key, record) if at == shelf]
+    return found[0] if found else None
 
 
 def _of_part(key: Key, part: Part) -> Iterator[Place]:

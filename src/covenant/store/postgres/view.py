@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 from msgspec import Struct
 
 from covenant.model.card import CARD_PREFIX, Card
-from covenant.model.event import Event, HeadSigned, Sent
+from covenant.model.event import Event, HeadSigned, Leased, Sent, TakenUp
 from covenant.model.peer import GRANT_PREFIX, PEER_PREFIX, Caller, Grant, Peer, grant_key
 from covenant.model.push import Push
 from covenant.model.record import (
@@ -31,7 +31,17 @@ from covenant.model.run import Signal
 from covenant.rules.context import Need
 from covenant.rules.evolve import CREATING, EVOLVE
 from covenant.store.postgres import rows
-from covenant.store.postgres.rows import ANSWERS, FOLLOWERS, HEARD, LEASE, READY, SIGNALS, Place, places_of
+from covenant.store.postgres.rows import (
+    ANSWERS,
+    FOLLOWERS,
+    HEARD,
+    LEASE,
+    READY,
+    SIGNALS,
+    Place,
+    places_of,
+    standing,
+)
 from covenant.store.state import State
 
 ANYBODY: Final = "*"
@@ -75,6 +85,8 @@ class Working:
         self.is_fresh = False  # something was loaded, and so trust is up to date
         self.is_careful = False  # nothing is taken for absent that was not looked for
         self._shelves: dict[tuple[bytes, str], dict[Key, int]] = {}
+        self._loaded: set[bytes] = set()  # which of the shelves there are any of
+        self._leases: dict[str, Key | None] = {}  # whose they are
         self._reach: dict[tuple[bytes, str], int | None] = {}  # how far a shelf was loaded; None: to its end
 
     # --- loading ------------------------------------------------------------------------------------------
@@ -92,26 +104,22 @@ class Working:
     def take_shelf(self, first: First, keys: Sequence[Key]) -> None:
         """What stands first on a shelf, and was taken in already; what this transaction has put there comes after."""
         name = (first.shelf, first.name)
-        standing: dict[Key, int] = {}
+        if first.shelf == LEASE:
+            self._leases[first.name] = keys[0] if keys else None
+            return
+        found: dict[Key, int] = {}
         last = 0
         for key in keys:
-            for order in self._orders(first, key):
-                standing[key] = order
-            last = max(
-                [last, *(order for shelf, at, order in places_of(key, self.were.get(key)) if shelf == first.shelf)]
-            )
-        for key in self.touched:
-            for order in self._orders(first, key):
-                standing[key] = order
-        self._shelves[name] = standing
-        self._reach[name] = last if len(keys) == first.limit else None
-
-    def _orders(self, first: First, key: Key) -> list[int]:
-        return [
-            order
-            for shelf, name, order in places_of(key, self.records.get(key))
-            if shelf == first.shelf and first.name in (name, ANYBODY)
-        ]
+            was = standing(first.shelf, key, self.were.get(key))
+            if was is not None:
+                last = max(last, was[1])
+        for key in (*keys, *self.touched):
+            now = standing(first.shelf, key, self.records.get(key))
+            if now is not None and first.name in (now[0], ANYBODY):
+                found[key] = now[1]
+        self._shelves[name] = found
+        self._loaded.add(first.shelf)
+        self._reach[name] = last if len(keys) >= first.limit else None
 
     # --- changing -----------------------------------------------------------------------------------------
 
@@ -169,20 +177,27 @@ class Working:
                 self.absent.discard(key)
                 self.records[key] = new
             self.touched[key] = None
+            if type(event) is Leased or type(event) is TakenUp:
+                self._leases[event.lease_id] = key
             if self._shelves:
                 self._move(key, old, new)
         self.order = order
 
     def _move(self, key: Key, old: Record | Tombstone | None, new: Record | None) -> None:
-        was, now = places_of(key, old), places_of(key, new)
-        for shelf, name, _ in was - now:
-            for known in ((shelf, name), (shelf, ANYBODY)):
-                if known in self._shelves:
-                    self._shelves[known].pop(key, None)
-        for shelf, name, order in now - was:
-            for known in ((shelf, name), (shelf, ANYBODY)):
-                if known in self._shelves:
-                    self._shelves[known][key] = order
+        shelves = self._shelves
+        for shelf in self._loaded:
+            was, now = standing(shelf, key, old), standing(shelf, key, new)
+            if was == now:
+                continue
+            for place in (was, now):
+                if place is None:
+                    continue
+                for known in ((shelf, place[0]), (shelf, ANYBODY)):
+                    if known in shelves:
+                        if place is now:
+                            shelves[known][key] = place[1]
+                        else:
+                            shelves[known].pop(key, None)
 
     def moved(self) -> tuple[list[tuple[Place, Key]], list[tuple[Place, Key]]]:
         """The places that were left, and those that were taken."""
@@ -191,8 +206,8 @@ class Working:
         for key in self.touched:
             was, now = places_of(key, self.were.get(key)), places_of(key, self.records.get(key))
             if was != now:
-                left += [(place, key) for place in was - now]
-                taken += [(place, key) for place in now - was]
+                left += [(place, key) for place in was if place not in now]
+                taken += [(place, key) for place in now if place not in was]
         return left, taken
 
     # --- the view: records and shelves --------------------------------------------------------------------
@@ -215,11 +230,13 @@ class Working:
 
     def _first(self, shelf: bytes, name: str | None, limit: int) -> list[Key]:
         name = ANYBODY if name is None else name
-        standing = self._shelves.get((shelf, name))
-        if standing is None:
+        there = self._shelves.get((shelf, name))
+        if there is None:
             raise Need(First(shelf, name, limit))
         reach = self._reach[shelf, name]
-        found = sorted((order, key) for key, order in standing.items() if reach is None or order <= reach)
+        if reach is None and len(there) <= 1:
+            return list(there)
+        found = sorted((order, key) for key, order in there.items() if reach is None or order <= reach)
         if len(found) < limit and reach is not None:
             raise Need(First(shelf, name, limit + len(self.touched) + limit))
         return [key for _, key in found[:limit]]
@@ -232,8 +249,9 @@ class Working:
         return [record for key in keys if isinstance(record := self.records.get(key), kind)]
 
     def task_of_lease(self, lease_id: str) -> Key | None:
-        found = self._first(LEASE, lease_id, 1)
-        return found[0] if found else None
+        if lease_id not in self._leases:
+            raise Need(First(LEASE, lease_id, 1))
+        return self._leases[lease_id]
 
     def ready(self, recipient: str | None, limit: int) -> Sequence[TaskRecord]:
         return self._records(TaskRecord, self._first(READY, recipient, limit))

@@ -47,17 +47,17 @@ create index task_sender on task (sender, ord);
 create index task_recipient on task (recipient, ord);
 create index task_parent on task (parent, ord) where parent is not null;
 
--- One row a commit. `marks` names the tasks that it touched, each with the event that touched the task before.
+-- One row a transaction: its commits as lines, each of them one that a journal could hold. `marks` names the tasks that
+-- they touched, each with the event that touched the task before.
 create table log (
     seq   bigint primary key,
     last  bigint not null,
     lane  integer not null,
     at    bigint not null,                        -- when it was made, in milliseconds
     marks text   not null,
-    line  bytea  not null
+    lines bytea  not null
 );
-create index log_lane on log (lane, seq);
-create index log_at on log using brin (at);
+alter table log alter column lines set storage external;  -- to compress them costs more than it saves
 
 -- A process that has this store open. Who holds the credentials of the database is one of these.
 create table daemon (
@@ -161,7 +161,7 @@ create function save(
     in_shelves "char"[], in_names text[], in_ords bigint[], in_keys text[],
     out_shelves "char"[], out_names text[], out_ords bigint[], out_keys text[],
     task_ords bigint[], task_keys text[], senders text[], recipients text[], parents text[], task_gone bigint[],
-    log_at bigint, log_seqs bigint[], log_lasts bigint[], log_marks text[], log_lines bytea[]
+    log_at bigint, first_seq bigint, log_marks text, log_lines bytea
 ) returns void
 language plpgsql as $$
 declare
@@ -199,16 +199,15 @@ begin
     if cardinality(task_keys) > 0 then
         insert into task select * from unnest(task_ords, task_keys, senders, recipients, parents);
     end if;
-    insert into log select u.seq, u.last, in_lane, log_at, u.marks, u.line
-    from unnest(log_seqs, log_lasts, log_marks, log_lines) u(seq, last, marks, line);
+    insert into log values (first_seq, last_seq, in_lane, log_at, log_marks, log_lines);
     if trust_to > 0 then
         update meta set trust = trust_to;
     end if;
 end $$;
 
--- The commits that touched a task, from the one that holds this event back.
+-- The transactions that touched a task, from the one that holds this event back.
 create function trail(from_seq bigint, of_key text, up_to integer)
-returns table (seq bigint, line bytea)
+returns table (seq bigint, lines bytea)
 language plpgsql stable as $$
 #variable_conflict use_column
 declare
@@ -219,7 +218,7 @@ begin
         select l.* into here from log l where l.seq <= mark order by l.seq desc limit 1;
         exit when not found or here.last < mark;
         seq := here.seq;
-        line := here.line;
+        lines := here.lines;
         return next;
         mark := substring(here.marks from of_key || ':(\d+)')::bigint;
         exit when mark is null or mark = 0;
