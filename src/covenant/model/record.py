@@ -120,7 +120,7 @@ class TaskRecord(Struct, gc=False, omit_defaults=True):
     note: int = 0  # which of them stands beside the status
     chunks: int = 0  # of artifacts
     artifacts: tuple[str, ...] = ()  # those that were begun
-    receipt: str | None = None  # under which the holder last said something: said again, it is the same
+    receipts: tuple[str, ...] = ()  # under which the holder said something: said again, it is the same
     status_ms: int = 0
     status_order: int = 0
 

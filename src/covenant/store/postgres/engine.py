@@ -100,6 +100,13 @@ _BEAT: Final = """
     )
     select id, label from silent
 """
+_REGISTER: Final = """
+    insert into daemon (id, pubkey, label, started_ms) values ($1, $2, $3, $4)
+    on conflict (id) do update set seen = clock_timestamp() where daemon.ended is null returning id
+"""
+_OPEN_LANE: Final = f"""
+    with mine as ({_REGISTER}) insert into lane (daemon, hash) select id, $5 from mine returning id
+"""
 _COUNTED: Final = (READY, FOLLOWERS, HELD, ANSWERS, PARKED, DELAYED, ENDED)
 _COUNT: Final = "select shelf, name, count(*) from place where shelf = any($1) group by shelf, name"
 _SILENT: Final = """
@@ -149,7 +156,6 @@ class Postgres:
         self._keys: set[str] = set()
         self._on_lost_trust: Callable[[str], None] = lambda pubkey: None
         self._refreshing: asyncio.Task[int] | None = None
-        self.is_fenced = False  # others have taken this daemon for dead
         self.is_closing = True
         self.space = crc32(self.where.schema.encode()) & 0x7FFFFFFF
         self.expiring = asyncio.Lock()
@@ -200,24 +206,22 @@ class Postgres:
         await self._look(at_start=True)
 
     async def register(self, connection: asyncpg.Connection[Any]) -> None:
-        """Be one of the daemons of this store; anew, if the others have given this one up."""
-        if self.is_fenced:
-            self.daemon_id = self._ids.lease()
-            self.is_fenced = False
-        label = f"{socket.gethostname()}:{os.getpid()}"
-        await connection.execute(
-            "insert into daemon (id, pubkey, label, started_ms) values ($1, $2, $3, $4) on conflict (id) do nothing",
-            self.daemon_id,
-            self.pubkey,
-            label,
-            self.now(),
-        )
+        """Be one of the daemons of this store."""
+        await connection.execute(_REGISTER, *self._myself())
 
-    async def fenced(self) -> None:
-        log.warning("others took this daemon for dead; it goes on under a new name")
-        self.is_fenced = True
-        for lane in self._lanes:
-            lane.id = 0
+    async def open_lane(self, connection: asyncpg.Connection[Any], head: str) -> int:
+        """A lane under this daemon's name; under a new one, if the others have taken it for dead."""
+        while True:
+            name = self.daemon_id
+            lane: int | None = await connection.fetchval(_OPEN_LANE, *self._myself(), head)
+            if lane is not None:
+                return lane
+            if name == self.daemon_id:  # no other lane has found that out meanwhile
+                log.warning("others took this daemon for dead; it goes on under a new name")
+                self.daemon_id = self._ids.lease()
+
+    def _myself(self) -> tuple[str, str | None, str, int]:
+        return self.daemon_id, self.pubkey, f"{socket.gethostname()}:{os.getpid()}", self.now()
 
     def join(self, pubkey: str, lost: Callable[[str], None]) -> None:
         self.pubkey = pubkey

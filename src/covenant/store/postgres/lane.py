@@ -118,13 +118,8 @@ class Lane:
             return self._connection
         connection = await connect(self._engine.where)
         try:
-            if self.id == 0 or self._engine.is_fenced:
-                await self._engine.register(connection)
-                self.id = await connection.fetchval(
-                    "insert into lane (daemon, hash) values ($1, $2) returning id",
-                    self._engine.daemon_id,
-                    GENESIS.decode(),
-                )
+            if self.id == 0:
+                self.id = await self._engine.open_lane(connection, GENESIS.decode())
                 self.hash, self.seq, self.signed, self._pending = GENESIS, 0, 0, None
             self._load_statement = await connection.prepare(_LOAD)
             self._save_statement = await connection.prepare(_SAVE)
@@ -197,7 +192,7 @@ class Lane:
                 done = recovered
             except asyncpg.PostgresError as failed:
                 if failed.sqlstate == LANE_CLOSED:
-                    await self._engine.fenced()
+                    self.id = 0
                     await self.close()
                     continue
                 if len(batch) > 1:  # one of them is the cause: each on its own
