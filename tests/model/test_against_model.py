@@ -649,7 +649,7 @@ def run(machine: type[MailboxMachine], examples: int, steps: int) -> None:
 
 @pytest.mark.parametrize("machine", MACHINES)
 def test_a_mailbox_keeps_the_contract(machine: type[MailboxMachine]) -> None:
-    run(machine, examples=60, steps=50)
+    run(machine, examples=20, steps=50)
 
 
 @pytest.mark.soak
