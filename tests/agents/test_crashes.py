@@ -20,7 +20,7 @@ from covenant.testing import Answer, Pass, Report, Step, Tell, survives_crashes
 from covenant.testing.gate import Gate
 from tests.agents.programs import OTHERS, TASKS, phases, program, scripts
 
-DEATHS, DEATHS_FOR_LONG = 5_000, 100_000
+DEATHS, DEATHS_FOR_LONG = 1_200, 100_000
 DEATHS_ON_DISK, DEATHS_ON_DISK_FOR_LONG = 40, 2_000
 EXAMPLES = 17
 COLD, WARM = 0, 1000
