@@ -83,6 +83,7 @@ def _sent(_: Any, event: e.Sent, order: int, at: int) -> TaskRecord:
     record.shown = event.shown
     record.slot = event.slot
     record.run = event.run
+    record.run_step = event.run_step
     if event.replayed:
         record.replayed = True
     elif event.follows:

@@ -238,7 +238,7 @@ class _Committing:
                 raise TaskConflict(f"the id {sealed.id} is taken by other content", task_id=sealed.id)
         elif known is None:
             self.sent[sealed.id] = sealed
-            self.events.append(e.Sent(sealed.id, sealed, run=self.task_id))
+            self.events.append(e.Sent(sealed.id, sealed, run=self.task_id, run_step=self.made.number))
         elif not isinstance(known, TaskRecord):
             raise ResultGone(f"task {sealed.id} is past its retention", task_id=sealed.id)
         elif known.run != self.task_id or digest_of(known.task) != digest_of(sealed):
