@@ -31,10 +31,14 @@ class House:
         await self.dan.commit_run(delivery, RunCommit(number=1))
         return delivery
 
-    async def grant(self, action: str, subject: str = "dan@lab", scope: Scope | None = None) -> None:
+    async def grant(self, action: str, subject: str = "dan@lab", scope: Scope | None = None) -> str:
         engine = self.box._engine
         request = w.Grant(subject=subject, action=action, scope=scope or Scope())
-        await engine.call(request, w.Granted)  # type: ignore[attr-defined]
+        granted: w.Granted = await engine.call(request, w.Granted)  # type: ignore[attr-defined]
+        return granted.capability.id
+
+    async def revoke(self, grant_id: str) -> None:
+        await self.box._engine.call(w.Revoke(grant_id=grant_id), w.Revoked)  # type: ignore[attr-defined]
 
     async def rows(self, kind: str) -> list[AuditRow]:
         return [row for row in await self.box.recent_audit(200) if row.kind == kind]
@@ -70,6 +74,22 @@ async def test_a_task_of_a_run_needs_the_grant_to_send_it(house: House) -> None:
     assert (await take(house.bob)).task.sender == house.dan.agent
     allowed = [row for row in await house.rows("capability_check") if row.action == "a2a.send.bob@lab" and row.passed]
     assert [row.scope_id for row in allowed] == ["a2a-send:bob@lab"]
+
+
+async def test_a_commit_whose_answer_was_lost_is_told_again_whatever_was_revoked_meanwhile(house: House) -> None:
+    """Contract 22, 26: what was done was done; what is new needs its grant."""
+    delivery = await house.begin()
+    grant = await house.grant("a2a.send.bob@lab")
+    commit = RunCommit(number=2, tasks=[part(10, house.bob)], wait=Wait(tasks=frozenset((uid(10),))))
+    told = await house.dan.commit_run(delivery, commit)
+    await house.revoke(grant)
+    again = await house.dan.commit_run(delivery, commit)
+    assert (again.number, again.parked, again.generation) == (told.number, told.parked, told.generation) == (2, True, 2)
+    assert [row for row in await house.rows("capability_check") if row.passed is False] == []
+    await house.dan.wake_run(uid(1))
+    delivery = await take(house.dan)
+    with refused("missing_capability"):
+        await house.dan.commit_run(delivery, RunCommit(number=3, tasks=[part(11, house.bob)]))
 
 
 async def test_a_run_sends_to_itself_without_a_grant(house: House) -> None:

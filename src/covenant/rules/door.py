@@ -61,8 +61,17 @@ def _let_in(
     demand = None if demand_of is None else demand_of(command, caller, view, ctx)
     if demand is None:
         return decide(command, view, ctx)
-    if type(command) is c.CommitRun:
-        command = _addressed_tasks(caller, command, view, ctx, checks)
+    if type(command) is c.CommitRun and command.commit.tasks:
+        sent: list[AuditRow] = []
+        try:
+            command = _addressed_tasks(caller, command, view, ctx, sent)
+        except CovenantError:
+            again = _repeated(command, view, ctx, decide)
+            if again is not None:
+                return again
+            checks += sent
+            raise
+        checks += sent
     if type(command) is c.RetryStale:
         return _retried(caller, command, demand, view, ctx, decide, checks)
     grant, held = recall(caller.agent.pubkey, demand, view, ctx)
