@@ -590,9 +590,9 @@ def _check_own(by: AgentId | None, record: TaskRecord, ctx: Context) -> None:
 
 
 def resume(command: ResumeRun, view: View, ctx: Context) -> Commit:
-    """A dead worker's run goes on under a new lease; a task of a run that may be done twice is done again, by who asks.
-    A run that its worker has not begun with begins here: that it is one at all, only its agent knows. The operator
-    asks for nobody in particular, and so leaves it to whoever comes."""
+    """A dead worker's run goes on under a new lease; a task of a run that may be done twice is done again, by who asks,
+    and one that may not is for repair. A run that its worker has not begun with begins here: that it is one at all,
+    only its agent knows. The operator asks for nobody in particular, and so leaves it to whoever comes."""
     task_id = check_id(command.task_id, "task_id")
     check_text(command.reason, "reason", ctx.limits.text_bytes_max)
     check_text(command.dead, "dead", ctx.limits.text_bytes_max)
@@ -605,7 +605,7 @@ def resume(command: ResumeRun, view: View, ctx: Context) -> Commit:
         lease_id = "" if lease is None else lease.lease_id
         return Commit((), Resumed(lent(record.task), lease_id, record.attempt, record.generation))
     is_redone = run is None and record.run is not None and declared_safety(record) == "idempotent"
-    if run is None and command.by is None and not is_redone:
+    if run is None and not is_redone and (command.by is None or record.run is not None):
         raise NotARun(f"task {task_id} is no run, or has not begun", task_id=task_id)
     if lease is None:
         raise NotLeased(f"task {task_id} is not in flight", task_id=task_id, state=record.state)
