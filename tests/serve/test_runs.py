@@ -145,6 +145,27 @@ async def test_why_says_which_task_is_in_doubt_and_where_to_look(house: House, c
     assert child.command is not None and child.command.startswith(f"covenant a2a requeue {uid(10)}")
 
 
+async def test_a_run_whose_worker_lives_and_does_not_go_on_says_since_when(house: House, clock: ManualClock) -> None:
+    """Contract 23: a sign of life is no step. A step is one, and so is to be taken up."""
+    delivery = await house.begin()
+    since = clock.now_ms()
+    clock.advance(600_000)
+    await house.dan.heartbeat(delivery)
+    run = await house.dan.get_run(uid(1))
+    assert (run.since_ms, run.heartbeat_ms) == (since, clock.now_ms())
+    why = await house.why(uid(1))
+    assert why.reason == "held" and f"without a step since Unix time {since} ms" in why.explanation
+    await house.dan.commit_run(delivery, RunCommit(number=2, wait=Wait(signals=("go",))))
+    assert (await house.dan.get_run(uid(1))).since_ms is None
+    clock.advance(600_000)
+    await house.alice.signal_run(uid(1), "go")
+    delivery = await take(house.dan)
+    assert (await house.dan.get_run(uid(1))).since_ms == clock.now_ms()
+    clock.advance(1)
+    await house.dan.commit_run(delivery, RunCommit(number=3))
+    assert (await house.dan.get_run(uid(1))).since_ms == clock.now_ms()
+
+
 async def test_a_run_does_not_send_under_a_bounded_grant(house: House) -> None:
     """Contract 26: its uses could not be counted one by one."""
     delivery = await house.begin()

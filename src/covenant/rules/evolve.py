@@ -430,6 +430,7 @@ def _stepped(old: Run, event: e.Stepped, order: int, at: int) -> Run:
     run.order = order
     run.step = event.number
     run.step_lease = event.lease_id
+    run.step_ms = at
     run.entries += event.entries
     run.leaf = event.leaf
     run.wait = None
