@@ -127,6 +127,18 @@ async def test_a_task_under_a_taken_key_behind_a_checkpoint_can_be_caught(house:
     assert (await house.through(careless, tasks=[work]))[1] == "task_conflict"
 
 
+async def test_a_task_that_makes_no_sense_has_failed(house: House) -> None:
+    @agent("odd")
+    async def odd(ctx: AgentContext) -> str:
+        try:
+            await ctx.task("x" * 1000, 1, recipient=CAROL)
+        except TaskRefused as refused:
+            return refused.code
+        return "sent"
+
+    assert (await house.through(odd))[1] == "too_large"
+
+
 def _too_much(ctx: AgentContext) -> dict[str, Callable[[], Any]]:
     big = "x" * 2000
     return {

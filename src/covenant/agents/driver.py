@@ -53,7 +53,7 @@ from covenant.model.task import Idempotency, Result, Task
 from covenant.model.view import Delivery
 from covenant.rules.content_key import digest_of_input, task_id, task_key
 from covenant.rules.context import Context
-from covenant.rules.envelope import seal_message, seal_task
+from covenant.rules.envelope import seal_message
 from covenant.rules.run import check_value, digest_of_entry, matches
 from covenant.store.clock import Clock, RandomIds
 
@@ -754,8 +754,6 @@ class Driver:
         if attempts is not None or backoff_ms is not None:
             task = _with_attempts(task, attempts, backoff_ms)
         asked = f"{content_key}#{self.memory.count(content_key)}"
-        if child_id not in self._digests:
-            seal_task(task, self.agent, self._rules)
         if (memo is None and child_id not in self.batch.tasks) or self.memory.recall(f"{asked}/full"):
             self._check_room(asked, self.batch.tasks, "tasks")
         self._digests[child_id] = digest
@@ -783,6 +781,7 @@ class Driver:
     ) -> Task:
         safe = idempotent if idempotent is not None else local is not None and local.safety == "idempotent"
         shown = values.raw(value)
+        self._check_value(shown)
         text = bytes(shown)[:_INTENT_CHARS].decode(errors="ignore")
         return Task(
             id=child_id,

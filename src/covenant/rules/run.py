@@ -231,7 +231,11 @@ class _Committing:
     def _send(self, task: Task) -> None:
         """A task of the run. Its id is told by what it asks for: there before, it is the same."""
         own = structs.replace(task, parent=self.task_id)
-        sealed = seal_task(own, self.agent, self.ctx)
+        try:
+            sealed = seal_task(own, self.agent, self.ctx)
+        except CovenantError as refusal:
+            refusal.details["task_id"] = task.id  # the run may go on without it
+            raise
         twin, known = self.sent.get(sealed.id), self.view.get(sealed.id)
         if twin is not None:
             if digest_of(twin) != digest_of(sealed):
