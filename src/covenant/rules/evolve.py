@@ -83,6 +83,7 @@ def _sent(_: Any, event: e.Sent, order: int, at: int) -> TaskRecord:
     record.shown = event.shown
     record.slot = event.slot
     record.run = event.run
+    record.run_step = event.run_step
     if event.replayed:
         record.replayed = True
     elif event.follows:
@@ -433,6 +434,7 @@ def _stepped(old: Run, event: e.Stepped, order: int, at: int) -> Run:
     run.order = order
     run.step = event.number
     run.step_lease = event.lease_id
+    run.step_ms = at
     run.entries += event.entries
     run.leaf = event.leaf
     run.wait = None
