@@ -43,6 +43,7 @@ from covenant.model.record import Key, TaskRecord
 from covenant.model.view import Compaction, Inputs, QueueEntry
 from covenant.rules.audit import rows_of
 from covenant.rules.context import Context, Ids, actor
+from covenant.rules.lease import kind_in
 from covenant.rules.undo import undo
 from covenant.store.clock import Clock, Timer
 from covenant.store.embedded import CARDS_SHOWN, SYSTEM, is_under_way
@@ -387,14 +388,15 @@ class Postgres:
 
     async def _take(self, command: LeaseTasks | DrainResults | Call, waits: bool) -> Entry:
         asked = command.command if type(command) is Call else command
+        kinds = None
         if isinstance(asked, LeaseTasks):
-            waiters, agent = self._ready_waiters, asked.recipient
+            waiters, agent, kinds = self._ready_waiters, asked.recipient, asked.kinds
         else:
             assert isinstance(asked, DrainResults)
             waiters, agent = self._answer_waiters, asked.peer
         name = ALL if agent is None else agent.pubkey
         while True:
-            ticket = waiters.enter(name)  # before the look: what comes after it is not missed
+            ticket = waiters.enter(name, kinds)  # before the look: what comes after it is not missed
             is_used = False
             try:
                 entry = self._submit(command)
@@ -411,16 +413,18 @@ class Postgres:
         left, taken = moved
         readied, answered, changed = [], [], []
         is_trust = False
-        for (shelf, name, order), _ in taken:
+        for (shelf, name, order), key in taken:
             if shelf == READY:
-                readied.append(name)
+                record = work.records[key]
+                assert type(record) is TaskRecord
+                readied.append((name, kind_in(record.task)))
             elif shelf == ANSWERS:
                 answered.append(name)
             elif shelf == DUE and (self._timer_ms is None or order < self._timer_ms):
                 self._set_timer(order)
             elif shelf == PUSHES:
                 self._pushed.add(name)
-        for name in readied:
+        for name, _ in readied:
             self._count_depth(name, 1)
         for (shelf, name, _), _ in left:
             if shelf == READY:
@@ -434,7 +438,7 @@ class Postgres:
                 is_trust = is_trust or not isinstance(now, Grant) or not isinstance(was, Grant) or now.uses == was.uses
         if work.touched:
             self._wake(readied, answered, changed)
-            self._bell.ring(readied, answered, changed, is_trust)
+            self._bell.ring([name for name, _ in readied], answered, changed, is_trust)
         for entry in entries:
             self._answer(entry)
 
@@ -654,11 +658,11 @@ class Postgres:
 
     # --- waking ---------------------------------------------------------------------------------------------
 
-    def _wake(self, readied: Iterable[str], answered: Iterable[str], changed: Iterable[Key]) -> None:
+    def _wake(self, readied: Iterable[tuple[str, str]], answered: Iterable[str], changed: Iterable[Key]) -> None:
         ready, answers, changes = self._waiters
         if ready.count:
-            for name in readied:
-                ready.wake_one(name)
+            for name, kind in readied:
+                ready.wake_one(name, kind)
         if answers.count:
             for name in answered:
                 answers.wake_one(name)
@@ -671,7 +675,9 @@ class Postgres:
 
     def rung(self, readied: Iterable[str], answered: Iterable[str], changed: Iterable[Key], is_trust: bool) -> None:
         """Another daemon has committed."""
-        self._wake(readied, answered, changed)
+        for name in readied:
+            self._ready_waiters.wake_some(name)
+        self._wake((), answered, changed)
         if is_trust and not self.is_closing:
             refreshing = asyncio.ensure_future(self.refresh())
             refreshing.add_done_callback(_heard)
@@ -841,7 +847,9 @@ class Postgres:
         told_of: dict[str, list[str]] = {}
         for what, name in found:
             told_of.setdefault(what, []).append(name)
-        self._wake(told_of.get("r", ()), told_of.get("a", ()), ())
+        for name in told_of.get("r", ()):
+            self._ready_waiters.wake_some(name)
+        self._wake((), told_of.get("a", ()), ())
         for waiters in (self._ready_waiters, self._answer_waiters):
             waiters.wake(ALL)
         if told_of.get("d"):
