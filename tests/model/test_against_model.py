@@ -43,6 +43,7 @@ from tests.model.contract import (
     Scan,
     Sent,
 )
+from tests.postgres import misplaced, settle, store_for
 
 from covenant import (
     AgentId,
@@ -65,6 +66,7 @@ from covenant import (
 from covenant import Answer as RealAnswer
 from covenant.model.record import Part, TaskRecord
 from covenant.store.clock import CountingIds, ManualClock
+from covenant.store.postgres.engine import Postgres
 from covenant.store.state import Counts, State
 
 T = TypeVar("T")
@@ -481,13 +483,13 @@ class MailboxMachine(RuleBasedStateMachine):
         )
 
     async def compare(self) -> None:
-        for task_id in (*self.model.tasks, NOWHERE):
-            await self.compare_task(task_id)
-        for root in (*IDS, NOWHERE):
-            await self.compare_tree(root, None)
-        await self.compare_tree(IDS[0], "ada")
-        for by in (None, *NAMES):
-            await self.compare_listings(by)
+        """All at once: nothing changes meanwhile."""
+        await asyncio.gather(
+            *(self.compare_task(task_id) for task_id in (*self.model.tasks, NOWHERE)),
+            *(self.compare_tree(root, None) for root in (*IDS, NOWHERE)),
+            self.compare_tree(IDS[0], "ada"),
+            *(self.compare_listings(by) for by in (None, *NAMES)),
+        )
 
     async def compare_task(self, task_id: str) -> None:
         model = self.model
@@ -541,6 +543,41 @@ class DurableMachine(MailboxMachine):
         self.model.now_ms = self.clock.now_ms()
         self.model.incarnation += 1
         self.model.pass_time()
+
+
+class PostgresMachine(MailboxMachine):
+    """The same on PostgreSQL, which is left and come back to at any time."""
+
+    url = "postgresql:{folder}"
+
+    @property
+    def engine(self) -> Postgres:
+        engine: Any = self.box._engine
+        assert isinstance(engine, Postgres)
+        return engine
+
+    async def open(self) -> OpenMailbox:
+        url = await store_for(self.folder.name)
+        self.box = await Mailbox.open(url, limits=LIMITS, clock=self.clock, ids=self.ids)
+        return self.box
+
+    async def settle(self) -> None:
+        self.clock.advance(0)
+        await settle(self.engine)
+
+    @rule(away_ms=mostly(0, 1_000, 20_001, 60_001))
+    def reopen(self, away_ms: int) -> None:
+        self.run(self.box.close())
+        self.clock.advance(away_ms)
+        self.box = self.run(self.open())
+        self.model.now_ms = self.clock.now_ms()
+        self.model.incarnation += 1
+        self.model.pass_time()
+
+    @invariant()
+    def every_number_is_that_of_a_full_count(self) -> None:
+        """The rows of the listings are those that the records call for, no more and no less."""
+        assert self.loop.run_until_complete(misplaced(self.engine)) == ([], [])
 
 
 # --- the same words for both ----------------------------------------------------------------------------------
@@ -633,7 +670,11 @@ def assert_same_order(got: Sequence[Answer], expected: Iterable[tuple[int, Answe
 
 # --- the tests ------------------------------------------------------------------------------------------------
 
-MACHINES = [pytest.param(MailboxMachine, id="memory"), pytest.param(DurableMachine, id="journal")]
+MACHINES = [
+    pytest.param(MailboxMachine, 20, id="memory"),
+    pytest.param(DurableMachine, 20, id="journal"),
+    pytest.param(PostgresMachine, 4, id="postgresql"),
+]
 
 
 def run(machine: type[MailboxMachine], examples: int, steps: int) -> None:
@@ -647,12 +688,12 @@ def run(machine: type[MailboxMachine], examples: int, steps: int) -> None:
     run_state_machine_as_test(machine, settings=chosen)
 
 
-@pytest.mark.parametrize("machine", MACHINES)
-def test_a_mailbox_keeps_the_contract(machine: type[MailboxMachine]) -> None:
-    run(machine, examples=60, steps=50)
+@pytest.mark.parametrize(("machine", "examples"), MACHINES)
+def test_a_mailbox_keeps_the_contract(machine: type[MailboxMachine], examples: int) -> None:
+    run(machine, examples, steps=50)
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("machine", MACHINES)
-def test_a_mailbox_keeps_the_contract_for_long(machine: type[MailboxMachine]) -> None:
-    run(machine, examples=2000, steps=100)
+@pytest.mark.parametrize(("machine", "examples"), MACHINES)
+def test_a_mailbox_keeps_the_contract_for_long(machine: type[MailboxMachine], examples: int) -> None:
+    run(machine, examples * 100, steps=100)

@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from hypothesis.stateful import run_state_machine_as_test as run_machine
+from tests.postgres import store_for
 
 from covenant import AgentId, CovenantError, Limits, Mailbox, OpenMailbox, Result, Task, Text
 from covenant.model import command as c
@@ -26,6 +27,8 @@ from covenant.model.view import Dialog, DialogPage, Input
 from covenant.rules.protocol import updates_of
 from covenant.store.clock import CountingIds, ManualClock
 from covenant.store.journal.archive import FILE
+from covenant.store.postgres.listing import of_shelf
+from covenant.store.postgres.rows import READY
 
 T = TypeVar("T")
 
@@ -250,14 +253,13 @@ class Conversations(RuleBasedStateMachine):
         talk.lease = None
         talk.turn("SUBMITTED")
         self.restated(task_id)
-        ready = [record.task.id for record in self.state.ready(BOB.pubkey, 100)]
+        ready = self.ready()
         assert set(ready) == {*self.queue, task_id}
         self.queue = ready  # given back unused, it stands where it stood: the mailbox's own model knows where
 
-    @property
-    def state(self) -> Any:
+    def ready(self) -> list[str]:
         engine: Any = self.box._engine
-        return engine.state
+        return [record.task.id for record in engine.state.ready(BOB.pubkey, 100)]
 
     @rule(data=st.data(), text=words, how=st.sampled_from(("ok", "error", "content", "reject", "reply")))
     @precondition(lambda self: any(talk.lease for talk in self.talks.values()))
@@ -347,11 +349,50 @@ class StoredConversations(Conversations):
         self.box = self.wait(self.open())
 
 
-@pytest.mark.parametrize("machine", [Conversations, StoredConversations], ids=["memory", "file"])
-def test_conversations_are_as_the_model_says(machine: type[Conversations]) -> None:
+class SharedConversations(Conversations):
+    url = "postgresql:{folder}"
+
+    async def open(self) -> OpenMailbox:
+        url = await store_for(self.folder.name)
+        box: OpenMailbox = await Mailbox.open(url, limits=LIMITS, clock=self.clock, ids=self.ids)
+        return box
+
+    def ready(self) -> list[str]:
+        engine: Any = self.box._engine
+        found = self.wait(engine._reader.fetch(*of_ready(BOB.pubkey)))
+        return [row["key"] for row in found]
+
+    @rule()
+    def restart(self) -> None:
+        self.wait(self.box.close())
+        self.box = self.wait(self.open())
+
+
+def of_ready(recipient: str) -> tuple[Any, ...]:
+    sql, values = of_shelf(READY, recipient, -1, 100)
+    return (sql, *values)
+
+
+MACHINES = [
+    pytest.param(Conversations, 60, id="memory"),
+    pytest.param(StoredConversations, 20, id="file"),
+    pytest.param(SharedConversations, 4, id="postgresql"),
+]
+
+
+def run(machine: type[Conversations], examples: int, steps: int) -> None:
     health = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
-    examples = 60 if machine is Conversations else 20
     bounds = settings(
-        max_examples=examples, stateful_step_count=40, deadline=None, suppress_health_check=health, print_blob=True
+        max_examples=examples, stateful_step_count=steps, deadline=None, suppress_health_check=health, print_blob=True
     )
     run_machine(machine, settings=bounds)
+
+
+@pytest.mark.parametrize(("machine", "examples"), MACHINES)
+def test_conversations_are_as_the_model_says(machine: type[Conversations], examples: int) -> None:
+    run(machine, examples, steps=40)
+
+
+@pytest.mark.soak
+def test_conversations_on_a_shared_store_are_as_the_model_says_for_long() -> None:
+    run(SharedConversations, examples=100, steps=80)

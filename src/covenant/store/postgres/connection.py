@@ -39,6 +39,7 @@ RETRIED: Final = (
 LOST: Final = (
     OSError,
     asyncpg.InterfaceError,
+    asyncpg.InternalClientError,  # the driver's, between the server's last word and the end of the line
     asyncpg.PostgresConnectionError,
     asyncpg.OperatorInterventionError,
     asyncpg.IdleInTransactionSessionTimeoutError,

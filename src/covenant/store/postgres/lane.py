@@ -22,6 +22,7 @@ from covenant.model.record import Key, TaskRecord, Tombstone
 from covenant.model.task import Task
 from covenant.rules.context import Commit, Need
 from covenant.rules.decide import decide
+from covenant.store.embedded import SYSTEM
 from covenant.store.journal.line import GENESIS, Line, encode
 from covenant.store.postgres.array import numbers, texts
 from covenant.store.postgres.connection import LANE_CLOSED, LOST, RETRIED, connect, told
@@ -38,6 +39,7 @@ Moved: TypeAlias = tuple[list[tuple[Place, Key]], list[tuple[Place, Key]]]
 
 BLOCK: Final = 4096  # the increment of the sequence
 TRIES_MAX: Final = 40
+EXPIRY_STEPS: Final = 20  # of the clock, in one transaction
 PATIENCE_S: Final = 20.0  # how long a command waits for a database that is away
 _EXCLUSIVE: Final = (
     c.EnrollPeer,
@@ -117,13 +119,8 @@ class Lane:
             return self._connection
         connection = await connect(self._engine.where)
         try:
-            if self.id == 0 or self._engine.is_fenced:
-                await self._engine.register(connection)
-                self.id = await connection.fetchval(
-                    "insert into lane (daemon, hash) values ($1, $2) returning id",
-                    self._engine.daemon_id,
-                    GENESIS.decode(),
-                )
+            if self.id == 0:
+                self.id = await self._engine.open_lane(connection, GENESIS.decode())
                 self.hash, self.seq, self.signed, self._pending = GENESIS, 0, 0, None
             self._load_statement = await connection.prepare(_LOAD)
             self._save_statement = await connection.prepare(_SAVE)
@@ -196,7 +193,7 @@ class Lane:
                 done = recovered
             except asyncpg.PostgresError as failed:
                 if failed.sqlstate == LANE_CLOSED:
-                    await self._engine.fenced()
+                    self.id = 0
                     await self.close()
                     continue
                 if len(batch) > 1:  # one of them is the cause: each on its own
@@ -216,10 +213,10 @@ class Lane:
         engine = self._engine
         async with engine.expiring:
             while True:
-                entry = engine.entry(c.Expire(None), "system")
-                await self._do([entry])
-                commit = entry.commit
-                if commit is None or not commit.events or not commit.then:
+                steps = [engine.entry(c.Expire(None), SYSTEM) for _ in range(EXPIRY_STEPS)]
+                await self._do([*steps])
+                commit = steps[-1].commit
+                if commit is None or not commit.events:
                     break
         self._heeds_clock = False
 
@@ -300,8 +297,11 @@ class Lane:
                     if commit.events or commit.audit:
                         lines.append(self._apply(entry, commit, work, now))
                     entry.commit = commit
-                work.lists.clear()
+                if type(entry.command) is not c.Expire:  # one step of the clock goes on from what the one before saw
+                    work.lists.clear()
                 done += 1
+                if work.due_ms is not None and work.due_ms <= now:
+                    break  # the clock comes before the next command
             if lines:
                 await self._save(work, lines, mode)
             await connection.execute("commit")
@@ -411,7 +411,10 @@ class Lane:
             found = await self._connection.fetch(DEEP, READY, max(listing.args[0], 0))
             work.lists[listing] = {row["key"]: row["depth"] for row in found}
         else:
-            sql, values = LISTINGS[listing.method](*listing.args)
+            args = listing.args
+            if listing.method == "due":  # enough for all the steps of one transaction
+                args = (args[0], args[1] * EXPIRY_STEPS)
+            sql, values = LISTINGS[listing.method](*args)
             work.lists[listing] = [row["key"] for row in await self._connection.fetch(sql, *values)]
 
     async def _save(self, work: Working, lines: list[Line], mode: int) -> None:

@@ -11,11 +11,8 @@ from msgspec import Struct
 from covenant.model.error import StoreUnavailable, UnsupportedFormat
 
 _LOCK: Final = 0x436F7665  # one for all stores of a database: making a schema is rare
-# Asked of the catalog itself: what to_regclass knows may be from before one had to wait for somebody else's migration.
-_IS_THERE: Final = """
-    select exists (select 1 from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace
-                   where n.nspname = $1 and c.relname = 'meta')
-"""
+# Asked of the catalog itself: what a session once found absent by name, it remembers over the wait for a lock.
+_IS_THERE: Final = "select exists (select from pg_tables where schemaname = $1 and tablename = 'meta')"
 _FOLDER: Final = files("covenant.store.postgres") / "migrations"
 
 

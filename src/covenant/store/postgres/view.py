@@ -9,6 +9,7 @@ a record like any other.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
 from typing import Any, Final, TypeVar
 
 from msgspec import Struct
@@ -45,6 +46,7 @@ from covenant.store.postgres.rows import (
 from covenant.store.state import State
 
 ANYBODY: Final = "*"
+_NEVER: Final = 2**62
 R = TypeVar("R")
 _TRUST_PREFIXES: Final = (PEER_PREFIX, CARD_PREFIX)
 
@@ -77,6 +79,7 @@ class Working:
         self.trust = trust
         self._depths = depths  # how many tasks are ready for somebody, as far as it is known
         self.order = 0  # the number of the last event
+        self.due_ms: int | None = None  # when the first of what was made here is due
         self.records: dict[Key, Record | Tombstone] = {}
         self.absent: set[Key] = set()
         self.were: dict[Key, Record | Tombstone] = {}  # as they were loaded
@@ -176,6 +179,9 @@ class Working:
             else:
                 self.absent.discard(key)
                 self.records[key] = new
+                due: int | None = getattr(new, "due_ms", None)
+                if due is not None and (self.due_ms is None or due < self.due_ms):
+                    self.due_ms = due
             self.touched[key] = None
             if type(event) is Leased or type(event) is TakenUp:
                 self._leases[event.lease_id] = key
@@ -297,7 +303,14 @@ class Working:
 
     def due(self, now: int, limit: int) -> Sequence[Key]:
         keys: Sequence[Key] = self._listed("due", now, limit)
-        return [key for key in keys if self.get(key) is not None]
+        missing = [key for key in keys if key not in self.records and key not in self.absent]
+        if missing:
+            raise Need(*missing)
+        return list(islice((key for key in keys if self._due_ms(key) <= now), limit))
+
+    def _due_ms(self, key: Key) -> int:
+        due_ms: int | None = getattr(self.records.get(key), "due_ms", None)
+        return _NEVER if due_ms is None else due_ms
 
     def tasks(self, agent: str | None, after: int, limit: int) -> Sequence[TaskRecord]:
         return self._records(TaskRecord, self._listed("tasks", agent, after, limit))

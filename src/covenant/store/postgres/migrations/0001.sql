@@ -221,15 +221,15 @@ language plpgsql stable as $$
 #variable_conflict use_column
 declare
     here log%rowtype;
-    at bigint := from_seq;
+    here_at bigint := from_seq;  -- no column is called that
 begin
     for i in 1 .. up_to loop
-        select l.* into here from log l where l.seq <= at order by l.seq desc limit 1;
-        exit when not found or here.last < at;
+        select l.* into here from log l where l.seq <= here_at order by l.seq desc limit 1;
+        exit when not found or here.last < here_at;
         seq := here.seq;
         lines := here.lines;
         return next;
-        at := substring(here.marks from of_key || ':(\d+)')::bigint;
-        exit when at is null or at = 0;
+        here_at := substring(here.marks from of_key || ':(\d+)')::bigint;
+        exit when here_at is null or here_at = 0;
     end loop;
 end $$;

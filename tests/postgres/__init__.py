@@ -5,6 +5,7 @@ One server serves a whole test process; every test gets a schema of its own, and
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import os
 import shutil
@@ -17,6 +18,9 @@ from typing import Any, Final
 from urllib.parse import urlencode, urlsplit
 
 import asyncpg
+
+from covenant.store.postgres.engine import Postgres
+from covenant.store.postgres.rows import TRUST, Place, decoded, places_of
 
 _numbers: Final = count(1)
 
@@ -77,3 +81,22 @@ async def store_for(folder: str) -> str:
             )
         await connection.close()
     return url
+
+
+async def settle(engine: Postgres) -> None:
+    """Until what the clock and the last commits have set going is done."""
+    await asyncio.sleep(0)
+    while engine._steps:
+        await asyncio.wait(engine._steps)
+
+
+async def misplaced(engine: Postgres) -> tuple[list[tuple[Place, str]], list[tuple[Place, str]]]:
+    """The rows of the listings that no record calls for, and those that are missing."""
+    records = await engine._reader.fetch("select key, kind, body from record")
+    called_for = {
+        (place, row["key"]) for row in records for place in places_of(row["key"], decoded(row["kind"], row["body"]))
+    }
+    rows = await engine._reader.fetch("select shelf, name, ord, key from place where shelf <> 'N'")
+    there = {((row["shelf"], row["name"], row["ord"]), row["key"]) for row in rows}
+    called_for = {(place, key) for place, key in called_for if place[0] != TRUST}
+    return sorted(there - called_for), sorted(called_for - there)

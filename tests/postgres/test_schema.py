@@ -14,9 +14,9 @@ from covenant.store.postgres import schema
 from covenant.store.postgres.connection import Where, connect
 from tests.cli.support import PROGRAM, environment, run
 from tests.conformance.support import answer_next, drain, finish, keyed, plain
-from tests.database.support import as_role, role_name, sql
 from tests.docs.support import blocks, page
 from tests.postgres import store_url
+from tests.postgres.support import as_role, role_name, sql
 
 
 def test_an_empty_database_is_made_a_store_and_said_to_be_one() -> None:

@@ -10,8 +10,8 @@ from covenant.serve import wire as w
 from covenant.serve.daemon import Daemon
 from covenant.serve.verbs import list_daemons
 from tests.daemons import OPERATOR_TOKEN, start_daemon
-from tests.database.support import sql
 from tests.postgres import store_url
+from tests.postgres.support import sql
 
 
 async def listed(daemon: Daemon) -> list[tuple[str, DaemonState, int]]:

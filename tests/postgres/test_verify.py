@@ -20,8 +20,8 @@ from covenant.store.postgres.verify import StoreReport, verify
 from tests.cli.support import run
 from tests.conformance.support import DAY_MS, finish, plain, uid
 from tests.daemons import OPERATOR_TOKEN
-from tests.database.support import sql
 from tests.postgres import store_url
+from tests.postgres.support import sql
 
 
 class Two(NamedTuple):
