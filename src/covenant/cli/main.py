@@ -25,6 +25,7 @@ COMMANDS: Final = {  # the first line of each one's help, so that none need be i
     "peers": "Who may come in: enroll, list, revoke, rotate tokens.",
     "runs": "Durable agents: list, show, signal, cancel, resume, judge.",
     "serve": "Run a daemon until it is told to end.",
+    "store": "Move a store: copy.",
     "version": "Which Covenant this is, and which one runs.",
     "why": "Tell why a task is where it is, and what would move it.",
 }

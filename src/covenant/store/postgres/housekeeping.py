@@ -73,7 +73,7 @@ class Housekeeper:
     def __init__(self, engine: Postgres) -> None:
         self._engine = engine
         self._passed = 0  # the tasks up to here were looked at in this round
-        self.sign: Sign = lambda seq, mark: ("", "")
+        self.sign: Sign | None = None
 
     async def tidy(self) -> tuple[int, int]:
         """How many tasks were buried, and how many tombstones forgotten."""
@@ -167,10 +167,12 @@ class Housekeeper:
     async def _prune(self, connection: asyncpg.Connection[Any], ctx: Context) -> int:
         """From the beginning on, as far as all is past its time: whatever the clocks of its writers said, no chain
         loses anything but its beginning."""
+        if self.sign is None and self._engine.keys():
+            return 0  # where chains are signed, nothing is dropped by whom nobody could vouch for
         ends = await connection.fetch(_PRUNE, ctx.now - ctx.limits.retention_ms, _LOG_STEP, _FOREVER)
         for row in ends:
             mark = mark_in(row["lines"]).decode()
-            signature, pubkey = self.sign(row["last"], mark)
+            signature, pubkey = ("", "") if self.sign is None else self.sign(row["last"], mark)
             await connection.execute(
                 """insert into anchor values ($1, $2, $3, $4, $5)
                    on conflict (lane) do update set seq = $2, hash = $3, pubkey = $4, signature = $5""",

@@ -32,6 +32,7 @@ _LANES: Final = """
            a.pubkey as anchor_key, a.signature as anchor_signature
     from lane l left join daemon d on d.id = l.daemon left join anchor a on a.lane = l.id order by l.id
 """
+_KEYS: Final = "select distinct pubkey from daemon where pubkey is not null"
 _SEAMS: Final = "select lane, seq, line from seam order by lane, seq"
 _PAGE: Final = """
     select seq, last, lane, at, marks, lines from (
@@ -119,8 +120,8 @@ class Verifier:
 
     async def report(self) -> StoreReport:
         for row in await self._connection.fetch(_LANES):
-            lane = self._lanes[row["id"]] = _Lane(row)
-            self._keys.update([lane.key] if lane.key else [])
+            self._lanes[row["id"]] = _Lane(row)
+        self._keys = {row["pubkey"] for row in await self._connection.fetch(_KEYS)}
         for row in await self._connection.fetch(_SEAMS):
             lane = self._lanes[row["lane"]]
             if row["seq"] > lane.anchor:
