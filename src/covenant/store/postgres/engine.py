@@ -49,7 +49,7 @@ from covenant.store.clock import Clock, Timer
 from covenant.store.embedded import CARDS_SHOWN, SYSTEM, is_under_way
 from covenant.store.postgres.bell import Bell
 from covenant.store.postgres.connection import LOST, Where, told
-from covenant.store.postgres.entry import Entry
+from covenant.store.postgres.entry import Entry, observed
 from covenant.store.postgres.housekeeping import Housekeeper
 from covenant.store.postgres.lane import EXPIRY_STEPS, Lane, Moved, is_exclusive
 from covenant.store.postgres.listing import DEPTH
@@ -289,7 +289,6 @@ class Postgres:
 
     def entry(self, command: Command | Call, by: str | None = None) -> Entry:
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        future.add_done_callback(_heard)
         entry = Entry(command, by or actor(command), self._ids, future)
         entry.is_exclusive = is_exclusive(command)
         return entry
@@ -472,7 +471,9 @@ class Postgres:
         if not commands:
             entry.settle()
         for command in commands:
-            self._submit(command).future.add_done_callback(lambda _: entry.settle())
+            given = self._submit(command).future
+            given.add_done_callback(observed)
+            given.add_done_callback(lambda _: entry.settle())
 
     async def _run_steps(self, entry: Entry, then: Iterable[Command]) -> None:
         """Bounded work that a commit left to be done: the first of it before the answer."""
@@ -680,7 +681,7 @@ class Postgres:
         self._wake((), answered, changed)
         if is_trust and not self.is_closing:
             refreshing = asyncio.ensure_future(self.refresh())
-            refreshing.add_done_callback(_heard)
+            refreshing.add_done_callback(observed)
 
     # --- signatures -----------------------------------------------------------------------------------------
 
@@ -887,9 +888,3 @@ def _goes_alone(entry: Entry) -> bool:
 
 def _has_moved(was: Any, now: TaskRecord) -> bool:
     return type(was) is not TaskRecord or was.generation != now.generation or was.cancel_reason != now.cancel_reason
-
-
-def _heard(future: asyncio.Future[Any]) -> None:
-    """Whether or not anybody waits for it."""
-    if not future.cancelled():
-        future.exception()

@@ -19,14 +19,14 @@ from covenant.model import event as e
 from covenant.model.audit import Logged
 from covenant.model.error import CovenantError, StoreUnavailable
 from covenant.model.record import Key, TaskRecord, Tombstone
-from covenant.model.task import Task
 from covenant.rules.context import Commit, Need
 from covenant.rules.decide import decide
 from covenant.store.embedded import SYSTEM
 from covenant.store.journal.line import GENESIS, Line, encode
 from covenant.store.postgres.array import numbers, texts
 from covenant.store.postgres.connection import LANE_CLOSED, LOST, RETRIED, connect, told
-from covenant.store.postgres.entry import Entry
+from covenant.store.postgres.entry import Entry, observed
+from covenant.store.postgres.hint import hint
 from covenant.store.postgres.listing import DEEP, DIALOG_COUNT, LISTINGS
 from covenant.store.postgres.rows import DIALOGS, KINDS, READY, TRUST, TRUSTED, Place, encoded
 from covenant.store.postgres.view import Depth, First, Listing, Working
@@ -213,6 +213,8 @@ class Lane:
         async with engine.expiring:
             while True:
                 steps = [engine.entry(c.Expire(None), SYSTEM) for _ in range(EXPIRY_STEPS)]
+                for step in steps:
+                    step.future.add_done_callback(observed)
                 await self._do([*steps])
                 commit = steps[-1].commit
                 if commit is None or not commit.events:
@@ -278,7 +280,7 @@ class Lane:
                 except Need as need:
                     if done and any(isinstance(want, Listing) for want in need.wanted):
                         break  # it wants to see what is committed
-                    more = [*need.wanted, *self._wanted(batch[done + 1 :], work, now, listings=False)]
+                    more = [*need.wanted, *self._wanted(batch[done + 1 :], work, now, is_first=False)]
                     await self._load(work, 0, more)
                     continue
                 except CovenantError as refusal:
@@ -327,16 +329,19 @@ class Lane:
         ctx.ids, ctx.now, ctx.compaction = entry.ids, now, work.compaction
         return decide(entry.command, work, ctx)
 
-    def _wanted(self, batch: Sequence[Entry], work: Working, now: int, listings: bool = True) -> list[Any]:
-        """What the commands ask for first. They are asked in vain, and decided later."""
+    def _wanted(self, batch: Sequence[Entry], work: Working, now: int, is_first: bool = True) -> list[Any]:
+        """What the commands ask for first. They are asked in vain, and decided later; of the commonest it is known."""
         wanted: list[Any] = []
         for at, entry in enumerate(batch):
-            if _needs_nothing(entry.command):
+            known = hint(entry.command)
+            if known is not None:
+                if is_first:
+                    wanted += known
                 continue
             try:
                 self._decide(entry, work, now)
             except Need as need:
-                if (listings and at == 0) or not any(isinstance(want, Listing) for want in need.wanted):
+                if (is_first and at == 0) or not any(isinstance(want, Listing) for want in need.wanted):
                     wanted += need.wanted
             except CovenantError:
                 pass  # said again when its turn comes
@@ -472,14 +477,6 @@ class Lane:
             b"".join(raws),
         )
         self._pending = (mark, lines[-1].last)
-
-
-def _needs_nothing(command: c.Command | c.Call) -> bool:
-    """A new task that nothing else depends on: the commonest command of all."""
-    asked = command.command if type(command) is c.Call else command
-    if type(asked) is not c.SendTask or type(asked.task) is not Task:
-        return False
-    return not asked.task.id and not asked.task.is_idempotent and asked.key is None
 
 
 def _rows(found: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
