@@ -61,5 +61,5 @@ async def test_a_transaction_that_looks_twice_leaves_a_trail_between_those_of_ot
         trail = await engine.log_trail(place.order, uid(1), 100)
         kinds = [type(event).__name__ for logged in trail for event in logged.events if event.key == uid(1)]
         assert kinds == ["Answered", "Leased", "Sent"]
-        everything = await engine._log.after(0, 100)
+        everything = await engine.log(0, 100)
         assert {uid(1), uid(2), uid(101)} <= {event.key for logged in everything for event in logged.events}
