@@ -72,7 +72,7 @@ _SAVE: Final = """select save($1, $2, $3, $4, $5,
     $16::text::"char"[], $17::text::text[], $18::text::bigint[], $19::text::text[],
     $20::text::"char"[], $21::text::text[], $22::text::bigint[], $23::text::text[],
     $24::text::bigint[], $25::text::text[], $26::text::text[], $27::text::text[], $28::text::text[],
-    $29::text::bigint[], $30, $31, $32, $33)"""
+    $29::text::bigint[], $30, $31::text::bigint[], $32::text::bigint[], $33::text::text[], $34)"""
 
 log = logging.getLogger("covenant.store")
 
@@ -427,6 +427,9 @@ class Lane:
         for line in lines:
             raw, mark = encode(line, mark)
             raws.append(raw)
+        # A row is a stretch of numbers without a gap: others may have drawn theirs between two looks.
+        starts = [0, *(at for at in range(1, len(lines)) if lines[at].seq != lines[at - 1].last + 1)]
+        ends = [*starts[1:], len(lines)]
         new: list[tuple[str, bytes, int, bytes]] = []
         old: list[tuple[str, bytes, int, bytes, int]] = []
         gone: list[str] = []
@@ -472,9 +475,10 @@ class Lane:
             texts([row[4] for row in tasks]),
             numbers(tasks_gone),
             lines[-1].at,
-            lines[0].seq,
-            _marks(lines),
-            b"".join(raws),
+            numbers([lines[at].seq for at in starts]),
+            numbers([lines[end - 1].last for end in ends]),
+            texts([_marks(lines[at:end]) for at, end in zip(starts, ends, strict=True)]),
+            [b"".join(raws[at:end]) for at, end in zip(starts, ends, strict=True)],
         )
         self._pending = (mark, lines[-1].last)
 
