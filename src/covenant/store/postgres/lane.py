@@ -19,14 +19,14 @@ from covenant.model import event as e
 from covenant.model.audit import Logged
 from covenant.model.error import CovenantError, StoreUnavailable
 from covenant.model.record import Key, TaskRecord, Tombstone
-from covenant.model.task import Task
 from covenant.rules.context import Commit, Need
 from covenant.rules.decide import decide
 from covenant.store.embedded import SYSTEM
 from covenant.store.journal.line import GENESIS, Line, encode
 from covenant.store.postgres.array import numbers, texts
 from covenant.store.postgres.connection import LANE_CLOSED, LOST, RETRIED, connect, told
-from covenant.store.postgres.entry import Entry
+from covenant.store.postgres.entry import Entry, observed
+from covenant.store.postgres.hint import hint
 from covenant.store.postgres.line import marks_of
 from covenant.store.postgres.listing import DEEP, DIALOG_COUNT, LISTINGS
 from covenant.store.postgres.rows import DIALOGS, KINDS, READY, TRUST, TRUSTED, Place, encoded
@@ -73,7 +73,7 @@ _SAVE: Final = """select save($1, $2, $3, $4, $5,
     $16::text::"char"[], $17::text::text[], $18::text::bigint[], $19::text::text[],
     $20::text::"char"[], $21::text::text[], $22::text::bigint[], $23::text::text[],
     $24::text::bigint[], $25::text::text[], $26::text::text[], $27::text::text[], $28::text::text[],
-    $29::text::bigint[], $30, $31, $32, $33)"""
+    $29::text::bigint[], $30, $31::text::bigint[], $32::text::bigint[], $33::text::text[], $34)"""
 
 log = logging.getLogger("covenant.store")
 
@@ -214,6 +214,8 @@ class Lane:
         async with engine.expiring:
             while True:
                 steps = [engine.entry(c.Expire(None), SYSTEM) for _ in range(EXPIRY_STEPS)]
+                for step in steps:
+                    step.future.add_done_callback(observed)
                 await self._do([*steps])
                 commit = steps[-1].commit
                 if commit is None or not commit.events:
@@ -279,7 +281,7 @@ class Lane:
                 except Need as need:
                     if done and any(isinstance(want, Listing) for want in need.wanted):
                         break  # it wants to see what is committed
-                    more = [*need.wanted, *self._wanted(batch[done + 1 :], work, now, listings=False)]
+                    more = [*need.wanted, *self._wanted(batch[done + 1 :], work, now, is_first=False)]
                     await self._load(work, 0, more)
                     continue
                 except CovenantError as refusal:
@@ -328,16 +330,19 @@ class Lane:
         ctx.ids, ctx.now, ctx.compaction = entry.ids, now, work.compaction
         return decide(entry.command, work, ctx)
 
-    def _wanted(self, batch: Sequence[Entry], work: Working, now: int, listings: bool = True) -> list[Any]:
-        """What the commands ask for first. They are asked in vain, and decided later."""
+    def _wanted(self, batch: Sequence[Entry], work: Working, now: int, is_first: bool = True) -> list[Any]:
+        """What the commands ask for first. They are asked in vain, and decided later; of the commonest it is known."""
         wanted: list[Any] = []
         for at, entry in enumerate(batch):
-            if _needs_nothing(entry.command):
+            known = hint(entry.command)
+            if known is not None:
+                if is_first:
+                    wanted += known
                 continue
             try:
                 self._decide(entry, work, now)
             except Need as need:
-                if (listings and at == 0) or not any(isinstance(want, Listing) for want in need.wanted):
+                if (is_first and at == 0) or not any(isinstance(want, Listing) for want in need.wanted):
                     wanted += need.wanted
             except CovenantError:
                 pass  # said again when its turn comes
@@ -423,6 +428,9 @@ class Lane:
         for line in lines:
             raw, mark = encode(line, mark)
             raws.append(raw)
+        # A row is a stretch of numbers without a gap: others may have drawn theirs between two looks.
+        starts = [0, *(at for at in range(1, len(lines)) if lines[at].seq != lines[at - 1].last + 1)]
+        ends = [*starts[1:], len(lines)]
         new: list[tuple[str, bytes, int, bytes]] = []
         old: list[tuple[str, bytes, int, bytes, int]] = []
         gone: list[str] = []
@@ -468,19 +476,12 @@ class Lane:
             texts([row[4] for row in tasks]),
             numbers(tasks_gone),
             lines[-1].at,
-            lines[0].seq,
-            marks_of(lines),
-            b"".join(raws),
+            numbers([lines[at].seq for at in starts]),
+            numbers([lines[end - 1].last for end in ends]),
+            texts([marks_of(lines[at:end]) for at, end in zip(starts, ends, strict=True)]),
+            [b"".join(raws[at:end]) for at, end in zip(starts, ends, strict=True)],
         )
         self._pending = (mark, lines[-1].last)
-
-
-def _needs_nothing(command: c.Command | c.Call) -> bool:
-    """A new task that nothing else depends on: the commonest command of all."""
-    asked = command.command if type(command) is c.Call else command
-    if type(asked) is not c.SendTask or type(asked.task) is not Task:
-        return False
-    return not asked.task.id and not asked.task.is_idempotent and asked.key is None
 
 
 def _rows(found: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
