@@ -440,8 +440,11 @@ class Postgres:
             return
         commit = entry.commit
         assert commit is not None
-        if commit.then and type(entry.command) is not Expire:
-            steps = asyncio.create_task(self._run_steps(entry, commit.then))
+        then = commit.then
+        if type(entry.command) is Expire:  # whoever asked for it asks again by itself
+            then = tuple(step for step in then if type(step) is not Expire)
+        if then and not entry.is_step:
+            steps = asyncio.create_task(self._run_steps(entry, then))
             self._steps.add(steps)
             steps.add_done_callback(self._steps.discard)
         else:
@@ -469,19 +472,23 @@ class Postgres:
     async def _run_steps(self, entry: Entry, then: Iterable[Command]) -> None:
         """Bounded work that a commit left to be done: the first of it before the answer."""
         steps = deque(then)
-        count = 0
+        count, is_answered = 0, False
         try:
             while steps:
                 if count == _STEPS_AT_ONCE:
+                    is_answered = True
                     self._reply(entry)
                 step = self._submit(steps.popleft(), SYSTEM)
+                step.is_step = True
                 await step.future
                 assert step.commit is not None
+                steps.extend(step.commit.then)
                 count += 1
         except CovenantError as failed:
             log.warning("a step is left for later: %s", failed)
         finally:
-            self._reply(entry)
+            if not is_answered:
+                self._reply(entry)
 
     # --- what is known --------------------------------------------------------------------------------------
 
@@ -496,7 +503,7 @@ class Postgres:
     def _trusted(self, key: Key, record: Any) -> None:
         """Memory is told. What it knows already may be newer: another lane was faster."""
         known = self.trust.get(key)
-        if record is not None and known is not None and record.order < known.order:
+        if record is not None and known is not None and (record.order < known.order or record == known):
             return
         self.trust.put(key, record)
         if isinstance(known, Peer) and isinstance(record, Peer) and (known.token != record.token or is_revoked(record)):

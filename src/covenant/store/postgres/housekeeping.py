@@ -135,10 +135,11 @@ class Housekeeper:
         await connection.execute("delete from record where key = any($1)", [row["key"] for row in (*pieces, *runs)])
         await connection.execute("delete from task where ord = any($1)", [r.sent_order for r in past.values()])
         await connection.execute(
-            """update record r set kind = $1, body = u.body from unnest($2::text[], $3::bytea[]) u(key, body)
-               where r.key = u.key""",
+            """update record r set kind = $1, ord = u.ord, body = u.body
+               from unnest($2::text[], $3::bigint[], $4::bytea[]) u(key, ord, body) where r.key = u.key""",
             KINDS[Tombstone],
             list(stones),
+            [stone.order for stone in stones.values()],
             [encoded(stone) for stone in stones.values()],
         )
         await connection.execute(

@@ -17,6 +17,7 @@ import asyncpg
 from covenant.model import command as c
 from covenant.model import event as e
 from covenant.model.audit import Logged
+from covenant.model.card import CARD_PREFIX
 from covenant.model.error import CovenantError, StoreUnavailable
 from covenant.model.record import Key, TaskRecord, Tombstone
 from covenant.model.task import Task
@@ -27,7 +28,7 @@ from covenant.store.postgres.array import numbers, texts
 from covenant.store.postgres.connection import LANE_CLOSED, LOST, RETRIED, connect, told
 from covenant.store.postgres.entry import Entry
 from covenant.store.postgres.listing import DEEP, DIALOG_COUNT, LISTINGS
-from covenant.store.postgres.rows import DIALOGS, KINDS, READY, TRUST, TRUSTED, Place, encoded
+from covenant.store.postgres.rows import DIALOGS, KINDS, READY, TRUST, Place, encoded
 from covenant.store.postgres.view import Depth, First, Listing, Working
 
 if TYPE_CHECKING:
@@ -415,6 +416,17 @@ class Lane:
             sql, values = LISTINGS[listing.method](*listing.args)
             work.lists[listing] = [row["key"] for row in await self._connection.fetch(sql, *values)]
 
+    async def _mark_cards(self, work: Working, taken: list[tuple[Place, Key]]) -> None:
+        """A card keeps its number when it is published again, and has none when it is withdrawn. So that others learn of
+        it all the same, it stands among what is trusted under the number of this commit."""
+        cards = [key for key in work.touched if key.startswith(CARD_PREFIX)]
+        if cards:
+            assert self._connection is not None
+            sql = "delete from place where shelf = $1 and name = '' and key = any($2)"
+            await self._connection.execute(sql, TRUST, cards)
+            taken[:] = [(place, key) for place, key in taken if key not in cards]
+            taken += [((TRUST, "", work.order), key) for key in cards]
+
     async def _save(self, work: Working, lines: list[Line], mode: int) -> None:
         mark = self.hash
         raws = []
@@ -427,13 +439,12 @@ class Lane:
         tasks: list[tuple[int, str, str, str, str | None]] = []
         tasks_gone: list[int] = []
         left, taken = self._left_taken = work.moved()
+        await self._mark_cards(work, taken)
         for key in work.touched:
             was, now = work.were.get(key), work.records.get(key)
             if now is None:
                 if was is not None:
                     gone.append(key)
-                    if type(was) in TRUSTED:
-                        taken.append(((TRUST, "", work.order), key))
                 continue
             kind, body = KINDS[type(now)], encoded(now)
             if was is None:
