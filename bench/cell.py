@@ -55,6 +55,12 @@ _CELLS: Final = {
     "agents paused": "agents_figures.paused",
     "agents dbos": "agents_dbos.run",
     "agents langgraph": "agents_langgraph.run",
+    "postgres covenant": "postgres_covenant.cycles",
+    "postgres waiting": "postgres_covenant.waiting",
+    "postgres queue": "postgres_queue.cycles",
+    "postgres procrastinate": "postgres_procrastinate.cycles",
+    "postgres dbos": "peer_dbos.cycles",
+    "postgres absurd": "postgres_absurd.cycles",
 }
 
 
@@ -98,13 +104,17 @@ class Cell:
 
     def turn(self) -> Figures:
         """Ask a cell that stays for one more measurement."""
+        self.ask()
+        return self.figures()
+
+    def ask(self) -> None:
+        """The same, without waiting for its figures: others are asked meanwhile."""
         assert self._child.stdin is not None
         try:
             self._child.stdin.write("\n")
             self._child.stdin.flush()
         except BrokenPipeError:
             raise CellFailed(f"the cell {self.name} is gone; its error is above") from None
-        return self.figures()
 
 
 def measure(name: str, folder: Path, **parameters: Any) -> Figures:

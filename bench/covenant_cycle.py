@@ -18,6 +18,9 @@ _WARM_UP_CYCLES: Final = 50
 
 
 def url_of(folder: Path, scheme: str) -> str:
+    """A store in this folder, or without a disk; a database has a URL of its own."""
+    if "://" in scheme:
+        return scheme
     return "memory:" if scheme == "memory" else f"file:{folder}"
 
 
@@ -27,12 +30,13 @@ async def cycles(folder: Path, scheme: str, clients: int, warm_s: float, seconds
         return await run_clients(box, clients, warm_s, seconds)
 
 
-async def run_clients(box: Mailbox, clients: int, warm_s: float, seconds: float) -> Figures:
-    """`rate` counts cycles; the times are those of one reply, and `cycle_ms` is the mean of a whole cycle."""
+async def run_clients(box: Mailbox, clients: int, warm_s: float, seconds: float, first: int = 0) -> Figures:
+    """`rate` counts cycles; the times are those of one reply, and `cycle_ms` is the mean of a whole cycle. Clients are
+    numbered from `first`: those of several processes are not the same agents."""
     window = Window(warm_s, seconds)
     replies = Tally(window)
     before = _stats(box)
-    await asyncio.gather(*(_client(box, number, replies) for number in range(clients)))
+    await asyncio.gather(*(_client(box, number, replies) for number in range(first, first + clients)))
     after = _stats(box)
     figures = replies.figures()
     figures["rate"] /= len(LINE_KINDS)

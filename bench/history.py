@@ -1,4 +1,4 @@
-"""Stores with a past: filled with many tasks, queued or resolved, then measured; and how long they take to open.
+"""Stores with a past: filled with many tasks, queued, resolved or both, then measured; and how long they take to open.
 
 The filled store stays open in its process, so that the parent can take turns between a large and a small one; its
 memory is read after the fill, before any cycle.
@@ -70,7 +70,9 @@ async def _fill(box: Mailbox, past: str, tasks: int) -> Figures:
     batch = box.limits.batch_max
     for done in range(0, tasks, batch):
         count = min(batch, tasks - done)
-        await (_queue(box, count) if past == "queued" else _resolve(box, count))
+        resolved = {"queued": 0, "mixed": count // 10, "resolved": count}[past]
+        await _queue(box, count - resolved)
+        await _resolve(box, resolved)
     seconds = time.perf_counter() - start
     await asyncio.sleep(_SETTLE_S)
     return {"tasks": tasks, "seconds": seconds, "rss_mib": _rss_mib()}
@@ -78,11 +80,15 @@ async def _fill(box: Mailbox, past: str, tasks: int) -> Figures:
 
 async def _queue(box: Mailbox, count: int) -> None:
     """For a recipient that nobody serves."""
+    if count == 0:
+        return
     sender, recipient = box.of("filler"), box.of("nobody")
     _sound(await sender.send_tasks([Task(recipient=recipient.agent, intent_text=INTENT) for _ in range(count)]))
 
 
 async def _resolve(box: Mailbox, count: int) -> None:
+    if count == 0:
+        return
     sender, worker = box.of("filler"), box.of("finisher")
     _sound(await sender.send_tasks([Task(recipient=worker.agent, intent_text=INTENT) for _ in range(count)]))
     deliveries: list[Delivery] = await worker.recv_tasks(count)

@@ -8,7 +8,17 @@ import sqlite3
 from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
-_PACKAGES: Final = ("covenant-exchange", "msgspec", "uvloop", "huey", "dbos", "langgraph")
+_PACKAGES: Final = (
+    "covenant-exchange",
+    "msgspec",
+    "uvloop",
+    "huey",
+    "dbos",
+    "langgraph",
+    "asyncpg",
+    "procrastinate",
+    "absurd-sdk",
+)
 
 
 def facts() -> dict[str, str]:

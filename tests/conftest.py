@@ -25,7 +25,10 @@ from covenant import Limits, Mailbox, OpenMailbox
 from covenant.serve.daemon import Daemon
 from covenant.store.clock import CountingIds, ManualClock
 from tests.daemons import Realmful, start_daemon
+from tests.haste import hurry
 from tests.postgres import store_for
+
+hurry()
 
 # How fast a machine is, is no property of what is tested.
 settings.register_profile("covenant", deadline=None, suppress_health_check=[HealthCheck.too_slow])

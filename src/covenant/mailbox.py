@@ -8,7 +8,7 @@ received.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Coroutine, Sequence
+from collections.abc import Collection, Coroutine, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -187,9 +187,13 @@ class Mailbox:
         taken: list[Delivery] = await self._engine.take(LeaseTasks(self._agent, self._agent, self._incarnation))
         return taken[0]
 
-    async def recv_tasks(self, limit: int, wait_ms: int | None = None) -> list[Delivery]:
-        """Lease up to `limit` tasks; waits until there is one, or returns none when `wait_ms` is over."""
-        return await self._take(LeaseTasks(self._agent, self._agent, self._incarnation, limit), limit, wait_ms)
+    async def recv_tasks(
+        self, limit: int, wait_ms: int | None = None, *, kinds: Collection[str] | None = None
+    ) -> list[Delivery]:
+        """Lease up to `limit` tasks; waits until there is one, or returns none when `wait_ms` is over. With `kinds`,
+        of these alone; an empty name stands for tasks without a kind."""
+        wanted = None if kinds is None else _kinds(kinds)
+        return await self._take(LeaseTasks(self._agent, self._agent, self._incarnation, limit, wanted), limit, wait_ms)
 
     async def try_recv_task_for(self, recipient: AgentId | None = None) -> Delivery | None:
         """Lease the oldest task for this recipient if there is one now."""
@@ -550,6 +554,12 @@ def _state(state: TaskState | str | None) -> TaskState | None:
         return None if state is None else TaskState(state)
     except ValueError:
         raise Malformed(f"no such state: {state}", field="state") from None
+
+
+def _kinds(kinds: Collection[str]) -> frozenset[str]:
+    if isinstance(kinds, str) or not all(isinstance(kind, str) for kind in kinds):
+        raise Malformed("kinds are names", field="kinds")
+    return frozenset(kinds)
 
 
 def _wait(wait_ms: int | None) -> int | None:

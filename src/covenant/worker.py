@@ -16,7 +16,7 @@ import logging
 import random
 import threading
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from types import TracebackType
@@ -317,6 +317,7 @@ class Worker:
         incarnation: str | None = None,
         *,
         grace_ms: int = GRACE_MS,
+        kinds: Collection[str] | None = None,
     ) -> None:
         for name, value, least in (
             ("concurrency", concurrency, 1),
@@ -333,6 +334,7 @@ class Worker:
         self._heartbeat_ms = heartbeat_ms
         self._incarnation = incarnation
         self._grace_ms = grace_ms
+        self._kinds = kinds
         self._stopping = asyncio.Event()
         self._is_up = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None  # while it runs
@@ -411,7 +413,7 @@ class Worker:
             if room < 1:
                 await self._stopped_or(*self._jobs)
                 continue
-            receive = partial(self._box.recv_tasks, min(room, self._box.limits.batch_max))
+            receive = partial(self._box.recv_tasks, min(room, self._box.limits.batch_max), kinds=self._kinds)
             self._receiving = asyncio.create_task(self._patience.until_answered(receive))
             await self._stopped_or(self._receiving)
             if self._receiving.done() and not self._stopping.is_set():

@@ -1,16 +1,11 @@
-"""A daemon, and those who use it, in processes of their own, which die as processes do: by SIGKILL, at any point.
-
-They are forked from a server that has done the imports: who kills as often as these tests would otherwise wait for
-nothing else. Each ends by itself when the test's end of its line is gone.
-"""
+"""A daemon, and those who use it, in processes of their own, to be killed."""
 
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -23,60 +18,14 @@ from covenant.a2a import Client, Patience
 from covenant.a2a.interface import Interface
 from covenant.a2a.transport import Wire
 from covenant.serve import wire as w
-from covenant.serve.a2a import rpc
 from covenant.serve.daemon import Daemon, Settings
 from covenant.serve.home import Home
+from tests.beings import PATIENCE_S, Being, until_hung_up
 from tests.daemons import WORKING
 
-PATIENCE_S: Final = 60
 QUICK: Final = Patience(first_s=0.001, longest_s=0.05, failures_max=10_000)
 SMALL: Final = Limits(segment_bytes=60_000, snapshot_every_bytes=90_000, finished_tail_max=16, archive_batch=16)
 GRPC: Final = "GRPC"
-_LATE: Final = ("tests.a2a.senders", "covenant.client.unix", "covenant.client.http", "uvicorn")
-_FORKS: Final = multiprocessing.get_context("forkserver")
-_SPAWN: Final = multiprocessing.get_context("spawn")
-_FORKS.set_forkserver_preload(
-    [__name__, rpc.__name__, "tests.a2a.senders", "covenant.client.unix", "covenant.client.http", "uvicorn"]
-)
-
-
-class Being:
-    """A process that lives until it is killed, or has done what it was made for. A stranger shares nothing with the
-    others: what depends on where things lie in memory is not the same."""
-
-    def __init__(self, does: Callable[..., Any], *given: Any, is_stranger: bool = False) -> None:
-        self.line, theirs = _FORKS.Pipe()
-        make: Any = _SPAWN.Process if is_stranger else _FORKS.Process
-        self._process = make(target=does, args=(theirs, *given), daemon=True)
-        self._process.start()
-        theirs.close()
-
-    async def hear(self) -> Any:
-        """What it says next."""
-        if not await asyncio.to_thread(self.line.poll, PATIENCE_S):
-            raise AssertionError("it says nothing")
-        return self.line.recv()
-
-    @property
-    def pid(self) -> int:
-        number: int = self._process.pid
-        return number
-
-    def kill(self) -> None:
-        self._process.kill()
-
-    async def end(self) -> int:
-        """Its exit code."""
-        await asyncio.to_thread(self._process.join, PATIENCE_S)
-        code: int | None = self._process.exitcode
-        assert code is not None, "it does not end"
-        return code
-
-
-async def until_hung_up(line: Connection) -> None:
-    over = asyncio.Event()
-    asyncio.get_running_loop().add_reader(line.fileno(), over.set)
-    await over.wait()
 
 
 def serve(line: Connection, folder: str, limits: Limits) -> None:

@@ -16,7 +16,8 @@ from covenant.a2a.interface import JSONRPC, REST
 from covenant.model.protocol import State
 from covenant.serve.a2a.operations import CURSOR
 from covenant.serve.a2a.proto import SERVICE, class_of
-from tests.a2a.house import GRPC, PATIENCE_S, House
+from tests.a2a.house import GRPC, House
+from tests.beings import PATIENCE_S
 
 
 class Heard(NamedTuple):

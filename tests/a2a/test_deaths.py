@@ -14,7 +14,8 @@ from covenant import Mailbox, TaskState, WorkContext, Worker
 from covenant.a2a import Client, Event, State, Task
 from covenant.a2a.interface import JSONRPC, REST
 from tests.a2a.cutter import cutting
-from tests.a2a.house import Being, House, housed, until_hung_up
+from tests.a2a.house import House, housed
+from tests.beings import Being, until_hung_up
 from tests.conformance.support import requeue
 
 PIECES: Final = 20

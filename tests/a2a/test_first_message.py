@@ -15,8 +15,9 @@ from msgspec import structs
 
 from covenant.a2a.interface import JSONRPC
 from tests.a2a.cutter import cutting
-from tests.a2a.house import Being, House, housed
+from tests.a2a.house import House, housed
 from tests.a2a.senders import BINDINGS, OTHER_CONTENT, Sending, send, send_when_told
+from tests.beings import Being
 
 SENDERS: Final = 8
 KILLED: Final = -9

@@ -284,6 +284,27 @@ async def test_who_is_far_behind_is_told_everything_in_bounded_stretches(
         assert 0 < largest <= 14
 
 
+async def test_a_sign_of_life_behind_an_event_is_no_gap(kept: str, tmp_path: Path) -> None:
+    """It is in the log and moves nothing: who is one event behind is told that event, and nothing else."""
+    async with place(kept, tmp_path).opened() as town:
+        task = await town.send()
+        delivery = await town.lease()
+        await town.work(c.AddArtifact(None, delivery.lease_id, piece("x")))
+        for _ in range(3):
+            await town.work(c.BeatLease(None, delivery.lease_id))
+        events = stream(town, task.id, after=2)
+        assert (await soon(anext(events))).generation == 3
+        rest = asyncio.ensure_future(_all(events))
+        await town.finish(delivery)
+        told = await soon(rest)
+        assert [event.generation for event in told] == list(range(4, 4 + len(told)))
+        assert all(event.response.task is None for event in told)
+
+
+async def _all(events: AsyncGenerator[Event, None]) -> list[Event]:
+    return [event async for event in events]
+
+
 async def test_a_reader_that_falls_behind_the_log_begins_anew_and_is_told_so(tmp_path: Path) -> None:
     """Where the log is short, a gap is never passed over in silence."""
     async with place("memory", tmp_path, Limits(log_tail_max=30)).opened() as town:

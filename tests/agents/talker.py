@@ -7,7 +7,7 @@ import asyncio
 from multiprocessing.connection import Connection
 
 from covenant.agents import AgentContext, AgentWorker, agent, task
-from tests.a2a.house import until_hung_up
+from tests.beings import until_hung_up
 
 
 @task("spell", idempotent=True)

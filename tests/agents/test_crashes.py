@@ -15,12 +15,12 @@ from covenant.agents import driver as driver_module
 from covenant.agents.driver import Driver
 from covenant.agents.memory import noted
 from covenant.model.run import Memo, RunCommit, Standing
-from covenant.model.task import Task
+from covenant.rules import run as run_rules
 from covenant.testing import Answer, Pass, Report, Step, Tell, survives_crashes
 from covenant.testing.gate import Gate
 from tests.agents.programs import OTHERS, TASKS, phases, program, scripts
 
-DEATHS, DEATHS_FOR_LONG = 5_000, 100_000
+DEATHS, DEATHS_FOR_LONG = 1_200, 100_000
 DEATHS_ON_DISK, DEATHS_ON_DISK_FOR_LONG = 40, 2_000
 EXAMPLES = 17
 COLD, WARM = 0, 1000
@@ -126,11 +126,6 @@ def no_winner(driver: Driver, key: str, value: Any) -> Memo:
     return memo
 
 
-def all_safe(worker: AgentWorker, task: Task) -> bool:
-    """Whatever a dead worker had is done again."""
-    return True
-
-
 async def nobody(worker: AgentWorker) -> None:
     """The runs of the dead are left where they are."""
 
@@ -150,7 +145,6 @@ MUTANTS = [
     ),
     pytest.param(Driver, "note", no_winner, [[["sleep", 10], ["now"]]], id="no-time"),
     pytest.param(Driver, "note", no_winner, [[["random"], ["signal", "a", None]]], id="no-chance"),
-    pytest.param(AgentWorker, "_is_ours_to_resume", all_safe, [[["task", ["unsafe", 1, None]]]], id="all-safe"),
     pytest.param(AgentWorker, "take_all_over", nobody, [[["say", "x"]]], id="nobody-resumes"),
 ]
 
@@ -164,6 +158,16 @@ def test_a_driver_that_loses_something_is_found_out(
     monkeypatch.setattr(whose, name, mutant)
     with pytest.raises(AssertionError, match="died at point"):
         kill_everywhere(made, script, fresh_chance=True)
+
+
+def test_that_an_unsafe_task_is_done_again_would_be_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that takes everything up is refused by the rule; without that, it is noticed."""
+    made = [[["task", ["unsafe", 1, None]]]]
+    monkeypatch.setattr(AgentWorker, "_is_ours_to_resume", lambda worker, entry: True)
+    kill_everywhere(made, [], fresh_chance=True)
+    monkeypatch.setattr(run_rules, "declared_safety", lambda record: "idempotent")
+    with pytest.raises(AssertionError, match="died at point"):
+        kill_everywhere(made, [], fresh_chance=True)
 
 
 # --- what was found ----------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from covenant.agents import AgentContext, AgentEntry, EntryRole, EntryType, RunFailed, agent
+from covenant.agents import AgentContext, AgentEntry, EntryRole, EntryType, agent
 from covenant.model.error import KeyReused, Malformed
 from covenant.model.message import Message, Part
 from covenant.model.run import RunStatus
@@ -363,17 +363,6 @@ async def test_a_long_history_is_read_whole(house: House) -> None:
         return [entry.content for entry in await ctx.load_messages()]
 
     assert (await house.through(long))[1] == list(range(2700))
-
-
-async def test_more_than_a_commit_carries_ends_the_run_and_says_so(house: House) -> None:
-    @agent("endless")
-    async def endless(ctx: AgentContext) -> None:
-        for n in range(2000):
-            await ctx.append("user", n)
-        await pause(ctx)
-
-    with pytest.raises(RunFailed, match="at most 1000 entries"):
-        await house.through(endless)
 
 
 async def test_an_entry_that_is_there_already_does_not_move_the_run(house: House) -> None:

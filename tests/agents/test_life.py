@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
@@ -310,26 +309,6 @@ async def test_a_message_is_for_the_first_agent(house: House) -> None:
     async with house.worker(one, two):
         sent = await house.alice.send_task(Task(recipient=house.bob.agent, intent_text="hello"))
         assert await house.result(sent.task_id) == "one: hello"
-
-
-async def test_what_nobody_here_knows_is_given_back(house: House, caplog: pytest.LogCaptureFixture) -> None:
-    @agent("known")
-    async def known(ctx: AgentContext) -> str:
-        return "done"
-
-    @agent("unknown")
-    async def unknown(ctx: AgentContext) -> str:
-        return "done after all"
-
-    with caplog.at_level(logging.ERROR, "covenant.agents"):
-        async with house.worker(known):
-            run_id = await house.begin("unknown")
-            entry = await house.until_task(run_id, lambda entry: entry.state is TaskState.QUEUED and entry.attempt == 1)
-            assert entry.not_before_ms is not None
-    assert "unknown" in caplog.text
-    async with house.worker(unknown):
-        house.clock.advance(entry.not_before_ms - house.clock.now_ms())
-        assert await house.result(run_id) == "done after all"
 
 
 def test_a_worker_has_something_to_do_and_each_of_it_once() -> None:

@@ -19,7 +19,8 @@ from covenant import Limits, Mailbox, Task
 from covenant.agents import AgentContext, AgentWorker, agent, task
 from covenant.model.content import Json
 from covenant.model.run import EntrySeen
-from tests.a2a.house import SMALL, Being, House, housed, until_hung_up
+from tests.a2a.house import SMALL, House, housed
+from tests.beings import Being, until_hung_up
 
 _PATIENCE_S: Final = 300
 _STEPS: Final = 200

@@ -137,6 +137,50 @@ async def test_a_plain_worker_of_another_agent_does_a_task(house: House) -> None
     assert result == ["one", ["a", "b"], ["look", "it is gone", False, False]]
 
 
+async def test_workers_of_one_agent_may_have_different_functions(house: House, everywhere: None) -> None:
+    """Each gets what it has functions for: nothing goes to and fro between them as one attempt after the other."""
+
+    @task("saw")
+    async def saw(n: int, /) -> int:
+        return 2 * n
+
+    @agent("builder")
+    async def builder(ctx: AgentContext) -> list[int]:
+        return await ctx.join_all([ctx.task("saw", n) for n in range(3)])
+
+    @agent("other")
+    async def other(ctx: AgentContext) -> str:
+        return str(await ctx.wait_for_signal("go"))
+
+    async with house.worker(other), house.worker(tasks=[saw]), house.worker(builder):
+        runs = [await house.begin(builder) for _ in range(3)]
+        waiting = await house.begin(other)
+        assert [await house.result(run_id) for run_id in runs] == 3 * [[0, 2, 4]]
+        await house.signal(waiting, "go", "on")
+        assert await house.result(waiting) == "on"
+    for run_id in runs:
+        root = (await house.box.task_tree(run_id)).root
+        assert [node.entry and node.entry.attempt for node in (root, *root.children)] == [1, 1, 1, 1]
+
+
+async def test_what_nobody_has_a_function_for_waits_for_one_who_has(house: House) -> None:
+    @agent("known")
+    async def known(ctx: AgentContext) -> str:
+        return "done"
+
+    @agent("late")
+    async def late(ctx: AgentContext) -> str:
+        return "at last"
+
+    async with house.worker(known):
+        waiting = await house.begin(late)
+        assert await house.result(await house.begin(known)) == "done"
+        entry = await house.box.get_task(waiting)
+        assert (entry.state, entry.attempt, entry.generation) == (TaskState.QUEUED, 0, 1)
+        async with house.worker(late):
+            assert await house.result(waiting) == "at last"
+
+
 async def test_tasks_of_ones_own_are_done_beside_each_other(house: House) -> None:
     meeting = asyncio.Barrier(3)
 

@@ -20,8 +20,9 @@ from a2a.types import GetTaskRequest, Message, Part, Role, SendMessageRequest, T
 from covenant import Mailbox
 from covenant.a2a import Event, TaskGenerationMismatch
 from covenant.a2a.interface import JSONRPC, REST
-from tests.a2a.house import Being, House, housed
+from tests.a2a.house import House, housed
 from tests.agents.talker import work
+from tests.beings import Being
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 

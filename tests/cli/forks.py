@@ -20,7 +20,14 @@ from typing import IO, Any, Final, NoReturn
 
 PATIENCE_S: Final = 30
 _MESSAGE_MAX: Final = 1 << 16
-_LATE: Final = ("client.http", "client.unix", "store.journal.backup", "store.journal.log", "store.journal.repair")
+_LATE: Final = (
+    "client.http",
+    "client.unix",
+    "serve.daemon",
+    "store.journal.backup",
+    "store.journal.log",
+    "store.journal.repair",
+)
 
 
 class Forks:

@@ -101,7 +101,7 @@ def test_a_secret_that_others_can_read_is_refused(home: Path) -> None:
 
 
 def test_what_makes_no_sense_is_wrong_usage(home: Path) -> None:
-    at_home = ("serve", "--home", str(home))
+    covenant = Client(home)
     for options, env in (
         (("--http", "0.0.0.0:0"), {}),
         (("--grpc", "0.0.0.0:0"), {}),
@@ -115,8 +115,8 @@ def test_what_makes_no_sense_is_wrong_usage(home: Path) -> None:
         (("--tls-cert", __file__, "--tls-key", __file__), {}),
         ((), {"COVENANT_A2A_AUTO_RETRY_SCHEDULER": "perhaps"}),
     ):
-        refused = run(*at_home, *options, **env)
-        assert (refused.code, refused.out) == (2, ""), options
+        refused = covenant("serve", *options, code=2, **env)
+        assert refused.out == "", options
         assert refused.err.startswith("error: ") and refused.err.endswith(("(bad_setting)\n", "(unknown_store)\n"))
         assert len(refused.err.splitlines()) == 1
         assert not (home / "sock").exists()

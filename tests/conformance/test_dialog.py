@@ -101,6 +101,20 @@ async def test_under_one_receipt_a_thing_is_said_once(box: OpenMailbox, alice: M
     assert (await bob.ask(again, "which?", receipt="d")).generation == 9  # another holder, another receipt
 
 
+async def test_what_was_said_under_a_receipt_is_not_said_again_behind_something_else(
+    box: OpenMailbox, alice: Mailbox, bob: Mailbox
+) -> None:
+    """The holder gave up waiting, said it by another way and went on; then the first way brings it, too."""
+    await alice.send_task(plain(bob, id=uid(1)))
+    delivery = await take(bob)
+    for number in range(10):
+        await bob.artifact(delivery, piece("x"), append=True, receipt=f"{number}")
+    for number in range(10):
+        assert (await bob.artifact(delivery, piece("x"), append=True, receipt=f"{number}")).generation == 12
+    assert (await bob.update(delivery, "half way", receipt="0")).generation == 12
+    assert (await box.get_task(uid(1))).generation == 12
+
+
 async def test_what_says_nothing_or_is_nobodys_is_refused(alice: Mailbox, bob: Mailbox, carol: Mailbox) -> None:
     await alice.send_task(plain(bob, id=uid(1)))
     delivery = await take(bob)

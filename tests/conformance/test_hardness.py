@@ -138,6 +138,7 @@ async def test_a_holder_who_waits_learns_of_a_graceful_cancel(alice: Mailbox, bo
     delivery = await take(bob)
     waiting = asyncio.create_task(bob.wait_generation(sent.task_id, delivery.generation))
     await turn()
+    await bob.get_task(sent.task_id)  # asked later, and answered: so it waits by now
     await alice.cancel_task(sent.task_id, graceful=True)
     assert (await soon(waiting)).cancel_requested
 

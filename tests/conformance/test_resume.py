@@ -222,6 +222,19 @@ async def test_what_may_not_be_done_twice_is_in_doubt(
     assert (await bob.get_task(uid(11))).state is TaskState.IN_FLIGHT
 
 
+async def test_what_may_not_be_done_twice_is_not_resumed(
+    alice: Mailbox, bob: Mailbox, second: Mailbox, box: OpenMailbox
+) -> None:
+    """Contract 12, 23: nor does its own agent take a task for a run that nobody has begun."""
+    await doing_two(alice, bob)
+    dead = await dead_holder(bob)
+    for who in (second, box):
+        with refused("not_a_run"):
+            await who.resume_run(uid(11), dead=dead, evidence="attested", reason="crash")
+    entry = await bob.get_task(uid(11))
+    assert (entry.state, entry.attempt, entry.incarnation) == (TaskState.IN_FLIGHT, 1, dead)
+
+
 async def test_what_a_living_worker_does_is_left_to_it(
     alice: Mailbox, bob: Mailbox, second: Mailbox, carol: Mailbox, box: OpenMailbox
 ) -> None:

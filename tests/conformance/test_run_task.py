@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec import structs
 
-from covenant import Mailbox, OpenMailbox, Outcome, Result, TaskState, Text
+from covenant import Delivery, Mailbox, OpenMailbox, Outcome, Result, TaskState, Text
 from covenant.model.run import RunStatus, Wait
 from covenant.store.clock import ManualClock
 
@@ -53,6 +53,43 @@ async def test_a_result_is_for_the_run_alone(alice: Mailbox, bob: Mailbox, carol
     found = await bob.get_result(uid(10))
     assert found is not None and found.content == DONE
     assert (await bob.get_task(uid(10))).state is TaskState.RESULT_PENDING
+
+
+@pytest.mark.parametrize("when", ["before", "with"])
+async def test_what_ends_behind_a_checkpoint_that_forgot_it_is_let_go(
+    alice: Mailbox, bob: Mailbox, carol: Mailbox, when: str
+) -> None:
+    """Contract 20: nobody waits for it, and a run may live for ever."""
+    is_before = when == "before"
+    first = step(1, tasks=[part(2, carol)], memos=[memo(2)]) if is_before else step(1)
+    delivery, _ = await begin(alice, bob, first)
+    asked = () if is_before else [part(2, carol)]
+    second = step(2, checkpoint=raw({"phase": 2}), tasks=[*asked, part(3, carol)], memos=[memo(3)])
+    await bob.commit_run(delivery, second)
+    await bob.commit_run(delivery, step(3, tasks=[part(4, carol)], memos=[memo(4)]))
+    await is_so(lambda: _is_swept_to(bob, delivery, 1))
+    for _ in range(3):
+        await answered(carol)
+    assert [await is_resolved(bob, number) for number in (2, 3, 4)] == [True, False, False]
+    wait = Wait(tasks=parts(2, 3))  # asked for again, it is still there
+    assert {result.task_id for result in (await bob.look_around(delivery, wait)).outcomes} == parts(2, 3)
+
+
+async def test_what_is_waited_for_behind_a_checkpoint_is_kept(alice: Mailbox, bob: Mailbox, carol: Mailbox) -> None:
+    """Contract 20: asked for again, it is remembered again, until the next checkpoint."""
+    delivery, _ = await begin(alice, bob, step(1, tasks=[part(2, carol)], memos=[memo(2)]))
+    again = step(3, tasks=[part(2, carol)], memos=[memo(2)], wait=Wait(tasks=parts(2)))
+    await bob.commit_run(delivery, step(2, checkpoint=raw({"phase": 2})))
+    assert (await bob.commit_run(delivery, again)).parked
+    await answered(carol)
+    assert not await is_resolved(bob, 2)
+    delivery = await take(bob)
+    await bob.commit_run(delivery, step(4, checkpoint=raw({"phase": 3})))
+    await is_so(lambda: is_resolved(bob, 2))
+
+
+async def _is_swept_to(bob: Mailbox, delivery: Delivery, number: int) -> bool:
+    return all(seen.number > number for seen in (await bob.load_run(delivery)).steps)
 
 
 async def test_a_checkpoint_lets_go_of_what_came_before(alice: Mailbox, bob: Mailbox, carol: Mailbox) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from covenant import Limits, Mailbox, OpenMailbox, Outcome, Result, Task, TaskState, Text
+from covenant.model.command import GiveBack, SendTask
 from covenant.store.clock import ManualClock
 
 from .support import (
@@ -308,6 +309,80 @@ async def test_waiters_are_bounded(alice: Mailbox, bob: Mailbox) -> None:
     await turn()
     await alice.send_tasks([plain(bob), plain(bob)])
     assert {(await soon(one)).attempt for one in (waiting[1], third)} == {1}
+
+
+# --- of some kinds -----------------------------------------------------------------------------------------
+
+
+async def test_a_receiver_of_some_kinds_gets_those_in_their_order(alice: Mailbox, bob: Mailbox) -> None:
+    """Contract 2: what it cannot do stays where it is, at its first attempt; no kind is a kind, too."""
+    kinds = ("dig", None, "saw", "dig", "saw", None)
+    await alice.send_tasks([plain(bob, id=uid(n), task_kind=kind) for n, kind in enumerate(kinds)])
+    sawn = [(await bob.recv_tasks(1, wait_ms=0, kinds=["saw", "nail"]))[0].task.id for _ in range(2)]
+    assert sawn == [uid(2), uid(4)]
+    assert await bob.recv_tasks(9, wait_ms=0, kinds=["saw"]) == []
+    assert [taken.task.id for taken in await bob.recv_tasks(9, wait_ms=0, kinds=[""])] == [uid(1), uid(5)]
+    left = await bob.recv_tasks(9, wait_ms=0)
+    assert [(taken.task.id, taken.attempt) for taken in left] == [(uid(0), 1), (uid(3), 1)]
+
+
+async def test_a_receiver_is_woken_by_the_kinds_that_it_waits_for(alice: Mailbox, bob: Mailbox) -> None:
+    """Contract 2: each goes to one who can do it, whoever waited first."""
+    digging = asyncio.create_task(bob.recv_tasks(1, kinds=["dig"]))
+    await turn()
+    sawing = asyncio.create_task(bob.recv_tasks(1, kinds=["saw"]))
+    await turn()
+    await alice.send_task(plain(bob, id=uid(1), task_kind="saw"))
+    assert (await soon(sawing))[0].task.id == uid(1)
+    assert not digging.done()
+    await alice.send_task(plain(bob, id=uid(2), task_kind="dig"))
+    assert (await soon(digging))[0].task.id == uid(2)
+
+
+async def test_what_another_took_instead_wakes_the_next(alice: Mailbox, bob: Mailbox, in_process: None) -> None:
+    """Contract 2: nobody waits beside work of its own because one who can do both was quicker."""
+    await alice.send_task(plain(bob, id=uid(1), task_kind="dig"))
+    (taken,) = await bob.recv_tasks(1, wait_ms=0)
+    waiting = [asyncio.create_task(bob.recv_tasks(1, kinds=kinds)) for kinds in (["dig", "saw"], ["dig"], ["saw"])]
+    await turn()
+    sawing = plain(bob, id=uid(2), task_kind="saw")
+    await bob._engine.run_all([SendTask(alice.agent, sawing), GiveBack(None, (taken.lease_id,), ())])
+    assert (await soon(waiting[0]))[0].task.id == uid(1)  # woken by the other; this one is older
+    assert (await soon(waiting[2]))[0].task.id == uid(2)
+    waiting[1].cancel()
+
+
+async def test_a_receiver_that_goes_away_leaves_its_work_to_one_who_can_do_it(
+    alice: Mailbox, bob: Mailbox, in_process: None
+) -> None:
+    """Contract 2: one that was woken and is gone wakes the next of the same kind."""
+    waiting = [asyncio.create_task(bob.recv_tasks(1, kinds=[kind])) for kind in ("saw", "dig", "saw")]
+    await turn()
+    sending = asyncio.create_task(alice.send_task(plain(bob, task_kind="saw")))
+    waiting[0].cancel()
+    await sending
+    assert (await soon(waiting[2]))[0].task.task_kind == "saw"
+    assert not waiting[1].done()
+    waiting[1].cancel()
+
+
+@pytest.mark.parametrize("limits", [Limits(scan_max=4)], ids=["four"])
+async def test_what_lies_behind_much_else_is_found_when_that_is_gone(alice: Mailbox, bob: Mailbox) -> None:
+    """Contract 2: a look is bounded, and a wait does not miss what it did not reach."""
+    await alice.send_tasks([plain(bob, task_kind="dig") for _ in range(5)])
+    await alice.send_task(plain(bob, id=uid(1), task_kind="saw"))
+    assert await bob.recv_tasks(1, wait_ms=0, kinds=["saw"]) == []
+    sawing = asyncio.create_task(bob.recv_tasks(1, kinds=["saw"]))
+    await turn()
+    assert len(await bob.recv_tasks(5, wait_ms=0)) == 5
+    assert (await soon(sawing))[0].task.id == uid(1)
+
+
+@pytest.mark.parametrize("kinds", [[], "saw", ["x" * 1000], [7]], ids=["none", "text", "long", "number"])
+async def test_kinds_are_names(bob: Mailbox, kinds: Any) -> None:
+    """Contract 2: a receiver of nothing would wait for ever."""
+    with refused("invalid_input"):
+        await bob.recv_tasks(1, wait_ms=0, kinds=kinds)
 
 
 # --- waiting for a generation -------------------------------------------------------------------------------

@@ -1,10 +1,11 @@
-"""A process under load, to be killed: it works on a journal and says on stdout what was acknowledged, line by line."""
+"""A process under load, to be killed: it works on a journal and says what was acknowledged, line by line."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-import sys
+from collections.abc import Callable
+from multiprocessing.connection import Connection
 from typing import Any
 
 from covenant import Idempotency, Limits, Mailbox, OpenMailbox, Result, Task, Text
@@ -15,11 +16,10 @@ CLIENTS = 6
 LIMITS = Limits(segment_bytes=60_000, snapshot_every_bytes=100_000, finished_tail_max=16, archive_batch=16)
 
 
-def say(*words: object) -> None:
-    os.write(1, (" ".join(map(str, words)) + "\n").encode())
+Say = Callable[..., None]
 
 
-async def client(box: OpenMailbox, number: int) -> None:
+async def client(box: OpenMailbox, number: int, say: Say) -> None:
     sender, worker = box.of(f"sender{number}@lab"), box.of(f"worker{number}@lab")
     turn = 0
     while True:
@@ -36,12 +36,12 @@ async def client(box: OpenMailbox, number: int) -> None:
                 await worker.send_result(Result.ok(delivery, [Text(f"done {turn}")]))
                 say("answered", delivery.task.id, delivery.lease_id)
         if turn % 4 == 0:
-            await talk(box, number)
+            await talk(box, number, say)
         for answer in await sender.recv_results(10, wait_ms=0):
             say("drained", answer.task_id)
 
 
-async def talk(box: OpenMailbox, number: int) -> None:
+async def talk(box: OpenMailbox, number: int, say: Say) -> None:
     """A conversation of an A2A client with its agent; how far it has come is said after each act."""
     engine: Any = box._engine
     sender, talker = box.of(f"sender{number}@lab").agent, box.of(f"talker{number}@lab").agent
@@ -62,11 +62,13 @@ async def talk(box: OpenMailbox, number: int) -> None:
             say("moved", task_id, moved.generation)
 
 
-async def main(folder: str) -> None:
-    async with Mailbox.open(f"file:{folder}", limits=LIMITS) as box:
-        say("open")
-        await asyncio.gather(*(client(box, number) for number in range(CLIENTS)))
+def work(line: Connection, folder: str) -> None:
+    def say(*words: object) -> None:
+        os.write(line.fileno(), (" ".join(map(str, words)) + "\n").encode())
 
+    async def main() -> None:
+        async with Mailbox.open(f"file:{folder}", limits=LIMITS) as box:
+            say("open")
+            await asyncio.gather(*(client(box, number, say) for number in range(CLIENTS)))
 
-if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1]))
+    asyncio.run(main())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import random
 import shutil
 from collections.abc import Awaitable, Callable, Iterator
 from itertools import combinations
@@ -46,10 +47,18 @@ def scratch(tmp_path: Path) -> Iterator[Path]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
+def _cuts(segment: bytes, every: int) -> list[int]:
+    """Around the end of each line, and at every so many bytes."""
+    ends = [end for end, byte in enumerate(segment, 1) if byte == ord("\n")]
+    near = {end + by for end in (0, *ends) for by in (-2, -1, 0, 1, 2)}
+    return sorted(near.union(range(0, len(segment), every)).intersection(range(len(segment) + 1)))
+
+
+@pytest.mark.parametrize("every", [pytest.param(29, id="some"), pytest.param(1, id="all", marks=pytest.mark.soak)])
 async def test_every_prefix_of_the_last_segment_opens_and_holds_what_was_acknowledged(
-    tmp_path: Path, scratch: Path
+    tmp_path: Path, scratch: Path, every: int
 ) -> None:
-    """Cut at every byte: the state is that of the last whole line, field by field."""
+    """Cut at any byte: the state is that of the last whole line, field by field."""
     clock = ManualClock()
     states: dict[int, dict[str, bytes]] = {}
     folder = tmp_path / "data"
@@ -68,7 +77,8 @@ async def test_every_prefix_of_the_last_segment_opens_and_holds_what_was_acknowl
     first = int(names[-1].removeprefix("journal-").removesuffix(".jsonl"))
     seqs = sorted(states)
     lines = 0
-    for cut in range(len(last) + 1):
+    cuts = _cuts(last, every)
+    for cut in cuts:
         target = scratch / "cut"
         shutil.rmtree(target, ignore_errors=True)
         target.mkdir(parents=True)
@@ -85,13 +95,20 @@ async def test_every_prefix_of_the_last_segment_opens_and_holds_what_was_acknowl
             elif not journal_of(box).stats.commits:  # else a step that the crash left undone was done now
                 assert dump(box) == states[seq]
                 lines += 1
-    assert lines > len(last) // 4
+    assert lines > len(cuts) // 4
 
 
-def _subsets(pending: list[int]) -> Iterator[tuple[int, ...]]:
-    assert len(pending) <= UNSYNCED_MAX
-    for size in range(len(pending) + 1):
+def _subsets(pending: list[int], most: int) -> Iterator[tuple[int, ...]]:
+    """All of them; or, of more than this, those that keep or miss no more than one, and some of the others."""
+    count = len(pending)
+    assert count <= UNSYNCED_MAX
+    sizes = range(count + 1) if 2**count <= most else (0, 1, count - 1, count)
+    for size in sizes:
         yield from combinations(pending, size)
+    if 2**count > most:
+        chance = random.Random(count)
+        for _ in range(most - 2 * count - 2):
+            yield tuple(sorted(chance.sample(pending, chance.randrange(2, count - 1))))
 
 
 async def test_a_conversation_cut_behind_any_line_is_what_it_was_then(tmp_path: Path, scratch: Path) -> None:
@@ -120,9 +137,12 @@ async def test_a_conversation_cut_behind_any_line_is_what_it_was_then(tmp_path: 
     assert compared == len(states) > 80
 
 
+@pytest.mark.parametrize(
+    "subsets", [pytest.param(32, id="some"), pytest.param(2**UNSYNCED_MAX, id="all", marks=pytest.mark.soak)]
+)
 @pytest.mark.parametrize(("run", "size"), [(busy_run, 2_500), (talkative_run, 5_000)], ids=["busy", "talkative"])
 async def test_any_unsynced_operation_may_be_missing(
-    tmp_path: Path, scratch: Path, run: Callable[..., Awaitable[None]], size: int
+    tmp_path: Path, scratch: Path, run: Callable[..., Awaitable[None]], size: int, subsets: int
 ) -> None:
     """Around segment change, snapshot and dropped segments: every subset of what was not synced may be lost."""
     limits = Limits(
@@ -163,7 +183,7 @@ async def test_any_unsynced_operation_may_be_missing(
     checked = 0
     for crash in range(1, len(files.ops) + 1):
         checked += await _check_crash(
-            files.ops[:crash], acknowledged[crash - 1], archives[crash - 1], states, scratch, limits
+            files.ops[:crash], acknowledged[crash - 1], archives[crash - 1], states, scratch, limits, subsets
         )
     assert checked > len(files.ops)
 
@@ -175,12 +195,13 @@ async def _check_crash(
     states: dict[int, dict[str, bytes]],
     scratch: Path,
     limits: Limits,
+    subsets: int,
 ) -> int:
     crash = len(ops)
     durable = {at for at, op in enumerate(ops) if op.durable_at is not None and op.durable_at < crash}
     pending = [at for at, op in enumerate(ops) if at not in durable and op.kind not in ("sync", "sync_folder")]
     checked = 0
-    for kept in _subsets(pending):
+    for kept in _subsets(pending, subsets):
         for with_archive in (True, False) if ops[-1].kind in ("link", "rename", "unlink") else (True,):
             target = scratch / "image"
             shutil.rmtree(target, ignore_errors=True)
@@ -205,13 +226,22 @@ def _compare(found: dict[str, bytes], expected: dict[str, bytes], where: str) ->
         assert found.get(key) == record, f"{where}: {key}"
 
 
-@pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC], ids=["io", "full"])
-async def test_any_failing_call_loses_nothing_acknowledged(tmp_path: Path, scratch: Path, error: int) -> None:
+@pytest.mark.parametrize(
+    ("error", "every"),
+    [
+        pytest.param(errno.EIO, 1, id="io"),
+        pytest.param(errno.ENOSPC, 3, id="full"),
+        pytest.param(errno.ENOSPC, 1, id="full-everywhere", marks=pytest.mark.soak),
+    ],
+)
+async def test_any_failing_call_loses_nothing_acknowledged(
+    tmp_path: Path, scratch: Path, error: int, every: int
+) -> None:
     """Each call to the file system fails once, in turn: the callers hear of it, and the engine comes back."""
     failures: set[str] = set()
-    fail_at = 0
+    fail_at = 1 - every
     while True:
-        fail_at += 1
+        fail_at += every
         folder = scratch / f"fail-{fail_at}"
         files = FailingFiles(folder, fail_at, error)
         clock = ManualClock()

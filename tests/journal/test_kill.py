@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import random
-import subprocess
-import sys
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,10 @@ from covenant.model.query import GetPlace
 from covenant.model.view import Place
 from covenant.rules.protocol import steps_in, updates_of
 from covenant.store.journal.verify import verify
-from tests.journal.load import LIMITS
+from tests.beings import Being
+from tests.journal.load import LIMITS, work
 
-KILLS = 200
+KILLS_OF_A_FOLDER = 20  # a fresh one now and then: early crashes count too
 
 
 class Acknowledged:
@@ -45,17 +46,20 @@ class Acknowledged:
             self.moved[rest[0]] = int(rest[1])
 
 
-def run_and_kill(folder: Path, after_lines: int) -> list[str]:
+def said_by(being: Being) -> Iterator[str]:
+    with being.line, open(being.line.fileno(), closefd=False) as lines:
+        yield from lines
+
+
+async def run_and_kill(folder: Path, after_lines: int) -> list[str]:
     """Let it work until it has said this much, then kill -9. What it said in the meantime counts too."""
-    command = [sys.executable, "-m", "tests.journal.load", str(folder)]
+    being = Being(work, str(folder))
     lines: list[str] = []
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
-            lines.append(line)
-            if len(lines) == after_lines:
-                process.kill()
-    assert process.returncode == -9
+    for line in said_by(being):
+        lines.append(line)
+        if len(lines) == after_lines:
+            being.kill()
+    assert await being.end() == -9
     return [line for line in lines if line.endswith("\n") and line != "open\n"]
 
 
@@ -101,21 +105,24 @@ def leases_in(folder: Path) -> dict[str, str]:
     return leases
 
 
-async def _kill_often(tmp_path: Path, kills: int) -> None:
+@pytest.mark.parametrize("kills", [pytest.param(60, id="some"), pytest.param(2_000, id="many", marks=pytest.mark.soak)])
+async def test_kills_lose_nothing_and_lease_nothing_twice(tmp_path: Path, kills: int) -> None:
     rng = random.Random(kills)
     told = Acknowledged()
     for kill in range(kills):
-        folder = tmp_path / f"data-{kill // 20}"  # a fresh folder now and then: early crashes count too
-        if kill % 20 == 0:
+        folder = tmp_path / f"data-{kill // KILLS_OF_A_FOLDER}"
+        if kill % KILLS_OF_A_FOLDER == 0:
+            shutil.rmtree(tmp_path / f"data-{kill // KILLS_OF_A_FOLDER - 1}", ignore_errors=True)
             told = Acknowledged()
-        for line in run_and_kill(folder, rng.randint(2, 400)):
+        for line in await run_and_kill(folder, rng.randint(2, 400)):
             told.hear(line)
-        if kill % 20 in (0, 1, 7, 19):
+        if kill % KILLS_OF_A_FOLDER in (0, 1, 7, 19):
             await check(folder, told)
         in_log = leases_in_whole_lines(folder)
         assert all(in_log[lease_id] == task_id for lease_id, task_id in told.leases.items())
-    assert len(told.sent) > 100
-    assert verify(tmp_path / f"data-{(kills - 1) // 20}").is_sound
+        if kill % KILLS_OF_A_FOLDER == KILLS_OF_A_FOLDER - 1:
+            assert len(told.sent) > 100
+            assert verify(folder).is_sound
 
 
 def leases_in_whole_lines(folder: Path) -> dict[str, str]:
@@ -125,12 +132,3 @@ def leases_in_whole_lines(folder: Path) -> dict[str, str]:
         if not content.endswith(b"\n"):
             path.write_bytes(content[: content.rfind(b"\n") + 1])
     return leases_in(folder)
-
-
-async def test_two_hundred_kills_lose_nothing_and_lease_nothing_twice(tmp_path: Path) -> None:
-    await _kill_often(tmp_path, KILLS)
-
-
-@pytest.mark.soak
-async def test_two_thousand_kills_lose_nothing_and_lease_nothing_twice(tmp_path: Path) -> None:
-    await _kill_often(tmp_path, 10 * KILLS)

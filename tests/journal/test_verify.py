@@ -25,8 +25,6 @@ from covenant.store.journal.segment import Reader, read_header, segment_names
 from covenant.store.journal.verify import UNSIGNED_MS_MAX, verify
 from tests.journal.support import busy_run, dump, journal_of, open_journal, tidy
 
-TRIES = 10_000
-
 
 async def make_journal(folder: Path, rounds: int) -> Head:
     clock = ManualClock()
@@ -63,7 +61,10 @@ def tamper(lines: list[bytes], rng: random.Random) -> tuple[str, list[bytes]]:
             return how, changed
 
 
-async def test_any_single_tampered_line_before_the_head_is_found(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "tries", [pytest.param(1_000, id="some"), pytest.param(10_000, id="many", marks=pytest.mark.soak)]
+)
+async def test_any_single_tampered_line_before_the_head_is_found(tmp_path: Path, tries: int) -> None:
     head = await make_journal(tmp_path / "data", rounds=2)
     assert verify(tmp_path / "data", head).is_sound
     rng = random.Random(7)
@@ -75,7 +76,7 @@ async def test_any_single_tampered_line_before_the_head_is_found(tmp_path: Path)
     for name, content in contents.items():
         (target / name).write_bytes(content)
     found: dict[str, int] = {}
-    for _ in range(TRIES):
+    for _ in range(tries):
         name = rng.choice(list(contents))
         how, lines = tamper(contents[name].splitlines(keepends=True), rng)
         (target / name).write_bytes(b"".join(lines))

@@ -671,8 +671,8 @@ def assert_same_order(got: Sequence[Answer], expected: Iterable[tuple[int, Answe
 # --- the tests ------------------------------------------------------------------------------------------------
 
 MACHINES = [
-    pytest.param(MailboxMachine, 60, id="memory"),
-    pytest.param(DurableMachine, 60, id="journal"),
+    pytest.param(MailboxMachine, 20, id="memory"),
+    pytest.param(DurableMachine, 20, id="journal"),
     pytest.param(PostgresMachine, 4, id="postgresql"),
 ]
 
@@ -696,4 +696,4 @@ def test_a_mailbox_keeps_the_contract(machine: type[MailboxMachine], examples: i
 @pytest.mark.soak
 @pytest.mark.parametrize(("machine", "examples"), MACHINES)
 def test_a_mailbox_keeps_the_contract_for_long(machine: type[MailboxMachine], examples: int) -> None:
-    run(machine, examples * 33, steps=100)
+    run(machine, examples * 100, steps=100)

@@ -1,19 +1,20 @@
-"""A client that works through every death of its daemon: `python -m tests.serve.kill_client SOCKET TOKEN ME OTHER LOG`.
+"""A client that works through every death of its daemon.
 
 It sends to the other, and receives, answers and drains for itself, each call again until it is acknowledged; what was
-acknowledged it writes to its log, one line a call, after the call has returned. It ends when its input is closed.
+acknowledged it writes to its log, one line a call, after the call has returned. It ends when its line is.
 """
 
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Awaitable, Callable
+from multiprocessing.connection import Connection
 from typing import Any, TextIO
 from uuid import uuid4
 
 from covenant import AgentId, CovenantError, Mailbox, Result, Task, Text
 from covenant.model.error import Draining, StoreClosed, StoreError, Unreachable
+from tests.beings import until_hung_up
 
 _AGAIN = (Unreachable, StoreError, Draining)
 
@@ -27,8 +28,7 @@ class Client:
         self._log = log
         self._is_over = asyncio.Event()
 
-    async def run(self) -> None:
-        await asyncio.to_thread(sys.stdin.read)
+    def end(self) -> None:
         self._is_over.set()
 
     async def work(self) -> None:
@@ -61,16 +61,15 @@ class Client:
                 raise
 
 
-async def main(url: str, token: str, me: str, other: str, log: TextIO) -> None:
-    client = Client(url, token, me, other, log)
+async def main(line: Connection, client: Client) -> None:
     working = asyncio.create_task(client.work())
-    over = asyncio.create_task(client.run())
+    over = asyncio.create_task(until_hung_up(line))
     await asyncio.wait((working, over), return_when=asyncio.FIRST_COMPLETED)
+    client.end()
     await asyncio.wait([working], timeout=20)
     working.cancel()
 
 
-if __name__ == "__main__":
-    _url, _token, _me, _other, _path = sys.argv[1:]
-    with open(_path, "w") as _file:
-        asyncio.run(main(_url, _token, _me, _other, _file))
+def work(line: Connection, url: str, token: str, me: str, other: str, log: str) -> None:
+    with open(log, "w") as file:
+        asyncio.run(main(line, Client(url, token, me, other, file)))

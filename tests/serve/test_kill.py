@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-import signal
-import subprocess
-import sys
+import shutil
 import tempfile
 from collections import Counter
 from pathlib import Path
@@ -20,26 +18,23 @@ from covenant.serve.home import Home
 from covenant.store.journal.files import Files
 from covenant.store.journal.segment import Reader
 from covenant.store.journal.verify import verify
+from tests.beings import Being
 from tests.daemons import WORKING
+from tests.serve.kill_client import work
+from tests.serve.run_daemon import serve
 
 CLIENTS = 8
 
 
-def start(home: Path) -> tuple[subprocess.Popen[str], str]:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.serve.run_daemon", str(home)], stdout=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None
-    line = process.stdout.readline()
-    assert line.startswith("ready"), line
-    return process, line.split()[1]
+def start(home: Path) -> tuple[Being, str]:
+    daemon = Being(serve, str(home))
+    return daemon, daemon.told()
 
 
-def kill(process: subprocess.Popen[str]) -> None:
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    assert process.stdout is not None
-    process.stdout.close()
+def kill(daemon: Being) -> None:
+    daemon.kill()
+    assert daemon.join() == -9
+    daemon.line.close()
 
 
 async def enroll_all(home: Path) -> dict[str, str]:
@@ -52,7 +47,7 @@ async def enroll_all(home: Path) -> dict[str, str]:
     return tokens
 
 
-@pytest.mark.parametrize("kills", [pytest.param(12, id="some"), pytest.param(100, id="many", marks=pytest.mark.soak)])
+@pytest.mark.parametrize("kills", [pytest.param(8, id="some"), pytest.param(100, id="many", marks=pytest.mark.soak)])
 async def test_nothing_acknowledged_is_lost_when_the_daemon_is_killed(tmp_path: Path, kills: int) -> None:
     home = Path(tempfile.mkdtemp(prefix="cov-"))
     daemon, _ = start(home)
@@ -61,19 +56,7 @@ async def test_nothing_acknowledged_is_lost_when_the_daemon_is_killed(tmp_path: 
     dice = random.Random(11)
     logs = [tmp_path / f"log-{number}" for number in range(CLIENTS)]
     clients = [
-        subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "tests.serve.kill_client",
-                f"unix:{home}/sock",
-                tokens[name],
-                name,
-                names[(number + 1) % CLIENTS],
-                str(logs[number]),
-            ],
-            stdin=subprocess.PIPE,
-        )
+        Being(work, f"unix:{home}/sock", tokens[name], name, names[(number + 1) % CLIENTS], str(logs[number]))
         for number, name in enumerate(names)
     ]
     try:
@@ -82,16 +65,15 @@ async def test_nothing_acknowledged_is_lost_when_the_daemon_is_killed(tmp_path: 
             kill(daemon)
             daemon, _ = start(home)
         for client in clients:
-            assert client.stdin is not None
-            client.stdin.close()
+            client.line.close()
         for client in clients:
-            assert client.wait(60) == 0
+            assert await client.end() == 0
     finally:
         kill(daemon)
         for client in clients:
             client.kill()
-            client.wait()
     await check(home, [log.read_text() for log in logs])
+    shutil.rmtree(home)
 
 
 async def check(home: Path, logs: list[str]) -> None:

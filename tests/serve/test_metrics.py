@@ -13,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from covenant import AgentId, Idempotency, Limits, Mailbox, OpenMailbox, Result, Task, Text
 from covenant.model.error import CovenantError
+from covenant.model.run import RunCommit, Wait
 from covenant.serve.daemon import Daemon
 from covenant.serve.metrics import BUCKETS_S, STALE_MS
 from covenant.store.clock import ManualClock
@@ -165,6 +166,24 @@ async def test_tasks_are_counted_where_they_stand(
     numbers = await watched.look()
     assert _standing(numbers) == {"queued": 5, "in_flight": 0, "result_pending": 0}
     assert numbers("results_pending") == 0
+
+
+async def test_runs_that_wait_are_counted(watched: Watched, alice: Mailbox, bob: Mailbox) -> None:
+    async def parked() -> dict[str, float]:
+        numbers = await watched.look()
+        waiting = {why: numbers("runs_parked", why=why) for why in ("waiting", "woken")}
+        return {**waiting, **{state: numbers("tasks", state=state) for state in ("parked", "in_flight", "queued")}}
+
+    for _ in range(2):
+        task_id = (await alice.send_task(Task(recipient=bob.agent, intent_text="look"))).task_id
+        await bob.commit_run(await bob.recv_task(), RunCommit(number=1, wait=Wait(signals=("go",))))
+    assert await parked() == {"waiting": 2, "woken": 0, "parked": 2, "in_flight": 0, "queued": 0}
+    await alice.signal_run(task_id, "go")
+    assert await parked() == {"waiting": 1, "woken": 1, "parked": 2, "in_flight": 0, "queued": 0}
+    delivery = await bob.recv_task()
+    assert await parked() == {"waiting": 1, "woken": 0, "parked": 1, "in_flight": 1, "queued": 0}
+    await bob.commit_run(delivery, RunCommit(number=2, result=Result(task_id, "ok", ())))
+    assert await parked() == {"waiting": 1, "woken": 0, "parked": 1, "in_flight": 0, "queued": 0}
 
 
 def _standing(numbers: Numbers) -> dict[str, float]:

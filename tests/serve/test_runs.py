@@ -11,6 +11,7 @@ from covenant.model.limits import Limits
 from covenant.model.peer import Scope
 from covenant.model.run import RunCommit, RunStatus, Wait
 from covenant.serve import wire as w
+from covenant.serve.daemon import Daemon
 from covenant.store.clock import ManualClock
 from tests.conformance.support import plain, refused, take, uid
 from tests.daemons import Realmful, enrolled, start_daemon
@@ -19,7 +20,8 @@ from tests.daemons import Realmful, enrolled, start_daemon
 class House:
     """Dan runs durable agents. He may answer alice, and nothing else."""
 
-    def __init__(self, box: OpenMailbox, dan: OpenMailbox) -> None:
+    def __init__(self, daemon: Daemon, box: OpenMailbox, dan: OpenMailbox) -> None:
+        self.daemon = daemon
         self.box = box
         self.dan = dan
         self.alice = box.of("alice@lab")
@@ -31,10 +33,17 @@ class House:
         await self.dan.commit_run(delivery, RunCommit(number=1))
         return delivery
 
-    async def grant(self, action: str, subject: str = "dan@lab", scope: Scope | None = None) -> None:
+    async def grant(self, action: str, subject: str = "dan@lab", scope: Scope | None = None) -> str:
         engine = self.box._engine
         request = w.Grant(subject=subject, action=action, scope=scope or Scope())
-        await engine.call(request, w.Granted)  # type: ignore[attr-defined]
+        granted: w.Granted = await engine.call(request, w.Granted)  # type: ignore[attr-defined]
+        return granted.capability.id
+
+    async def revoke(self, grant_id: str) -> None:
+        await self.box._engine.call(w.Revoke(grant_id=grant_id), w.Revoked)  # type: ignore[attr-defined]
+
+    async def why(self, task_id: str) -> w.StoryReply:
+        return await self.box._engine.call(w.Story(task_id=task_id), w.StoryReply)  # type: ignore[attr-defined,no-any-return]
 
     async def rows(self, kind: str) -> list[AuditRow]:
         return [row for row in await self.box.recent_audit(200) if row.kind == kind]
@@ -48,7 +57,7 @@ async def house(clock: ManualClock) -> AsyncIterator[House]:
     async with realm.open(daemon, "unix") as box:
         token = (await enrolled(box, "dan@lab", "a2a.respond.*")).token
         async with Mailbox.open(f"unix:{daemon.settings.ipc}", token=token) as dan:
-            yield House(box, dan)
+            yield House(daemon, box, dan)
     await daemon.stop()
 
 
@@ -72,6 +81,22 @@ async def test_a_task_of_a_run_needs_the_grant_to_send_it(house: House) -> None:
     assert [row.scope_id for row in allowed] == ["a2a-send:bob@lab"]
 
 
+async def test_a_commit_whose_answer_was_lost_is_told_again_whatever_was_revoked_meanwhile(house: House) -> None:
+    """Contract 22, 26: what was done was done; what is new needs its grant."""
+    delivery = await house.begin()
+    grant = await house.grant("a2a.send.bob@lab")
+    commit = RunCommit(number=2, tasks=[part(10, house.bob)], wait=Wait(tasks=frozenset((uid(10),))))
+    told = await house.dan.commit_run(delivery, commit)
+    await house.revoke(grant)
+    again = await house.dan.commit_run(delivery, commit)
+    assert (again.number, again.parked, again.generation) == (told.number, told.parked, told.generation) == (2, True, 2)
+    assert [row for row in await house.rows("capability_check") if row.passed is False] == []
+    await house.dan.wake_run(uid(1))
+    delivery = await take(house.dan)
+    with refused("missing_capability"):
+        await house.dan.commit_run(delivery, RunCommit(number=3, tasks=[part(11, house.bob)]))
+
+
 async def test_a_run_sends_to_itself_without_a_grant(house: House) -> None:
     """Contract 26: what stays within one agent is its own affair; so is the answer to it."""
     delivery = await house.begin()
@@ -80,6 +105,65 @@ async def test_a_run_sends_to_itself_without_a_grant(house: House) -> None:
     )
     assert list(standing.leases) == [uid(10)]
     assert (await take(house.dan)).task.id == uid(11)
+
+
+async def test_a_run_begins_with_a_signal_only_where_its_agent_takes_tasks_of_the_sender(house: House) -> None:
+    """Contract 26: to begin a run is to send; where the gate is on, its agent must have agreed. A run that is there is
+    told what it was begun for."""
+    house.daemon.store.context.recv_gate = True
+    start = Task(recipient=house.dan.agent, intent_text="live")
+    with refused("recipient_refused"):
+        await house.alice.signal_run(uid(5), "go", start=start)
+    with refused("unknown_task"):
+        await house.box.get_task(uid(5))
+    grant = await house.grant("a2a.recv.alice@lab")
+    assert (await house.alice.signal_run(uid(5), "go", start=start)).started
+    await house.revoke(grant)
+    assert not (await house.alice.signal_run(uid(5), "go", start=start)).started
+    with refused("recipient_refused"):
+        await house.alice.signal_run(uid(6), "go", start=start)
+    gate = [row for row in await house.rows("capability_check") if row.action == "a2a.recv.alice@lab"]
+    assert [(row.scope_id, row.passed) for row in gate] == [
+        ("a2a-recv:dan@lab", False),
+        ("a2a-recv:dan@lab", True),
+        ("a2a-recv:dan@lab", False),
+    ]
+
+
+async def test_why_says_which_task_is_in_doubt_and_where_to_look(house: House, clock: ManualClock) -> None:
+    """Contract 23: a run that waits for what nobody knows says so, and leads to what decides."""
+    delivery = await house.begin()
+    await house.dan.commit_run(delivery, RunCommit(number=2, tasks=[part(10, house.dan)], begins=[uid(10)]))
+    wait = Wait(tasks=frozenset((uid(10),)))
+    assert (await house.dan.commit_run(delivery, RunCommit(number=3, wait=wait))).parked
+    assert (await house.why(uid(1))).reason == "awaiting_work"
+    clock.advance(house.box.limits.run_lapse_ms)
+    why = await house.why(uid(1))
+    assert (why.reason, why.command) == ("child_in_doubt", f"covenant why {uid(10)}")
+    assert uid(10) in why.explanation and "may not simply be done again" in why.explanation
+    child = await house.why(uid(10))
+    assert child.command is not None and child.command.startswith(f"covenant a2a requeue {uid(10)}")
+
+
+async def test_a_run_whose_worker_lives_and_does_not_go_on_says_since_when(house: House, clock: ManualClock) -> None:
+    """Contract 23: a sign of life is no step. A step is one, and so is to be taken up."""
+    delivery = await house.begin()
+    since = clock.now_ms()
+    clock.advance(600_000)
+    await house.dan.heartbeat(delivery)
+    run = await house.dan.get_run(uid(1))
+    assert (run.since_ms, run.heartbeat_ms) == (since, clock.now_ms())
+    why = await house.why(uid(1))
+    assert why.reason == "held" and f"without a step since Unix time {since} ms" in why.explanation
+    await house.dan.commit_run(delivery, RunCommit(number=2, wait=Wait(signals=("go",))))
+    assert (await house.dan.get_run(uid(1))).since_ms is None
+    clock.advance(600_000)
+    await house.alice.signal_run(uid(1), "go")
+    delivery = await take(house.dan)
+    assert (await house.dan.get_run(uid(1))).since_ms == clock.now_ms()
+    clock.advance(1)
+    await house.dan.commit_run(delivery, RunCommit(number=3))
+    assert (await house.dan.get_run(uid(1))).since_ms == clock.now_ms()
 
 
 async def test_a_run_does_not_send_under_a_bounded_grant(house: House) -> None:

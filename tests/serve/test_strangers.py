@@ -251,7 +251,7 @@ def confined() -> Iterator[tuple[str, str]]:
             preexec_fn=_few_files,
         )
         assert process.stdout is not None
-        yield process.stdout.readline().split()[1].removeprefix("http://"), (Path(home) / "operator.token").read_text()
+        yield process.stdout.readline().strip().removeprefix("http://"), (Path(home) / "operator.token").read_text()
         process.kill()
         process.wait()
         process.stdout.close()

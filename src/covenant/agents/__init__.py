@@ -13,6 +13,7 @@ from covenant.agents.error import (
     RunInDoubt,
     Suspended,
     TaskFailed,
+    TaskRefused,
 )
 from covenant.agents.local import Local, RunHandle, run_local
 from covenant.agents.pending import PendingTask, Selected, Settled, SignalWait, Timer
@@ -43,6 +44,7 @@ __all__ = [
     "Suspended",
     "TaskFailed",
     "TaskFunction",
+    "TaskRefused",
     "Timer",
     "agent",
     "run_local",

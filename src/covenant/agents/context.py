@@ -18,6 +18,7 @@ from covenant.agents.error import (
     CheckpointUnread,
     EffectFailed,
     TaskFailed,
+    TaskRefused,
 )
 from covenant.agents.pending import PendingTask, Selected, Settled, SignalWait, Timer
 from covenant.model.agent import AgentId
@@ -234,8 +235,14 @@ class AgentContext:
 
     def _value_of(self, pending: PendingTask, result: Result) -> Any:
         if result.status == "error":
-            raise TaskFailed(pending.id, pending.kind, result.error_message or "error")
+            raise self._failure(pending, result)
         return values.typed(values.value_of(result), pending.output_type)
+
+    def _failure(self, pending: PendingTask, result: Result) -> TaskFailed:
+        message, code = result.error_message or "error", self._driver.refused.get(pending.id)
+        if code is not None:
+            return TaskRefused(pending.id, pending.kind, message, code)
+        return TaskFailed(pending.id, pending.kind, message)
 
     async def join_all(self, tasks: Sequence[PendingTask]) -> list[Any]:
         """All results in the order of the tasks; or, as soon as one fails, its `TaskFailed`."""
@@ -286,7 +293,8 @@ class AgentContext:
             driver.note(key, index)
         outcomes = [await driver.outcome_of(pending.id) for pending in tasks] if index < 0 else []
         if index < 0:
-            raise AllTasksFailed([_failure(pending, result) for pending, result in zip(tasks, outcomes, strict=True)])
+            ended = zip(tasks, outcomes, strict=True)
+            raise AllTasksFailed([self._failure(pending, result) for pending, result in ended])
         value = self._value_of(tasks[index], await driver.outcome_of(tasks[index].id))
         return Selected(index, value, tuple(pending for at, pending in enumerate(tasks) if at != index))
 
@@ -352,8 +360,6 @@ class AgentContext:
     def _take(self, key: str, signal: SignalSeen, **more: Any) -> Memo:
         """The signal is consumed in the commit that remembers it; a message becomes an entry in the same."""
         driver = self._driver
-        driver.batch.takes.append(signal.id)
-        driver.taken.add(signal.id)
         heard: dict[str, Any] = {"name": signal.name, **more}
         entry: int | None = None
         if signal.message is not None:
@@ -366,6 +372,8 @@ class AgentContext:
             heard["value"] = values.unraw(signal.value)
         memo = Memo(key, values.raw(heard), entry)
         driver.remember(memo)
+        driver.batch.takes.append(signal.id)
+        driver.taken.add(signal.id)
         return memo
 
     async def has_signal(self, name: str) -> bool:
@@ -553,10 +561,6 @@ def _first_failed(outcomes: dict[str, Result], tasks: Sequence[PendingTask]) -> 
         if result is not None and result.status == "error":
             return at
     return None
-
-
-def _failure(pending: PendingTask, result: Result) -> TaskFailed:
-    return TaskFailed(pending.id, pending.kind, result.error_message or "error")
 
 
 def _name(thing: PendingTask | SignalWait | Timer) -> list[Any]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sized
+from contextlib import suppress
 from enum import Enum
 from typing import Any, Final, Protocol, TypeVar
 
@@ -27,10 +28,13 @@ from covenant.model.error import (
     CovenantError,
     LeaseSuperseded,
     Malformed,
+    NotPermitted,
     TaskConflict,
     TaskTerminal,
+    TooLarge,
     Unauthenticated,
     UnknownLease,
+    UnknownPeer,
 )
 from covenant.model.run import (
     NOTHING,
@@ -48,12 +52,16 @@ from covenant.model.run import (
 from covenant.model.task import Idempotency, Result, Task
 from covenant.model.view import Delivery
 from covenant.rules.content_key import digest_of_input, task_id, task_key
-from covenant.rules.run import digest_of_entry, matches
-from covenant.store.clock import Clock
+from covenant.rules.context import Context
+from covenant.rules.envelope import seal_message
+from covenant.rules.run import check_value, digest_of_entry, matches
+from covenant.store.clock import Clock, RandomIds
 
 T = TypeVar("T")
 
 LOST: Final = (LeaseSuperseded, TaskTerminal, UnknownLease, Unauthenticated)
+# Of these every other task for the same recipient would hear, too.
+_OF_RECIPIENT: Final = (NotPermitted, UnknownPeer)
 LINGER_S: Final = 0.01  # how long the result of a task of one's own waits for the next commit of its run
 _PAGE: Final = 1000
 _INTENT_CHARS: Final = 200
@@ -94,6 +102,10 @@ class Host(Protocol):
         """Told of every step, for those who test what a crash there would do."""
 
 
+class _Reduced(Exception):
+    """A commit was refused for some of its tasks: without them it is to be tried again."""
+
+
 class _Waiting:
     """One place in the function that waits."""
 
@@ -122,6 +134,7 @@ class Driver:
         self.cancel_requested = False
         self._host = host
         self._box = host.box
+        self._rules = Context(0, RandomIds(), host.box.limits)
         self._lease_id = ""
         self._number = 0
         self._entries = 0
@@ -134,6 +147,7 @@ class Driver:
         self._kinds: dict[str, str] = {}  # of the tasks that this worker has a function for
         self._cancels_due: list[str] = []  # of tasks that are about to be sent
         self._canceled: set[str] = set()
+        self.refused: dict[str, str] = {}  # tasks that the store did not take, and why
         self._lost_child: str | None = None  # a task that was done here, and was no longer ours to answer
         self._effects = 0  # under way
         self._is_told = False  # that a cancel is asked for
@@ -249,7 +263,10 @@ class Driver:
                 await self._news.wait()
                 continue
             waits = list(self._waits)
-            standing = await self._commit(wait)
+            try:
+                standing = await self._commit(wait)
+            except _Reduced:
+                continue
             if standing.parked:
                 went_on = not self.batch.is_empty or any(waiting not in waits for waiting in self._waits)
                 if went_on or self._function.done():
@@ -326,8 +343,10 @@ class Driver:
         ended = self.memory.outcomes
         if len(waits) == 1:
             only = waits[0]
+            if not only.first:
+                return structs.replace(only, tasks=only.tasks - self.refused.keys()) if self.refused else only
             left = frozenset(i for i in only.tasks if i not in ended)
-            return Wait(left, True, False, only.signals, only.until_ms) if only.first else only
+            return Wait(left, True, False, only.signals, only.until_ms)
         tasks = frozenset(i for wait in waits for i in wait.tasks if i not in ended)
         signals = tuple(dict.fromkeys(name for wait in waits for name in wait.signals))
         times = [wait.until_ms for wait in waits if wait.until_ms is not None]
@@ -342,7 +361,14 @@ class Driver:
         flushed = [waiting for waiting in self._waits if waiting.wait is None]
         self._commits_due = False
         commit = batch.commit(self._number + 1, self.leaf, wait, result, self._is_told)
-        standing = await self._commit_once(commit)
+        try:
+            standing = await self._commit_once(commit)
+        except LOST:
+            raise
+        except CovenantError as refusal:
+            self._leave_out(refusal, batch, wait)
+            self._commits_due = bool(flushed)
+            raise _Reduced(f"{refusal.code}: {refusal.message}") from refusal
         self._number = standing.number
         self._forget_taken(batch.takes)
         self.batch.cancels += self._cancels_due
@@ -358,6 +384,35 @@ class Driver:
             else:
                 self._begin(child_id, lease_id, standing.attempts.get(child_id, 1), batch.tasks.get(child_id))
         return standing
+
+    def _leave_out(self, refusal: CovenantError, batch: Batch, wait: Wait | None) -> None:
+        """Raise it unless it is about tasks alone: those have failed then, and all else is still to be committed."""
+        child_id = refusal.details.get("task_id")
+        if child_id not in batch.tasks and (wait is None or child_id not in wait.tasks):
+            raise refusal
+        refused = [child_id]
+        if isinstance(refusal, _OF_RECIPIENT) and child_id in batch.tasks:
+            to = batch.tasks[child_id].recipient.pubkey
+            refused = [i for i, task in batch.tasks.items() if task.recipient.pubkey == to]
+        batch.put_before(self.batch)
+        self.batch = batch
+        for child in refused:
+            log.warning("run %s: task %s is not taken: %s (%s)", self.run_id, child, refusal, refusal.code)
+            self._learn_refused(child, refusal.code, refusal.message)
+            if child in self._sent:  # else a checkpoint has let go of it
+                self._remember_refused(child, refusal)
+        self._cancels_due = [child for child in self._cancels_due if child not in refused]
+
+    def _remember_refused(self, child_id: str, refusal: CovenantError) -> None:
+        declared = self._sent[child_id].idempotency
+        assert declared is not None
+        memo = Memo(declared.key, values.raw([self._digests[child_id], refusal.code, refusal.message]))
+        self.memory.keep(memo)
+        self.batch.leave_out(child_id, memo)
+
+    def _learn_refused(self, child_id: str, code: str, message: str) -> None:
+        self.refused[child_id] = code
+        self.memory.outcomes[child_id] = Result(child_id, "error", (), f"{code}: {message}")
 
     def _forget_taken(self, takes: list[str]) -> None:
         """Under the same key, a signal may come again when the store has forgotten the first."""
@@ -400,10 +455,8 @@ class Driver:
         else:
             result = self._ok(function.result())
         await self._post_own()
-        if self._cancels_due:
-            await self._commit(None)
         try:
-            await self._commit(None, result)
+            await self._commit_last(result)
         except LOST:
             raise
         except CovenantError as refused:
@@ -413,10 +466,22 @@ class Driver:
             await self._commit(None, self._error(f"{refused.code}: {refused.message}"))
         return Left.ENDED
 
+    async def _commit_last(self, result: Result) -> None:
+        """Nobody can hear any more that a task was refused: the run itself ends with that."""
+        while True:
+            try:
+                if self._cancels_due:
+                    await self._commit(None)
+                await self._commit(None, result)
+                return
+            except _Reduced as reduced:
+                result = result if result.status == "error" else self._error(str(reduced))
+
     async def _end_canceled(self) -> Left:
         """It has cleaned up: what it noted while doing so is kept, and the task ends as it was asked to."""
         while self._cancels_due or not self.batch.is_empty:
-            await self._commit(None)
+            with suppress(_Reduced):
+                await self._commit(None)
         await self._ask(lambda: self._box.release(self._lease_id, reason="canceled"))
         return Left.ENDED
 
@@ -525,10 +590,40 @@ class Driver:
         return memo
 
     def remember(self, memo: Memo) -> None:
+        self._check_value(memo.value)
         self.memory.keep(memo)
         self.batch.memos.append(memo)
 
+    def _check_room(self, key: str | None, noted: Sized, what: str) -> None:
+        """Refuse what the next commit would not carry. That depends on when the last one was: so the operation is
+        refused again when it comes again in another call of the function."""
+        limit, full_key = self._box.limits.batch_max, f"{key}/full"
+        was_full = self.memory.recall(full_key) is not None
+        if not was_full and len(noted) < limit:
+            return
+        if not was_full and key is not None:
+            self.remember(Memo(full_key))
+        raise TooLarge(f"a commit has at most {limit} {what}: wait for something in between", field=what, limit=limit)
+
+    async def make_room(self) -> None:
+        """What is heard may become an entry, and must not be refused then."""
+        if len(self.batch.entries) >= self._box.limits.batch_max:
+            await self.flush()
+
+    def _check_value(self, value: Raw) -> None:
+        if value is NOTHING:
+            return
+        body, limits = bytes(value), self._box.limits
+        if len(body) > limits.content_bytes_max or body.count(b"[") + body.count(b"{") > limits.content_depth_max:
+            check_value(value, "value", self._rules)
+
     def enter(self, key: str | None, draft: EntryDraft, content: Any, turn: str | None) -> str:
+        self._check_room(key, self.batch.entries, "entries")
+        self._check_value(draft.content)
+        if self._entries >= self._box.limits.entries_max:
+            raise TooLarge("the run has too many entries", field="entries", limit=self._box.limits.entries_max)
+        if draft.says is not None:
+            seal_message(draft.says, self._box.limits)
         self._entries += 1
         number = self._entries
         parent, self.leaf = self.leaf, number
@@ -596,6 +691,7 @@ class Driver:
             before = page.before
 
     async def checkpoint(self, state: Raw) -> None:
+        self._check_value(state)
         self.batch.checkpoint = state
         self.batch.memos.clear()  # what comes while this is being committed lies behind it
         self.memory.forget()
@@ -641,12 +737,14 @@ class Driver:
         to = self._recipient(recipient)
         digest = digest_of_input([value, to.pubkey])[:_DIGEST_CHARS]
         memo = self.memory.recall(content_key)
-        known = self._digests.get(child_id) or (None if memo is None else values.unraw(memo.value))
+        noted = None if memo is None else values.unraw(memo.value)
+        known = self._digests.get(child_id) or (noted[0] if isinstance(noted, list) else noted)
         if known is not None and known != digest:
             raise TaskConflict(
                 f"the task {kind} has another input or recipient; instance= tells tasks apart", task_id=child_id
             )
-        self._digests[child_id] = digest
+        if isinstance(noted, list):
+            self._learn_refused(child_id, *noted[1:])
         local = self._host.tasks.get(kind) if recipient is None else None
         if local is not None:
             self._kinds[child_id] = kind
@@ -655,10 +753,14 @@ class Driver:
             raise Malformed("what may not be done twice has one attempt; say idempotent=True", field="attempts")
         if attempts is not None or backoff_ms is not None:
             task = _with_attempts(task, attempts, backoff_ms)
+        asked = f"{content_key}#{self.memory.count(content_key)}"
+        if (memo is None and child_id not in self.batch.tasks) or self.memory.recall(f"{asked}/full"):
+            self._check_room(asked, self.batch.tasks, "tasks")
+        self._digests[child_id] = digest
         self._sent[child_id] = task
         if memo is None:
-            self.batch.tasks[child_id] = task
             self.remember(Memo(content_key, values.raw(digest), task=child_id))
+            self.batch.tasks[child_id] = task
         return child_id
 
     def _recipient(self, named: AgentId | str | None) -> AgentId:
@@ -679,6 +781,7 @@ class Driver:
     ) -> Task:
         safe = idempotent if idempotent is not None else local is not None and local.safety == "idempotent"
         shown = values.raw(value)
+        self._check_value(shown)
         text = bytes(shown)[:_INTENT_CHARS].decode(errors="ignore")
         return Task(
             id=child_id,
@@ -731,6 +834,7 @@ class Driver:
     async def hear(self, patterns: tuple[str, ...], until: int | None, doubt: str | None = None) -> SignalSeen | None:
         """The oldest signal that fits, or None when the time is over."""
         wait = Wait(signals=patterns, until_ms=until, doubt=doubt)
+        await self.make_room()
         while True:  # another place may have been quicker to take what was there
             await self.wait(wait, lambda: self._heard(patterns) is not None or self._is_over(until))
             heard = self._heard(patterns)
@@ -744,6 +848,7 @@ class Driver:
             ended = any(i in outcomes for i in wait.tasks)
             return ended or self._heard(wait.signals) is not None or self._is_over(wait.until_ms)
 
+        await self.make_room()
         await self.wait(wait, is_there)
         while not is_there():  # another place was quicker to take what was there
             await self.wait(wait, is_there)
@@ -761,7 +866,7 @@ class Driver:
         return until is not None and self._store_now >= until
 
     async def signals_like(self, pattern: str) -> list[SignalSeen]:
-        if not self._number or self.batch.takes:
+        if not self._number or self.batch.takes or self.batch.entries:
             await self.flush()  # a run hears what was said before it began once it has; and a commit takes so many
         looked = Wait(signals=(pattern,))
         standing = await self._look_around(looked, every=True)
@@ -804,8 +909,9 @@ class Driver:
         self._host.probe("an effect")
         self._effects += 1  # the run is held as long as it lasts
         try:
-            value = await self._host.perform(function, self._within_run(key), idempotent)
-            return {"value": values.plain(value)}
+            outcome = {"value": values.plain(await self._host.perform(function, self._within_run(key), idempotent))}
+            self._check_value(values.raw(outcome))
+            return outcome
         except Exception as failed:
             return {"error": f"{type(failed).__name__}: {failed}"}
         finally:

@@ -31,6 +31,15 @@ class TaskFailed(AgentError):
         return self.message.startswith("deadline_exceeded:")
 
 
+class TaskRefused(TaskFailed):
+    """The store did not take a task of the run: there is no grant for its recipient, say, or it was asked for so long
+    ago that its result is gone. `code` is that of the refusal. Whatever else the run did is kept."""
+
+    def __init__(self, task_id: str, kind: str, message: str, code: str) -> None:
+        super().__init__(task_id, kind, message)
+        self.code = code
+
+
 class AllTasksFailed(AgentError):
     """None of the tasks of a `select` succeeded; `failures` are in the order of the tasks."""
 

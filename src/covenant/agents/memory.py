@@ -44,6 +44,11 @@ class Memory:
         self._seen[digest] += 1
         return f"{digest}#{count}" if count else digest
 
+    def count(self, name: str) -> int:
+        """How often this has been asked for in this call of the function."""
+        self._seen[name] += 1
+        return self._seen[name]
+
     def recall(self, key: str) -> Memo | None:
         return self._memos.get(key)
 
@@ -81,6 +86,25 @@ class Batch:
             or self.takes
             or self.checkpoint is not UNSET
         )
+
+    def put_before(self, later: Batch) -> None:
+        """What was noted while this one was on its way goes with it, as it was refused."""
+        if later.checkpoint is not UNSET:
+            self.memos.clear()
+            self.checkpoint = later.checkpoint
+        self.entries += later.entries
+        self.memos += later.memos
+        self.tasks.update(later.tasks)
+        self.begins += later.begins
+        self.answers += later.answers
+        self.cancels += later.cancels
+        self.takes += later.takes
+
+    def leave_out(self, child_id: str, memo: Memo) -> None:
+        """A task that was refused: what is remembered of it takes its place."""
+        self.tasks.pop(child_id, None)
+        self.begins = [begun for begun in self.begins if begun != child_id]
+        self.memos = [kept for kept in self.memos if kept.key != memo.key] + [memo]
 
     def commit(self, number: int, leaf: int, wait: Wait | None, result: Result | None, is_told: bool) -> RunCommit:
         return RunCommit(

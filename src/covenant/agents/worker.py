@@ -35,7 +35,6 @@ from covenant.worker import Release, Settled, WorkContext, Worker, in_thread
 HEARTBEAT_MS: Final = 5_000
 CONCURRENCY: Final = 64
 WARM_MAX: Final = 1_000
-_UNKNOWN_KIND_MS: Final = 5_000
 _REASON_CHARS: Final = 1_000
 _BACKOFF_MS_MAX: Final = 5 * 60 * 1000
 
@@ -150,8 +149,18 @@ class AgentWorker:
         self.box = box.of(agent, incarnation=self.incarnation)
         self._lock = None if self._home is None else _Lock(self._home, agent.pubkey, self.incarnation)
         self._worker = self._worker_type(
-            box, self._handle, self._concurrency, self._heartbeat_ms, self.incarnation, grace_ms=self._grace_ms
+            box,
+            self._handle,
+            self._concurrency,
+            self._heartbeat_ms,
+            self.incarnation,
+            grace_ms=self._grace_ms,
+            kinds=self._kinds(),
         )
+
+    def _kinds(self) -> list[str]:
+        """What it has functions for. What is of no kind, as a message of the A2A protocol, is for the first agent."""
+        return [*self.agents, *self.tasks, *([""] if self.agents else [])]
 
     # --- what is leased -----------------------------------------------------------------------------------
 
@@ -161,11 +170,7 @@ class AgentWorker:
         if function is not None:
             return await self._do_queued(function, work)
         definition = self._agent_for(task)
-        if definition is None:
-            log.error("no function for tasks of the kind %s: task %s is given back", task.task_kind, task.id)
-            raise Release(
-                not_before_ms=self.clock.now_ms() + _UNKNOWN_KIND_MS, reason=f"no function for {task.task_kind}"
-            )
+        assert definition is not None  # it receives what it has functions for
         await self._go_on(definition, work)
         return Settled()
 

@@ -125,6 +125,7 @@ def _tell(session: Session, shown: Shown) -> None:
 def _fields(run: RunSeen) -> list[tuple[str, str | None]]:
     colour = _COLOURS[run.status]
     held = "" if run.heartbeat_ms is None else f", last sign of life {ago(run.heartbeat_ms)}"
+    idle = "" if run.since_ms is None else f", none since {ago(run.since_ms)}"
     resumed = f", taken up {counted(run.resumes, 'time')} since" if run.resumes else ""
     return [
         ("run", run.task_id),
@@ -136,7 +137,7 @@ def _fields(run: RunSeen) -> list[tuple[str, str | None]]:
         ("in doubt", safe(", ".join(run.doubts))),
         ("unheard", safe(", ".join(run.signals))),
         ("begun", ago(run.begun_ms)),
-        ("step", f"{run.step}{resumed}"),
+        ("step", f"{run.step}{resumed}{idle}"),
         ("entries", str(run.entries)),
         ("checkpoint", None if not run.checkpoints else f"{run.checkpoints}: {_spelled(run.state)}"),
         ("worker", None if run.incarnation is None else f"{safe(run.incarnation)}{held}"),

@@ -196,6 +196,7 @@ class RemoteEngine:
                 incarnation=command.incarnation,
                 recipient=_whom(command.by, command.recipient),
                 receipt=receipt,
+                kinds=command.kinds,
             )
             got: w.Deliveries = await self.call(lease, w.Deliveries, command.by)
             return [Delivery(d.task, d.lease_id, d.attempt, d.generation) for d in got.deliveries]

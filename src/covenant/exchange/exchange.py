@@ -341,9 +341,16 @@ class Exchange:
     def send(self, caller: Caller, task: Task) -> c.SendTask:
         return c.SendTask(caller.agent, task)
 
-    def lease(self, caller: Caller, recipient: str | None, incarnation: str | None, limit: int = 1) -> c.LeaseTasks:
-        by = self.by(caller)
-        return c.LeaseTasks(by, self._for(caller, recipient), self._incarnation(caller, incarnation), limit)
+    def lease(
+        self,
+        caller: Caller,
+        recipient: str | None,
+        incarnation: str | None,
+        limit: int = 1,
+        kinds: frozenset[str] | None = None,
+    ) -> c.LeaseTasks:
+        whose, holder = self._for(caller, recipient), self._incarnation(caller, incarnation)
+        return c.LeaseTasks(self.by(caller), whose, holder, limit, kinds)
 
     def drain_results(self, caller: Caller, peer: str | None, limit: int = 1) -> c.DrainResults:
         return c.DrainResults(self.by(caller), self._for(caller, peer), limit)

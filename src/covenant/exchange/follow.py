@@ -112,7 +112,10 @@ async def _stretches(exchange: Exchange, caller: Caller, task_id: str, after: in
             return
         *_, here = _walk(commits, here, place, after)
     while marks:
-        updates = await _told(exchange, marks.pop(), place, after, commits)
+        mark = marks.pop()
+        if mark.generation <= after:
+            continue  # signs of life alone, which move nothing
+        updates = await _told(exchange, mark, place, after, commits)
         commits = ()
         yield Trail(updates, bool(updates))
         if not updates:

@@ -86,11 +86,13 @@ class ReplyDirectly(_Command, frozen=True):
 
 
 class LeaseTasks(_Command, frozen=True):
-    """For one recipient, or the oldest of all when it is None."""
+    """For one recipient, or the oldest of all when it is None. `kinds`: of these alone; an empty name stands for tasks
+    without a kind."""
 
     recipient: AgentId | None
     incarnation: str
     limit: int = 1
+    kinds: frozenset[str] | None = None
 
 
 class PostResult(_Command, frozen=True):

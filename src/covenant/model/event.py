@@ -33,6 +33,7 @@ class Sent(_Event, frozen=True, tag="sent"):
     protocol: bool = False
     shown: bool = False  # its sender is shown the task, whatever comes of it
     run: str | None = None  # the run that sent it
+    run_step: int = 0  # and in which step of it
 
 
 class Leased(_Event, frozen=True, tag="leased"):

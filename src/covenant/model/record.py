@@ -108,6 +108,7 @@ class TaskRecord(Struct, gc=False, omit_defaults=True):
     resolved_ms: int = 0  # when its result was drained
     order: int = 0  # the last event that touched it
     run: str | None = None  # whose task it is: the result is for that run alone
+    run_step: int = 0  # in which it was sent
     is_run: bool = False  # a durable agent has begun with it
 
     # what the A2A protocol shows
@@ -120,7 +121,7 @@ class TaskRecord(Struct, gc=False, omit_defaults=True):
     note: int = 0  # which of them stands beside the status
     chunks: int = 0  # of artifacts
     artifacts: tuple[str, ...] = ()  # those that were begun
-    receipt: str | None = None  # under which the holder last said something: said again, it is the same
+    receipts: tuple[str, ...] = ()  # under which the holder said something: said again, it is the same
     status_ms: int = 0
     status_order: int = 0
 

@@ -128,6 +128,7 @@ class Run(Struct, gc=False, omit_defaults=True):
     order: int
     step: int = 0
     step_lease: str | None = None  # under which the last step was made: said again, it is the same
+    step_ms: int = 0  # when it was
     entries: int = 0
     leaf: int = 0
     checkpoints: int = 0
@@ -288,6 +289,7 @@ class RunSeen(Struct, frozen=True, gc=False, omit_defaults=True):
     lease_id: str | None = None
     incarnation: str | None = None
     heartbeat_ms: int | None = None
+    since_ms: int | None = None  # its holder is at the step: it lives, and may yet hang
     awaits: Sequence[str] = ()
     until_ms: int | None = None
     doubts: Sequence[str] = ()

@@ -118,12 +118,12 @@ def update(command: UpdateTask, view: View, ctx: Context) -> Commit:
 
 
 def _is_repeated(receipt: str | None, record: TaskRecord, ctx: Context) -> bool:
-    """Whose answer was lost says it again, and has said it once. A holder says one thing after the other, so the last
-    receipt is enough."""
+    """Whose answer was lost says it again, and has said it once. The first time may come last: it lay in a daemon that
+    had no database, or that was frozen, while the holder went on by another."""
     if receipt is None:
         return False
     check_text(receipt, "receipt", ctx.limits.key_bytes_max)
-    return receipt == record.receipt
+    return receipt in record.receipts
 
 
 def _is_answered(command: UpdateTask, record: TaskRecord, view: View) -> bool:

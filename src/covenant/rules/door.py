@@ -28,6 +28,7 @@ from covenant.model.error import (
 from covenant.model.peer import Caller, Demand, Grant, Peer, peer_key
 from covenant.model.record import TaskRecord
 from covenant.model.repair import Requeue
+from covenant.model.task import Task
 from covenant.rules.cache import visible_slot
 from covenant.rules.context import Commit, Context, View, Way
 from covenant.rules.envelope import check_id
@@ -60,8 +61,17 @@ def _let_in(
     demand = None if demand_of is None else demand_of(command, caller, view, ctx)
     if demand is None:
         return decide(command, view, ctx)
-    if type(command) is c.CommitRun:
-        command = _addressed_tasks(caller, command, view, ctx, checks)
+    if type(command) is c.CommitRun and command.commit.tasks:
+        sent: list[AuditRow] = []
+        try:
+            command = _addressed_tasks(caller, command, view, ctx, sent)
+        except CovenantError:
+            again = _repeated(command, view, ctx, decide)
+            if again is not None:
+                return again
+            checks += sent
+            raise
+        checks += sent
     if type(command) is c.RetryStale:
         return _retried(caller, command, demand, view, ctx, decide, checks)
     grant, held = recall(caller.agent.pubkey, demand, view, ctx)
@@ -116,24 +126,33 @@ def _addressed_tasks(
     its own affair."""
     tasks = []
     for task in command.commit.tasks:
-        check_agent(task.recipient, "recipient")
-        recipient = known_agent(task.recipient, view)
-        if recipient.pubkey == caller.agent.pubkey:
-            tasks.append(structs.replace(task, sender=caller.agent, recipient=caller.agent))
-            continue
-        demand = _as_addressed(recipient)
-        send = _truly_addressed(c.SendTask(command.by, task), caller.agent, demand)
-        grant, held = recall(caller.agent.pubkey, demand, view, ctx)
-        if grant is None:
-            _missing(caller, demand, held, checks)
-        else:
-            checks.append(_check_row(demand, grant))
-            if grant.capability.scope.max_uses is not None or grant.capability.parent is not None:
-                raise NotPermitted("a run sends under grants without a bound on their uses", action=demand.action)
-        _check_recipient(send, caller, view, ctx, checks)
-        tasks.append(send.task)
+        try:
+            tasks.append(_addressed_task(caller, command, task, view, ctx, checks))
+        except CovenantError as refusal:
+            refusal.details["task_id"] = task.id  # the run may go on without it
+            raise
     commit = structs.replace(command.commit, tasks=tuple(tasks))
     return c.CommitRun(command.by, command.lease_id, commit, command.incarnation)
+
+
+def _addressed_task(
+    caller: Caller, command: c.CommitRun, task: Task, view: View, ctx: Context, checks: list[AuditRow]
+) -> Task:
+    check_agent(task.recipient, "recipient")
+    recipient = known_agent(task.recipient, view)
+    if recipient.pubkey == caller.agent.pubkey:
+        return structs.replace(task, sender=caller.agent, recipient=caller.agent)
+    demand = _as_addressed(recipient)
+    send = _truly_addressed(c.SendTask(command.by, task), caller.agent, demand)
+    grant, held = recall(caller.agent.pubkey, demand, view, ctx)
+    if grant is None:
+        _missing(caller, demand, held, checks)
+    else:
+        checks.append(_check_row(demand, grant))
+        if grant.capability.scope.max_uses is not None or grant.capability.parent is not None:
+            raise NotPermitted("a run sends under grants without a bound on their uses", action=demand.action)
+    _check_recipient(send, caller, view, ctx, checks)
+    return send.task
 
 
 def _decided(command: c.Command, demand: Demand, grant: Grant, view: View, ctx: Context, decide: Decide) -> Commit:

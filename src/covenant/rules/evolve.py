@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from covenant.model import event as e
 from covenant.model.card import Card
-from covenant.model.limits import LEASES_REMEMBERED_MAX
+from covenant.model.limits import LEASES_REMEMBERED_MAX, RECEIPTS_REMEMBERED_MAX
 from covenant.model.peer import Grant, Peer
 from covenant.model.push import Push
 from covenant.model.record import (
@@ -83,6 +83,7 @@ def _sent(_: Any, event: e.Sent, order: int, at: int) -> TaskRecord:
     record.shown = event.shown
     record.slot = event.slot
     record.run = event.run
+    record.run_step = event.run_step
     if event.replayed:
         record.replayed = True
     elif event.follows:
@@ -118,7 +119,7 @@ def _leased(old: TaskRecord, event: e.Leased, order: int, at: int) -> TaskRecord
     record.lease = Lease(event.lease_id, old.task.recipient, event.incarnation, at, at, order)
     record.incarnation = event.incarnation
     record.partials = 0
-    record.receipt = None
+    record.receipts = ()
     record.order = order
     _restate(record, order, at)
     record.ready_for = None
@@ -312,12 +313,16 @@ def _messaged(old: TaskRecord, event: e.Messaged, order: int, at: int) -> TaskRe
     return record
 
 
+def _receipts(old: TaskRecord, receipt: str | None) -> tuple[str, ...]:
+    return old.receipts if receipt is None else (*old.receipts[-RECEIPTS_REMEMBERED_MAX + 1 :], receipt)
+
+
 def _updated(old: TaskRecord, event: e.Updated, order: int, at: int) -> TaskRecord:
     record = _acted(old, order, at)
     _restate(record, order, at)
     record.said = record.note = old.said + 1
     record.asks = event.asks
-    record.receipt = event.receipt
+    record.receipts = _receipts(old, event.receipt)
     return record
 
 
@@ -327,7 +332,7 @@ def _asked(old: TaskRecord, event: e.Asked, order: int, at: int) -> TaskRecord:
     if event.speaks:
         record.said = record.note = old.said + 1
     record.asks = event.asks
-    record.receipt = event.receipt
+    record.receipts = _receipts(old, event.receipt)
     return record
 
 
@@ -336,7 +341,7 @@ def _chunked(old: TaskRecord, event: e.Chunked, order: int, at: int) -> TaskReco
     record.chunks = old.chunks + 1
     if event.begins is not None:
         record.artifacts = (*old.artifacts, event.begins)
-    record.receipt = event.receipt
+    record.receipts = _receipts(old, event.receipt)
     return record
 
 
@@ -412,7 +417,7 @@ def _taken_up(old: TaskRecord, event: e.TakenUp, order: int, at: int) -> TaskRec
     record.state = TaskState.IN_FLIGHT
     record.lease = Lease(event.lease_id, old.task.recipient, event.incarnation, at, at, order)
     record.incarnation = event.incarnation
-    record.receipt = None
+    record.receipts = ()
     record.order = order
     record.ready_for = None
     record.due_ms = None
@@ -429,6 +434,7 @@ def _stepped(old: Run, event: e.Stepped, order: int, at: int) -> Run:
     run.order = order
     run.step = event.number
     run.step_lease = event.lease_id
+    run.step_ms = at
     run.entries += event.entries
     run.leaf = event.leaf
     run.wait = None

@@ -252,6 +252,7 @@ def run_seen(record: TaskRecord, view: View, ctx: Context) -> RunSeen:
         lease_id=None if lease is None else lease.lease_id,
         incarnation=None if lease is None else lease.incarnation,
         heartbeat_ms=None if lease is None else lease.seen_ms,
+        since_ms=None if lease is None else max(lease.leased_ms, run.step_ms),
         awaits=awaits,
         until_ms=None if wait is None or record.state is not TaskState.PARKED else wait.until_ms,
         doubts=doubts,

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from itertools import takewhile
+from collections.abc import Sequence
+from itertools import islice, takewhile
+from typing import Final
 
 from covenant.model import event as e
 from covenant.model.command import BeatLease, LeaseTasks, ReleaseLease
-from covenant.model.error import LeaseSuperseded, TaskTerminal
+from covenant.model.error import LeaseSuperseded, Malformed, TaskTerminal, TooLarge
 from covenant.model.record import TaskRecord, TaskState
+from covenant.model.task import Task
 from covenant.model.view import Delivery, LeaseStatus, Released
 from covenant.rules.context import Commit, Context, View
 from covenant.rules.end import end_asked
 from covenant.rules.envelope import check_count, check_id, check_text, check_time
 from covenant.rules.page import Room
 from covenant.rules.sight import lent, task_of_lease
+
+_FURTHER: Final = 8  # how many times as far a receiver looks that has found nothing for it
 
 
 def lease(command: LeaseTasks, view: View, ctx: Context) -> Commit:
@@ -22,8 +27,11 @@ def lease(command: LeaseTasks, view: View, ctx: Context) -> Commit:
     limit = command.limit
     if limit != 1:
         check_count(limit, "limit", ctx.limits.batch_max)
-    recipient = command.recipient
-    records = view.ready(None if recipient is None else recipient.pubkey, limit)
+    recipient = None if command.recipient is None else command.recipient.pubkey
+    if command.kinds is None:
+        records = view.ready(recipient, limit)
+    else:
+        records = _of_kinds(_checked_kinds(command.kinds, ctx), recipient, limit, view, ctx)
     if not records:
         return Commit((), [])
     events: list[e.Event] = []
@@ -43,6 +51,36 @@ def lease(command: LeaseTasks, view: View, ctx: Context) -> Commit:
         events.append(e.Leased(task.id, lease_id, command.incarnation))
         deliveries.append(Delivery(lent(task), lease_id, record.attempt + 1, record.generation + 1))
     return Commit(tuple(events), deliveries)
+
+
+def _checked_kinds(kinds: frozenset[str], ctx: Context) -> frozenset[str]:
+    if not isinstance(kinds, frozenset) or not kinds:
+        raise Malformed("kinds are the names of what the receiver can do", field="kinds")
+    if len(kinds) > ctx.limits.batch_max:
+        raise TooLarge("too many kinds", field="kinds", size=len(kinds), limit=ctx.limits.batch_max)
+    for kind in kinds:
+        if kind != "":
+            check_text(kind, "kinds", ctx.limits.task_kind_bytes_max)
+    return kinds
+
+
+def _of_kinds(
+    kinds: frozenset[str], recipient: str | None, limit: int, view: View, ctx: Context
+) -> Sequence[TaskRecord]:
+    """The oldest of these kinds. Where the queue begins with others it looks further, but not to the end of a long one:
+    what lies behind those is found when some of them are gone."""
+    size = min(max(limit, 1), ctx.limits.scan_max)
+    while True:
+        listed = view.ready(recipient, size)
+        fitting = list(islice((record for record in listed if kind_in(record.task) in kinds), limit))
+        if fitting or len(listed) < size or size == ctx.limits.scan_max:
+            return fitting
+        size = min(size * _FURTHER, ctx.limits.scan_max)
+
+
+def kind_in(task: Task) -> str:
+    """As receivers name it."""
+    return task.task_kind or ""
 
 
 def held(lease_id: str, record: TaskRecord) -> None:

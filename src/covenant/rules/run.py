@@ -231,14 +231,18 @@ class _Committing:
     def _send(self, task: Task) -> None:
         """A task of the run. Its id is told by what it asks for: there before, it is the same."""
         own = structs.replace(task, parent=self.task_id)
-        sealed = seal_task(own, self.agent, self.ctx)
+        try:
+            sealed = seal_task(own, self.agent, self.ctx)
+        except CovenantError as refusal:
+            refusal.details["task_id"] = task.id  # the run may go on without it
+            raise
         twin, known = self.sent.get(sealed.id), self.view.get(sealed.id)
         if twin is not None:
             if digest_of(twin) != digest_of(sealed):
                 raise TaskConflict(f"the id {sealed.id} is taken by other content", task_id=sealed.id)
         elif known is None:
             self.sent[sealed.id] = sealed
-            self.events.append(e.Sent(sealed.id, sealed, run=self.task_id))
+            self.events.append(e.Sent(sealed.id, sealed, run=self.task_id, run_step=self.made.number))
         elif not isinstance(known, TaskRecord):
             raise ResultGone(f"task {sealed.id} is past its retention", task_id=sealed.id)
         elif known.run != self.task_id or digest_of(known.task) != digest_of(sealed):
@@ -590,9 +594,9 @@ def _check_own(by: AgentId | None, record: TaskRecord, ctx: Context) -> None:
 
 
 def resume(command: ResumeRun, view: View, ctx: Context) -> Commit:
-    """A dead worker's run goes on under a new lease; a task of a run that may be done twice is done again, by who asks.
-    A run that its worker has not begun with begins here: that it is one at all, only its agent knows. The operator
-    asks for nobody in particular, and so leaves it to whoever comes."""
+    """A dead worker's run goes on under a new lease; a task of a run that may be done twice is done again, by who asks,
+    and one that may not is for repair. A run that its worker has not begun with begins here: that it is one at all,
+    only its agent knows. The operator asks for nobody in particular, and so leaves it to whoever comes."""
     task_id = check_id(command.task_id, "task_id")
     check_text(command.reason, "reason", ctx.limits.text_bytes_max)
     check_text(command.dead, "dead", ctx.limits.text_bytes_max)
@@ -605,7 +609,7 @@ def resume(command: ResumeRun, view: View, ctx: Context) -> Commit:
         lease_id = "" if lease is None else lease.lease_id
         return Commit((), Resumed(lent(record.task), lease_id, record.attempt, record.generation))
     is_redone = run is None and record.run is not None and declared_safety(record) == "idempotent"
-    if run is None and command.by is None and not is_redone:
+    if run is None and not is_redone and (command.by is None or record.run is not None):
         raise NotARun(f"task {task_id} is no run, or has not begun", task_id=task_id)
     if lease is None:
         raise NotLeased(f"task {task_id} is not in flight", task_id=task_id, state=record.state)

@@ -13,7 +13,7 @@ from msgspec import structs
 from covenant.model import event as e
 from covenant.model.command import CancelChildren, Command, SweepRun
 from covenant.model.record import TaskRecord, TaskState
-from covenant.model.run import Run, run_key
+from covenant.model.run import Run, Step, run_key, step_key
 from covenant.rules.context import Commit, View
 
 _ENDING: Final = frozenset((e.Answered, e.Ended, e.Replied))
@@ -67,6 +67,8 @@ class _Followed:
             return
         wait = run.wait
         if wait is None or owner.state is not TaskState.PARKED or child.task.id not in wait.tasks:
+            if self._is_forgotten(child, run):
+                self._events.append(e.Drained(child.task.id))
             return
         left = self._left[run_id] = self._left.get(run_id, run.left) - 1
         self._events.append(e.TaskAwaited(run_key(run_id)))
@@ -75,6 +77,14 @@ class _Followed:
         if is_there and owner.ready_for is None and run_id not in self._woken:
             self._woken.add(run_id)
             self._events.append(e.Woken(run_id, restates=owner.asks is not None))
+
+    def _is_forgotten(self, child: TaskRecord, run: Run) -> bool:
+        """It was asked for before the last checkpoint, or in its commit, and no step names it any more: a sweep would
+        not find it."""
+        if not run.checkpoints or child.run_step > run.floor + 1:
+            return False
+        step = self._view.get(step_key(run.task_id, child.run_step))
+        return not isinstance(step, Step) or all(memo.task != child.task.id for memo in step.memos)
 
     def add_to(self, commit: Commit) -> None:
         if not self._events:

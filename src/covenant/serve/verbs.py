@@ -93,7 +93,7 @@ def _wait(wait_ms: int) -> int:
 
 async def recv_tasks(x: Exchange, caller: Caller, r: w.RecvTasks) -> w.Deliveries:
     limit = _batch(x, r.limit)
-    lease = x.lease(caller, r.recipient, r.incarnation, limit)
+    lease = x.lease(caller, r.recipient, r.incarnation, limit, r.kinds)
     taken = _of_kind(Delivery, await x.take(caller, lease, _wait(r.wait_ms), r.receipt))
     return w.Deliveries(deliveries=[w.Delivered(d.task, d.lease_id, d.attempt, d.generation) for d in taken])
 

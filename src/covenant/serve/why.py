@@ -104,10 +104,12 @@ def why_run(run: RunSeen, when: Callable[[int], str] = _unix) -> Why:
                 f"covenant runs cancel {run.task_id} --reason REASON",
             )
         case RunStatus.RUNNING:
+            since = "" if run.since_ms is None else f", without a step since {when(run.since_ms)}"
             seen = "" if run.heartbeat_ms is None else f" (last sign of life: {when(run.heartbeat_ms)})"
             return Why(
                 Reason.HELD,
-                f"Worker {run.incarnation} of {run.agent} is at step {run.step + 1}{seen}. If it is gone, say so.",
+                f"Worker {run.incarnation} of {run.agent} is at step {run.step + 1}{since}{seen}. "
+                "If it is gone, say so; if it lives and does not go on, its function hangs: restart it.",
                 f"covenant runs resume {run.task_id} --reason REASON",
             )
         case RunStatus.ENDED:

@@ -69,11 +69,14 @@ class RecvTask(Request, frozen=True, tag="try_recv_a2a_task"):
 
 
 class RecvTasks(Request, frozen=True, tag="try_recv_a2a_tasks"):
+    """`kinds`: of these alone; an empty name stands for tasks without a kind."""
+
     limit: int
     wait_ms: int = 0
     incarnation: str | None = None
     recipient: str | None = field(default=None, name="for")
     receipt: str | None = None
+    kinds: frozenset[str] | None = None
 
 
 class RecentTasks(Request, frozen=True, tag="recent_a2a_tasks"):

@@ -36,6 +36,7 @@ from covenant.model.view import Compaction, Inputs, QueueEntry
 from covenant.rules.audit import rows_of
 from covenant.rules.context import Commit, Context, Ids, actor
 from covenant.rules.decide import decide
+from covenant.rules.lease import kind_in
 from covenant.rules.peer import check_caller
 from covenant.rules.query import answer
 from covenant.rules.undo import undo
@@ -44,6 +45,7 @@ from covenant.store.state import State, Tally
 from covenant.store.waiters import ALL, Waiters
 
 _STEPS_AT_ONCE = 10
+_LOOK_AGAIN_S: Final = 1.0
 SYSTEM = "system"
 
 
@@ -191,18 +193,30 @@ class Embedded(ABC):
 
     async def _take(self, command: LeaseTasks | DrainResults | Call, waits: bool) -> Commit:
         asked = command.command if type(command) is Call else command
+        kinds = None
         if isinstance(asked, LeaseTasks):
-            waiters, agent = self._ready_waiters, asked.recipient
+            waiters, agent, kinds = self._ready_waiters, asked.recipient, asked.kinds
         else:
             assert isinstance(asked, DrainResults)
             waiters, agent = self._answer_waiters, asked.peer
         name = ALL if agent is None else agent.pubkey
+        woken_by: str | None = None
         while True:
             commit = self._commit(command)
+            if woken_by is not None and commit.reply and all(kind_in(d.task) != woken_by for d in commit.reply):
+                waiters.wake_one(name, woken_by)  # it took something else: this is for another one now
             if commit.reply or not waits:
                 await self._hand_over(commit, command)
                 return commit
-            await waiters.wait(name)
+            woken_by = await waiters.wait(name, self._look_again_s(name, kinds), kinds)
+
+    def _look_again_s(self, name: str, kinds: frozenset[str] | None) -> float | None:
+        """Who waits for some kinds is woken by those. But where the queue is longer than a look, one of them may be
+        there already, and come into sight when others are taken."""
+        if kinds is None:
+            return None
+        is_in_sight = name != ALL and self.state.depth(name) <= self.limits.scan_max
+        return None if is_in_sight else _LOOK_AGAIN_S
 
     async def _hand_over(self, commit: Commit, command: Command | Call) -> Any:
         """The reply, once it is durable. If the caller goes away before, nobody will ever see what it took: that is
@@ -427,8 +441,8 @@ class Embedded(ABC):
         state.watched = bool(ready.count or answers.count or changes.count or ends.count)
         if state.readied:
             if ready.count:
-                for recipient in state.readied:
-                    ready.wake_one(recipient)
+                for recipient, kind in state.readied:
+                    ready.wake_one(recipient, kind)
             state.readied.clear()
         if state.answered:
             if answers.count:

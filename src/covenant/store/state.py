@@ -155,7 +155,7 @@ class State:
         self.directory_mark = object()  # another one whenever a peer or a card has changed
         self.due_times = DueTimes()
         self.watched = False  # whether anybody waits for one of these:
-        self.readied: list[str] = []  # recipients with new work
+        self.readied: list[tuple[str, str]] = []  # recipients with new work, and its kind
         self.answered: list[str] = []
         self.changed: list[Key] = []
         self.on_push: Callable[[str], None] | None = None  # told of tasks whose webhooks have something to hear
@@ -273,7 +273,7 @@ class State:
             for party in _parties(new):
                 self._children_of.add(_branch(new.task.parent, party), order, key)
         if new.ready_for is not None:
-            self._add_ready(key, new.ready_for, new.ready_order)
+            self._add_ready(key, new.ready_for, new.ready_order, new.task.task_kind)
         if new.protocol:
             self._dialogs_sent.add(_names(new.sender, new.recipient), order, key)
             if is_listed(new):
@@ -299,13 +299,13 @@ class State:
                 self._parked_count += by
                 self._woken_count += by if record.ready_for is not None else 0
 
-    def _add_ready(self, key: Key, recipient: str, order: int) -> None:
+    def _add_ready(self, key: Key, recipient: str, order: int, kind: str | None) -> None:
         self._ready_count += 1
         self._ready.add(recipient, order, key)
         if self._ready_all is not None:
             self._ready_all.add(order, key)
         if self.watched:
-            self.readied.append(recipient)
+            self.readied.append((recipient, kind or ""))
 
     def _is_status(self, key: Key, order: int) -> bool:
         record = self.records.get(key)
@@ -349,7 +349,7 @@ class State:
                 if self._ready_all is not None:
                     self._ready_all.lose()
         elif new.ready_for is not None:
-            self._add_ready(key, new.ready_for, new.ready_order)
+            self._add_ready(key, new.ready_for, new.ready_order, new.task.task_kind)
         if old.waits_on is not None and new.waits_on is None:
             self._following_count -= 1
             self._waits.ledgers[old.waits_on].remove(old.ready_order)

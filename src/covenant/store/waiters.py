@@ -4,40 +4,37 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager
+from typing import TypeAlias
 
 from covenant.model.error import TooManyWaiters
 
 ALL = "*"
+_Waiter: TypeAlias = tuple[asyncio.Future[str | None], Set[str] | None]
 
 
 class Waiters:
     def __init__(self, waiters_max: int, on_wait: Callable[[], None] = lambda: None) -> None:
-        self._queues: dict[str, deque[asyncio.Future[None]]] = {}
+        self._queues: dict[str, deque[_Waiter]] = {}
         self.count = 0
         self._max = waiters_max
         self._on_wait = on_wait
 
-    async def wait(self, name: str, wait_s: float | None = None) -> None:
-        """Until woken, or until the time is over. A waiter that goes away after it was woken wakes the next one in its
+    async def wait(self, name: str, wait_s: float | None = None, wants: Set[str] | None = None) -> str | None:
+        """Until woken, or until the time is over; with the kind of what woke it, if that has one. `wants` are the kinds
+        that concern this waiter, None is all. A waiter that goes away after it was woken wakes the next one in its
         place."""
-        if self.count >= self._max:
-            raise TooManyWaiters(f"{self._max} calls are waiting already", limit=self._max)
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[None] = loop.create_future()
-        queue = self._queues.get(name)
-        if queue is None:
-            queue = self._queues[name] = deque()
-        queue.append(future)
-        timer = None if wait_s is None else loop.call_later(wait_s, self._give_up, name, future)
-        self.count += 1
+        future = self.enter(name, wants)
+        timer = None
+        if wait_s is not None:
+            timer = asyncio.get_running_loop().call_later(wait_s, self._give_up, name, future)
         self._on_wait()
         try:
-            await future
+            return await future
         except asyncio.CancelledError:
             if future.done() and not future.cancelled():
-                self.wake_one(name)
+                self.wake_one(name, future.result())
             raise
         finally:
             self.count -= 1
@@ -46,29 +43,29 @@ class Waiters:
             if not future.done() or future.cancelled():
                 self._drop(name, future)
 
-    def enter(self, name: str) -> asyncio.Future[None]:
+    def enter(self, name: str, wants: Set[str] | None = None) -> asyncio.Future[str | None]:
         """A place among those who wait; `leave` gives it up."""
         if self.count >= self._max:
             raise TooManyWaiters(f"{self._max} calls are waiting already", limit=self._max)
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
         queue = self._queues.get(name)
         if queue is None:
             queue = self._queues[name] = deque()
-        queue.append(future)
+        queue.append((future, wants))
         self.count += 1
         return future
 
-    def leave(self, name: str, future: asyncio.Future[None], is_passed_on: bool = False) -> None:
+    def leave(self, name: str, future: asyncio.Future[str | None], is_passed_on: bool = False) -> None:
         """`is_passed_on`: who leaves with what it was woken for not used wakes the next one."""
         self.count -= 1
         if future.done() and not future.cancelled():
             if is_passed_on:
-                self.wake_one(name)
+                self.wake_one(name, future.result())
         else:
             self._drop(name, future)
 
     @contextmanager
-    def ticket(self, name: str) -> Iterator[asyncio.Future[None]]:
+    def ticket(self, name: str) -> Iterator[asyncio.Future[str | None]]:
         future = self.enter(name)
         try:
             yield future
@@ -79,36 +76,45 @@ class Waiters:
         """Those that somebody waits for."""
         return list(self._queues)
 
-    def _give_up(self, name: str, future: asyncio.Future[None]) -> None:
+    def wake_some(self, name: str) -> None:
+        """For work of a kind that is not known: one waiter, or all where they are not after the same."""
+        if any(wants is not None for _, wants in self._queues.get(name, ())):
+            self.wake_all(name)
+        else:
+            self.wake_one(name)
+
+    def _give_up(self, name: str, future: asyncio.Future[str | None]) -> None:
         if not future.done():
             self._drop(name, future)
             future.set_result(None)
 
-    def _drop(self, name: str, future: asyncio.Future[None]) -> None:
-        queue = self._queues.get(name)
-        if queue is not None and future in queue:
-            queue.remove(future)
-            if not queue:
-                del self._queues[name]
+    def _drop(self, name: str, future: asyncio.Future[str | None]) -> None:
+        for at, (waiting, _) in enumerate(self._queues.get(name, ())):
+            if waiting is future:
+                self._remove(name, at)
+                return
 
-    def wake(self, name: str) -> bool:
-        queue = self._queues.get(name)
-        while queue:
-            future = queue.popleft()
-            if not queue:
-                del self._queues[name]
-            if not future.done():
-                future.set_result(None)
+    def _remove(self, name: str, at: int) -> None:
+        queue = self._queues[name]
+        del queue[at]
+        if not queue:
+            del self._queues[name]
+
+    def wake(self, name: str, kind: str | None = None) -> bool:
+        for at, (future, wants) in enumerate(self._queues.get(name, ())):
+            if not future.done() and (kind is None or wants is None or kind in wants):
+                self._remove(name, at)
+                future.set_result(kind)
                 return True
         return False
 
-    def wake_one(self, name: str) -> None:
+    def wake_one(self, name: str, kind: str | None = None) -> None:
         """Somebody who waits for just this, or else somebody who waits for anything."""
-        if not self.wake(name):
-            self.wake(ALL)
+        if not self.wake(name, kind):
+            self.wake(ALL, kind)
 
     def wake_all(self, name: str) -> None:
-        for future in self._queues.pop(name, ()):
+        for future, _ in self._queues.pop(name, ()):
             if not future.done():
                 future.set_result(None)
 

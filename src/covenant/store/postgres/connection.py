@@ -23,6 +23,11 @@ _SETTINGS: Final = {
     "idle_in_transaction_session_timeout": "10s",
     "synchronous_commit": "on",
     "jit": "off",
+    # Every statement goes by an index, whatever the statistics say: a plan made while a table was small stays good.
+    "enable_seqscan": "off",
+    "enable_hashjoin": "off",
+    "enable_mergejoin": "off",
+    "plan_cache_mode": "force_generic_plan",
 }
 
 # It may well work when it is tried again: others were at the same records.
@@ -36,6 +41,7 @@ RETRIED: Final = (
 LOST: Final = (
     OSError,
     asyncpg.InterfaceError,
+    asyncpg.InternalClientError,  # the driver's, between the server's last word and the end of the line
     asyncpg.PostgresConnectionError,
     asyncpg.OperatorInterventionError,
     asyncpg.IdleInTransactionSessionTimeoutError,

@@ -43,14 +43,15 @@ from covenant.model.record import Key, TaskRecord
 from covenant.model.view import Compaction, Inputs, QueueEntry
 from covenant.rules.audit import rows_of
 from covenant.rules.context import Context, Ids, actor
+from covenant.rules.lease import kind_in
 from covenant.rules.undo import undo
 from covenant.store.clock import Clock, Timer
 from covenant.store.embedded import CARDS_SHOWN, SYSTEM, is_under_way
 from covenant.store.postgres.bell import Bell
 from covenant.store.postgres.connection import LOST, Where, told
-from covenant.store.postgres.entry import Entry
+from covenant.store.postgres.entry import Entry, observed
 from covenant.store.postgres.housekeeping import Housekeeper
-from covenant.store.postgres.lane import Lane, Moved, is_exclusive
+from covenant.store.postgres.lane import EXPIRY_STEPS, Lane, Moved, is_exclusive
 from covenant.store.postgres.listing import DEPTH
 from covenant.store.postgres.log import CommitLog
 from covenant.store.postgres.reader import Reader
@@ -99,6 +100,13 @@ _BEAT: Final = """
         update lane set closed = true where daemon in (select id from silent)
     )
     select id, label from silent
+"""
+_REGISTER: Final = """
+    insert into daemon (id, pubkey, label, started_ms) values ($1, $2, $3, $4)
+    on conflict (id) do update set seen = clock_timestamp() where daemon.ended is null returning id
+"""
+_OPEN_LANE: Final = f"""
+    with mine as ({_REGISTER}) insert into lane (daemon, hash) select id, $5 from mine returning id
 """
 _COUNTED: Final = (READY, FOLLOWERS, HELD, ANSWERS, PARKED, DELAYED, ENDED)
 _COUNT: Final = "select shelf, name, count(*) from place where shelf = any($1) group by shelf, name"
@@ -149,7 +157,6 @@ class Postgres:
         self._keys: set[str] = set()
         self._on_lost_trust: Callable[[str], None] = lambda pubkey: None
         self._refreshing: asyncio.Task[int] | None = None
-        self.is_fenced = False  # others have taken this daemon for dead
         self.is_closing = True
         self.space = crc32(self.where.schema.encode()) & 0x7FFFFFFF
         self.expiring = asyncio.Lock()
@@ -200,24 +207,22 @@ class Postgres:
         await self._look(at_start=True)
 
     async def register(self, connection: asyncpg.Connection[Any]) -> None:
-        """Be one of the daemons of this store; anew, if the others have given this one up."""
-        if self.is_fenced:
-            self.daemon_id = self._ids.lease()
-            self.is_fenced = False
-        label = f"{socket.gethostname()}:{os.getpid()}"
-        await connection.execute(
-            "insert into daemon (id, pubkey, label, started_ms) values ($1, $2, $3, $4) on conflict (id) do nothing",
-            self.daemon_id,
-            self.pubkey,
-            label,
-            self.now(),
-        )
+        """Be one of the daemons of this store."""
+        await connection.execute(_REGISTER, *self._myself())
 
-    async def fenced(self) -> None:
-        log.warning("others took this daemon for dead; it goes on under a new name")
-        self.is_fenced = True
-        for lane in self._lanes:
-            lane.id = 0
+    async def open_lane(self, connection: asyncpg.Connection[Any], head: str) -> int:
+        """A lane under this daemon's name; under a new one, if the others have taken it for dead."""
+        while True:
+            name = self.daemon_id
+            lane: int | None = await connection.fetchval(_OPEN_LANE, *self._myself(), head)
+            if lane is not None:
+                return lane
+            if name == self.daemon_id:  # no other lane has found that out meanwhile
+                log.warning("others took this daemon for dead; it goes on under a new name")
+                self.daemon_id = self._ids.lease()
+
+    def _myself(self) -> tuple[str, str | None, str, int]:
+        return self.daemon_id, self.pubkey, f"{socket.gethostname()}:{os.getpid()}", self.now()
 
     def join(self, pubkey: str, lost: Callable[[str], None]) -> None:
         self.pubkey = pubkey
@@ -284,7 +289,6 @@ class Postgres:
 
     def entry(self, command: Command | Call, by: str | None = None) -> Entry:
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        future.add_done_callback(_heard)
         entry = Entry(command, by or actor(command), self._ids, future)
         entry.is_exclusive = is_exclusive(command)
         return entry
@@ -383,14 +387,15 @@ class Postgres:
 
     async def _take(self, command: LeaseTasks | DrainResults | Call, waits: bool) -> Entry:
         asked = command.command if type(command) is Call else command
+        kinds = None
         if isinstance(asked, LeaseTasks):
-            waiters, agent = self._ready_waiters, asked.recipient
+            waiters, agent, kinds = self._ready_waiters, asked.recipient, asked.kinds
         else:
             assert isinstance(asked, DrainResults)
             waiters, agent = self._answer_waiters, asked.peer
         name = ALL if agent is None else agent.pubkey
         while True:
-            ticket = waiters.enter(name)  # before the look: what comes after it is not missed
+            ticket = waiters.enter(name, kinds)  # before the look: what comes after it is not missed
             is_used = False
             try:
                 entry = self._submit(command)
@@ -407,16 +412,18 @@ class Postgres:
         left, taken = moved
         readied, answered, changed = [], [], []
         is_trust = False
-        for (shelf, name, order), _ in taken:
+        for (shelf, name, order), key in taken:
             if shelf == READY:
-                readied.append(name)
+                record = work.records[key]
+                assert type(record) is TaskRecord
+                readied.append((name, kind_in(record.task)))
             elif shelf == ANSWERS:
                 answered.append(name)
             elif shelf == DUE and (self._timer_ms is None or order < self._timer_ms):
                 self._set_timer(order)
             elif shelf == PUSHES:
                 self._pushed.add(name)
-        for name in readied:
+        for name, _ in readied:
             self._count_depth(name, 1)
         for (shelf, name, _), _ in left:
             if shelf == READY:
@@ -430,7 +437,7 @@ class Postgres:
                 is_trust = is_trust or not isinstance(now, Grant) or not isinstance(was, Grant) or now.uses == was.uses
         if work.touched:
             self._wake(readied, answered, changed)
-            self._bell.ring(readied, answered, changed, is_trust)
+            self._bell.ring([name for name, _ in readied], answered, changed, is_trust)
         for entry in entries:
             self._answer(entry)
 
@@ -467,7 +474,9 @@ class Postgres:
         if not commands:
             entry.settle()
         for command in commands:
-            self._submit(command).future.add_done_callback(lambda _: entry.settle())
+            given = self._submit(command).future
+            given.add_done_callback(observed)
+            given.add_done_callback(lambda _: entry.settle())
 
     async def _run_steps(self, entry: Entry, then: Iterable[Command]) -> None:
         """Bounded work that a commit left to be done: the first of it before the answer."""
@@ -657,11 +666,11 @@ class Postgres:
 
     # --- waking ---------------------------------------------------------------------------------------------
 
-    def _wake(self, readied: Iterable[str], answered: Iterable[str], changed: Iterable[Key]) -> None:
+    def _wake(self, readied: Iterable[tuple[str, str]], answered: Iterable[str], changed: Iterable[Key]) -> None:
         ready, answers, changes = self._waiters
         if ready.count:
-            for name in readied:
-                ready.wake_one(name)
+            for name, kind in readied:
+                ready.wake_one(name, kind)
         if answers.count:
             for name in answered:
                 answers.wake_one(name)
@@ -674,10 +683,12 @@ class Postgres:
 
     def rung(self, readied: Iterable[str], answered: Iterable[str], changed: Iterable[Key], is_trust: bool) -> None:
         """Another daemon has committed."""
-        self._wake(readied, answered, changed)
+        for name in readied:
+            self._ready_waiters.wake_some(name)
+        self._wake((), answered, changed)
         if is_trust and not self.is_closing:
             refreshing = asyncio.ensure_future(self.refresh())
-            refreshing.add_done_callback(_heard)
+            refreshing.add_done_callback(observed)
 
     # --- signatures -----------------------------------------------------------------------------------------
 
@@ -744,9 +755,10 @@ class Postgres:
     async def _expire(self) -> None:
         try:
             while True:
-                entry = self._submit(Expire(None), SYSTEM)
-                await entry.future
-                if entry.commit is None or not entry.commit.events:
+                entries = [self._submit(Expire(None), SYSTEM) for _ in range(EXPIRY_STEPS)]
+                await asyncio.gather(*(entry.future for entry in entries))
+                commit = entries[-1].commit
+                if commit is None or not commit.events:
                     break
             found = await self._reader.fetch(
                 "select ord from place where shelf = $1 and name = '' order by ord limit 1", DUE
@@ -843,7 +855,9 @@ class Postgres:
         told_of: dict[str, list[str]] = {}
         for what, name in found:
             told_of.setdefault(what, []).append(name)
-        self._wake(told_of.get("r", ()), told_of.get("a", ()), ())
+        for name in told_of.get("r", ()):
+            self._ready_waiters.wake_some(name)
+        self._wake((), told_of.get("a", ()), ())
         for waiters in (self._ready_waiters, self._answer_waiters):
             waiters.wake(ALL)
         if told_of.get("d"):
@@ -881,9 +895,3 @@ def _goes_alone(entry: Entry) -> bool:
 
 def _has_moved(was: Any, now: TaskRecord) -> bool:
     return type(was) is not TaskRecord or was.generation != now.generation or was.cancel_reason != now.cancel_reason
-
-
-def _heard(future: asyncio.Future[Any]) -> None:
-    """Whether or not anybody waits for it."""
-    if not future.cancelled():
-        future.exception()

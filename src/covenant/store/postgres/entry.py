@@ -75,3 +75,9 @@ class Entry:
         """Nothing more will come of it."""
         if self.settled is not None and not self.settled.done():
             self.settled.set_result(None)
+
+
+def observed(future: asyncio.Future[Any]) -> None:
+    """For a future that nobody may ever ask for its outcome."""
+    if not future.cancelled():
+        future.exception()

@@ -20,13 +20,14 @@ from covenant.model.audit import Logged
 from covenant.model.card import CARD_PREFIX
 from covenant.model.error import CovenantError, StoreUnavailable
 from covenant.model.record import Key, TaskRecord, Tombstone
-from covenant.model.task import Task
 from covenant.rules.context import Commit, Need
 from covenant.rules.decide import decide
+from covenant.store.embedded import SYSTEM
 from covenant.store.journal.line import GENESIS, Line, encode
 from covenant.store.postgres.array import numbers, texts
 from covenant.store.postgres.connection import LANE_CLOSED, LOST, RETRIED, connect, told
-from covenant.store.postgres.entry import Entry
+from covenant.store.postgres.entry import Entry, observed
+from covenant.store.postgres.hint import hint
 from covenant.store.postgres.listing import DEEP, DIALOG_COUNT, LISTINGS
 from covenant.store.postgres.rows import DIALOGS, KINDS, READY, TRUST, Place, encoded
 from covenant.store.postgres.view import Depth, First, Listing, Working
@@ -38,6 +39,7 @@ Moved: TypeAlias = tuple[list[tuple[Place, Key]], list[tuple[Place, Key]]]
 
 BLOCK: Final = 4096  # the increment of the sequence
 TRIES_MAX: Final = 40
+EXPIRY_STEPS: Final = 20  # of the clock, in one transaction
 PATIENCE_S: Final = 20.0  # how long a command waits for a database that is away
 _EXCLUSIVE: Final = (
     c.EnrollPeer,
@@ -71,7 +73,7 @@ _SAVE: Final = """select save($1, $2, $3, $4, $5,
     $16::text::"char"[], $17::text::text[], $18::text::bigint[], $19::text::text[],
     $20::text::"char"[], $21::text::text[], $22::text::bigint[], $23::text::text[],
     $24::text::bigint[], $25::text::text[], $26::text::text[], $27::text::text[], $28::text::text[],
-    $29::text::bigint[], $30, $31, $32, $33)"""
+    $29::text::bigint[], $30, $31::text::bigint[], $32::text::bigint[], $33::text::text[], $34)"""
 
 log = logging.getLogger("covenant.store")
 
@@ -117,13 +119,8 @@ class Lane:
             return self._connection
         connection = await connect(self._engine.where)
         try:
-            if self.id == 0 or self._engine.is_fenced:
-                await self._engine.register(connection)
-                self.id = await connection.fetchval(
-                    "insert into lane (daemon, hash) values ($1, $2) returning id",
-                    self._engine.daemon_id,
-                    GENESIS.decode(),
-                )
+            if self.id == 0:
+                self.id = await self._engine.open_lane(connection, GENESIS.decode())
                 self.hash, self.seq, self.signed, self._pending = GENESIS, 0, 0, None
             self._load_statement = await connection.prepare(_LOAD)
             self._save_statement = await connection.prepare(_SAVE)
@@ -196,7 +193,7 @@ class Lane:
                 done = recovered
             except asyncpg.PostgresError as failed:
                 if failed.sqlstate == LANE_CLOSED:
-                    await self._engine.fenced()
+                    self.id = 0
                     await self.close()
                     continue
                 if len(batch) > 1:  # one of them is the cause: each on its own
@@ -216,10 +213,12 @@ class Lane:
         engine = self._engine
         async with engine.expiring:
             while True:
-                entry = engine.entry(c.Expire(None), "system")
-                await self._do([entry])
-                commit = entry.commit
-                if commit is None or not commit.events or not commit.then:
+                steps = [engine.entry(c.Expire(None), SYSTEM) for _ in range(EXPIRY_STEPS)]
+                for step in steps:
+                    step.future.add_done_callback(observed)
+                await self._do([*steps])
+                commit = steps[-1].commit
+                if commit is None or not commit.events:
                     break
         self._heeds_clock = False
 
@@ -282,7 +281,7 @@ class Lane:
                 except Need as need:
                     if done and any(isinstance(want, Listing) for want in need.wanted):
                         break  # it wants to see what is committed
-                    more = [*need.wanted, *self._wanted(batch[done + 1 :], work, now, listings=False)]
+                    more = [*need.wanted, *self._wanted(batch[done + 1 :], work, now, is_first=False)]
                     await self._load(work, 0, more)
                     continue
                 except CovenantError as refusal:
@@ -300,7 +299,8 @@ class Lane:
                     if commit.events or commit.audit:
                         lines.append(self._apply(entry, commit, work, now))
                     entry.commit = commit
-                work.lists.clear()
+                if type(entry.command) is not c.Expire:  # one step of the clock goes on from what the one before saw
+                    work.lists.clear()
                 done += 1
                 if work.due_ms is not None and work.due_ms <= now:
                     break  # the clock comes before the next command
@@ -330,16 +330,19 @@ class Lane:
         ctx.ids, ctx.now, ctx.compaction = entry.ids, now, work.compaction
         return decide(entry.command, work, ctx)
 
-    def _wanted(self, batch: Sequence[Entry], work: Working, now: int, listings: bool = True) -> list[Any]:
-        """What the commands ask for first. They are asked in vain, and decided later."""
+    def _wanted(self, batch: Sequence[Entry], work: Working, now: int, is_first: bool = True) -> list[Any]:
+        """What the commands ask for first. They are asked in vain, and decided later; of the commonest it is known."""
         wanted: list[Any] = []
         for at, entry in enumerate(batch):
-            if _needs_nothing(entry.command):
+            known = hint(entry.command)
+            if known is not None:
+                if is_first:
+                    wanted += known
                 continue
             try:
                 self._decide(entry, work, now)
             except Need as need:
-                if (listings and at == 0) or not any(isinstance(want, Listing) for want in need.wanted):
+                if (is_first and at == 0) or not any(isinstance(want, Listing) for want in need.wanted):
                     wanted += need.wanted
             except CovenantError:
                 pass  # said again when its turn comes
@@ -413,7 +416,10 @@ class Lane:
             found = await self._connection.fetch(DEEP, READY, max(listing.args[0], 0))
             work.lists[listing] = {row["key"]: row["depth"] for row in found}
         else:
-            sql, values = LISTINGS[listing.method](*listing.args)
+            args = listing.args
+            if listing.method == "due":  # enough for all the steps of one transaction
+                args = (args[0], args[1] * EXPIRY_STEPS)
+            sql, values = LISTINGS[listing.method](*args)
             work.lists[listing] = [row["key"] for row in await self._connection.fetch(sql, *values)]
 
     async def _mark_cards(self, work: Working, taken: list[tuple[Place, Key]]) -> None:
@@ -433,6 +439,9 @@ class Lane:
         for line in lines:
             raw, mark = encode(line, mark)
             raws.append(raw)
+        # A row is a stretch of numbers without a gap: others may have drawn theirs between two looks.
+        starts = [0, *(at for at in range(1, len(lines)) if lines[at].seq != lines[at - 1].last + 1)]
+        ends = [*starts[1:], len(lines)]
         new: list[tuple[str, bytes, int, bytes]] = []
         old: list[tuple[str, bytes, int, bytes, int]] = []
         gone: list[str] = []
@@ -477,19 +486,12 @@ class Lane:
             texts([row[4] for row in tasks]),
             numbers(tasks_gone),
             lines[-1].at,
-            lines[0].seq,
-            _marks(lines),
-            b"".join(raws),
+            numbers([lines[at].seq for at in starts]),
+            numbers([lines[end - 1].last for end in ends]),
+            texts([_marks(lines[at:end]) for at, end in zip(starts, ends, strict=True)]),
+            [b"".join(raws[at:end]) for at, end in zip(starts, ends, strict=True)],
         )
         self._pending = (mark, lines[-1].last)
-
-
-def _needs_nothing(command: c.Command | c.Call) -> bool:
-    """A new task that nothing else depends on: the commonest command of all."""
-    asked = command.command if type(command) is c.Call else command
-    if type(asked) is not c.SendTask or type(asked.task) is not Task:
-        return False
-    return not asked.task.id and not asked.task.is_idempotent and asked.key is None
 
 
 def _rows(found: Sequence[tuple[Any, ...]]) -> Sequence[Any]:

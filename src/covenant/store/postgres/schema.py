@@ -33,7 +33,10 @@ def migrations() -> dict[int, str]:
 
 
 async def state_of(connection: asyncpg.Connection[Any], schema: str) -> SchemaState:
-    there = await connection.fetchval("select to_regclass($1) is not null", f"{schema}.meta")
+    # Asked of the catalog itself: what a session once found absent by name, it remembers over the wait for a lock.
+    there = await connection.fetchval(
+        "select exists (select from pg_tables where schemaname = $1 and tablename = 'meta')", schema
+    )
     version = await connection.fetchval(f"select version from {schema}.meta") if there else 0
     return SchemaState(schema, version, max(migrations()))
 

@@ -9,6 +9,7 @@ a record like any other.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
 from typing import Any, Final, TypeVar
 
 from msgspec import Struct
@@ -45,6 +46,7 @@ from covenant.store.postgres.rows import (
 from covenant.store.state import State
 
 ANYBODY: Final = "*"
+_NEVER: Final = 2**62
 R = TypeVar("R")
 _TRUST_PREFIXES: Final = (PEER_PREFIX, CARD_PREFIX)
 
@@ -302,7 +304,14 @@ class Working:
 
     def due(self, now: int, limit: int) -> Sequence[Key]:
         keys: Sequence[Key] = self._listed("due", now, limit)
-        return [key for key in keys if self.get(key) is not None]
+        missing = [key for key in keys if key not in self.records and key not in self.absent]
+        if missing:
+            raise Need(*missing)
+        return list(islice((key for key in keys if self._due_ms(key) <= now), limit))
+
+    def _due_ms(self, key: Key) -> int:
+        due_ms: int | None = getattr(self.records.get(key), "due_ms", None)
+        return _NEVER if due_ms is None else due_ms
 
     def tasks(self, agent: str | None, after: int, limit: int) -> Sequence[TaskRecord]:
         return self._records(TaskRecord, self._listed("tasks", agent, after, limit))

@@ -47,8 +47,9 @@ create index task_sender on task (sender, ord);
 create index task_recipient on task (recipient, ord);
 create index task_parent on task (parent, ord) where parent is not null;
 
--- One row a transaction: its commits as lines, each of them one that a journal could hold. `marks` names the tasks that
--- they touched, each with the event that touched the task before.
+-- One row a transaction, or one for each block of numbers that it has drawn: its commits as lines, each of them one that
+-- a journal could hold. Between `seq` and `last` there is no number of anybody else, so an event is found by its number.
+-- `marks` names the tasks that they touched, each with the event that touched the task before.
 create table log (
     seq   bigint primary key,
     last  bigint not null,
@@ -161,7 +162,7 @@ create function save(
     in_shelves "char"[], in_names text[], in_ords bigint[], in_keys text[],
     out_shelves "char"[], out_names text[], out_ords bigint[], out_keys text[],
     task_ords bigint[], task_keys text[], senders text[], recipients text[], parents text[], task_gone bigint[],
-    log_at bigint, first_seq bigint, log_marks text, log_lines bytea
+    log_at bigint, log_seqs bigint[], log_lasts bigint[], log_marks text[], log_lines bytea[]
 ) returns void
 language plpgsql as $$
 declare
@@ -199,7 +200,8 @@ begin
     if cardinality(task_keys) > 0 then
         insert into task select * from unnest(task_ords, task_keys, senders, recipients, parents);
     end if;
-    insert into log values (first_seq, last_seq, in_lane, log_at, log_marks, log_lines);
+    insert into log select u.seq, u.last, in_lane, log_at, u.marks, u.lines
+    from unnest(log_seqs, log_lasts, log_marks, log_lines) u(seq, last, marks, lines);
     if trust_to > 0 then
         update meta set trust = trust_to;
     end if;
@@ -212,15 +214,15 @@ language plpgsql stable as $$
 #variable_conflict use_column
 declare
     here log%rowtype;
-    wanted bigint := from_seq;
+    here_at bigint := from_seq;  -- no column is called that
 begin
     for i in 1 .. up_to loop
-        select l.* into here from log l where l.seq <= wanted order by l.seq desc limit 1;
-        exit when not found or here.last < wanted;
+        select l.* into here from log l where l.seq <= here_at order by l.seq desc limit 1;
+        exit when not found or here.last < here_at;
         seq := here.seq;
         lines := here.lines;
         return next;
-        wanted := substring(here.marks from of_key || ':(\d+)')::bigint;
-        exit when wanted is null or wanted = 0;
+        here_at := substring(here.marks from of_key || ':(\d+)')::bigint;
+        exit when here_at is null or here_at = 0;
     end loop;
 end $$;

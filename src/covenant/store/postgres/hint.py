@@ -1,0 +1,46 @@
+"""What the commonest commands are sure to ask for first: known without asking them.
+
+A hint is no rule: what it leaves out is asked for later, and what it brings in vain does no harm.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from covenant.model.agent import AgentId
+from covenant.model.command import Call, Command, DrainResults, LeaseTasks, PostResult, SendTask
+from covenant.model.task import Result, Task
+from covenant.store.postgres.rows import ANSWERS, READY
+from covenant.store.postgres.view import First
+
+_ID_LENGTH = 36
+_LIMIT_MAX = 1000
+
+
+def hint(command: Command | Call) -> list[Any] | None:
+    """None where it has to be asked."""
+    asked = command.command if type(command) is Call else command
+    kind = type(asked)
+    if kind is SendTask:
+        return [] if _is_plain(asked) else None  # type: ignore[arg-type]
+    if kind is PostResult:
+        result = asked.result  # type: ignore[union-attr]
+        task_id = result.task_id if type(result) is Result else None
+        return [task_id] if type(task_id) is str and len(task_id) == _ID_LENGTH else None
+    if kind is LeaseTasks:
+        return None if asked.kinds is not None else _first(READY, asked.recipient, asked.limit)  # type: ignore[union-attr]
+    if kind is DrainResults:
+        return _first(ANSWERS, asked.peer, asked.limit)  # type: ignore[union-attr]
+    return None
+
+
+def _is_plain(command: SendTask) -> bool:
+    """A new task that nothing else depends on."""
+    task = command.task
+    return type(task) is Task and not task.id and not task.is_idempotent and command.key is None
+
+
+def _first(shelf: bytes, agent: object, limit: object) -> list[Any] | None:
+    if type(agent) is not AgentId or type(limit) is not int or not 0 < limit <= _LIMIT_MAX:
+        return None
+    return [First(shelf, agent.pubkey, limit)]

@@ -1,0 +1,230 @@
+"""What the store refuses: the function hears of it where it asked, may catch it, and nothing else is lost."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from covenant import AgentId, Json, Limits, Task
+from covenant.agents import Agent, AgentContext, EffectFailed, RunFailed, TaskFailed, TaskRefused, agent, task
+from covenant.model.error import CovenantError, TooLarge
+from tests.agents.conftest import Open
+from tests.agents.house import House, content_of, pause
+from tests.daemons import enrolled
+
+CAROL = "carol@lab"
+
+
+@task("work")
+async def work(n: int) -> int:
+    return 10 * n
+
+
+async def _as_dan(house: House) -> AgentId:
+    """Dan may answer, and nothing else."""
+    house.tokens["dan@lab"] = (await enrolled(house.box, "dan@lab", "a2a.respond.*")).token
+    return AgentId.named("dan@lab")
+
+
+async def _begin(house: House, dan: AgentId, agent: Agent) -> str:
+    sent = Task(
+        id=str(uuid.uuid4()), recipient=dan, intent_text=agent.name, task_kind=agent.name, content=(Json(None),)
+    )
+    await house.alice.send_task(sent)
+    return sent.id
+
+
+async def _told(house: House, run_id: str) -> list[Any]:
+    return [content_of(entry) for entry in (await house.box.run_entries(run_id)).entries]
+
+
+async def test_a_task_that_may_not_be_sent_has_failed(house: House, served: None) -> None:
+    """Alone it: what stands beside it in the same commit is kept, and a second call finds the same refusal."""
+
+    @agent("eager")
+    async def eager(ctx: AgentContext) -> list[Any]:
+        await ctx.append("user", "before")
+        mine, theirs = ctx.task("work", 1), ctx.task("look", 1, recipient=CAROL)
+        heard: list[Any] = []
+        try:
+            await ctx.join_all([mine, theirs])
+        except TaskRefused as refused:
+            heard.append(refused.code)
+            await ctx.append("assistant", "may not")
+        await pause(ctx)
+        settled = await ctx.join_all_settled([mine, theirs, ctx.task("look", 2, recipient=CAROL)])
+        return [*heard, *(one.status for one in settled), type(settled[2].error).__name__]
+
+    dan = await _as_dan(house)
+    async with house.worker(eager, tasks=[work], name="dan"):
+        run_id = await _begin(house, dan, eager)
+        await house.signal(run_id, "pause")
+        assert await house.result(run_id) == ["missing_capability", "completed", "failed", "failed", "TaskRefused"]
+    assert await _told(house, run_id) == ["before", "may not"]
+
+
+async def test_many_that_may_not_be_sent_are_refused_at_once(house: House, served: None) -> None:
+    @agent("eager")
+    async def eager(ctx: AgentContext) -> list[str]:
+        settled = await ctx.join_all_settled([ctx.task("look", n, recipient=CAROL) for n in range(50)])
+        return sorted({one.error.code for one in settled})
+
+    dan = await _as_dan(house)
+    async with house.worker(eager, name="dan"):
+        assert await house.result(await _begin(house, dan, eager)) == ["missing_capability"]
+    denied = [row for row in await house.box.recent_audit(1000) if row.passed is False]
+    assert len(denied) == 1
+
+
+async def test_a_run_that_ends_with_what_may_not_be_sent_has_failed_and_keeps_its_tail(
+    house: House, served: None
+) -> None:
+    """Nobody can hear it any more: it must not look as if it had been done."""
+
+    @agent("hasty")
+    async def hasty(ctx: AgentContext) -> str:
+        await ctx.append("user", "the tail")
+        ctx.task("look", 1, recipient=CAROL)
+        return "done"
+
+    dan = await _as_dan(house)
+    async with house.worker(hasty, name="dan"):
+        run_id = await _begin(house, dan, hasty)
+        assert "missing_capability" in await house.failure(run_id)
+    assert await _told(house, run_id) == ["the tail"]
+
+
+async def test_a_recipient_that_is_nobody_is_heard_of_beside_a_checkpoint(house: House, served: None) -> None:
+    @agent("lost")
+    async def lost(ctx: AgentContext) -> list[Any]:
+        if ctx.state is None:
+            ctx.task("look", 1, recipient="nobody@lab")
+            await ctx.checkpoint({"phase": 2})
+        await pause(ctx)
+        with pytest.raises(TaskFailed):
+            await ctx.task("look", 1, recipient="nobody@lab")
+        return [ctx.state, ctx.checkpoints]
+
+    assert (await house.through(lost))[1] == [{"phase": 2}, 1]
+
+
+async def test_a_task_under_a_taken_key_behind_a_checkpoint_can_be_caught(house: House) -> None:
+    @agent("careless")
+    async def careless(ctx: AgentContext) -> str:
+        if ctx.state is None:
+            assert await ctx.task("work", 1, key="mine") == 10
+            await ctx.checkpoint({})
+            await pause(ctx)
+        try:
+            await ctx.task("work", 2, key="mine")
+        except TaskRefused as refused:
+            return refused.code
+        return "taken"
+
+    assert (await house.through(careless, tasks=[work]))[1] == "task_conflict"
+
+
+async def test_a_task_that_makes_no_sense_has_failed(house: House) -> None:
+    @agent("odd")
+    async def odd(ctx: AgentContext) -> str:
+        try:
+            await ctx.task("x" * 1000, 1, recipient=CAROL)
+        except TaskRefused as refused:
+            return refused.code
+        return "sent"
+
+    assert (await house.through(odd))[1] == "too_large"
+
+
+def _too_much(ctx: AgentContext) -> dict[str, Callable[[], Any]]:
+    big = "x" * 2000
+    return {
+        "an entry": lambda: ctx.append("user", big),
+        "a deep entry": lambda: ctx.append("user", [[[[[[[[[["deep"]]]]]]]]]]),
+        "a word": lambda: ctx.say(big),
+        "a state": lambda: ctx.checkpoint({"big": big}),
+        "an effect": lambda: ctx.run("big", lambda: big),
+    }
+
+
+async def test_what_is_too_much_is_refused_where_it_is_given(open_house: Open) -> None:
+    house = await open_house(Limits(content_bytes_max=1000, content_depth_max=8))
+
+    @agent("much")
+    async def much(ctx: AgentContext) -> list[str]:
+        refused = []
+        assert ctx.state is None
+        for name, operation in _too_much(ctx).items():
+            try:
+                await operation()
+            except (CovenantError, EffectFailed):
+                refused.append(name)
+        try:
+            ctx.task("work", "x" * 2000, recipient=CAROL)
+        except CovenantError:
+            refused.append("a task")
+        await ctx.append("user", "after")
+        await pause(ctx)
+        return refused
+
+    run_id, refused = await house.through(much)
+    assert refused == ["an entry", "a deep entry", "a word", "a state", "an effect", "a task"]
+    assert await house.told(run_id) == [("user", "after")]
+
+
+async def test_what_no_commit_carries_is_refused_where_it_is_given(open_house: Open) -> None:
+    """The function waits in between, and goes on."""
+    house = await open_house(Limits(batch_max=5, entries_max=11))
+
+    @agent("many")
+    async def many(ctx: AgentContext) -> list[int]:
+        refused = []
+        for n in range(14):
+            try:
+                await ctx.append("user", n)
+            except TooLarge:
+                refused.append(n)
+                await pause(ctx)
+        asked = []
+        for n in range(6):
+            try:
+                asked.append(ctx.task("work", n))
+            except TooLarge:
+                refused.append(n)
+        return [*refused, len(await ctx.join_all(asked))]
+
+    run_id, refused = await house.through(many, tasks=[work])
+    assert refused == [5, 11, 13, 5, 5]
+    entries = (await house.bob.run_entries(run_id, 100)).entries
+    assert [content_of(entry) for entry in entries] == [n for n in range(14) if n not in (5, 11, 13)]
+
+
+async def test_all_that_waits_is_drained_beside_entries_of_ones_own(open_house: Open) -> None:
+    house = await open_house(Limits(batch_max=5))
+
+    @agent("drains")
+    async def drains(ctx: AgentContext) -> int:
+        await pause(ctx)
+        await ctx.append("user", "one")
+        return len(await ctx.drain_signals("message"))
+
+    async with house.worker(drains):
+        run_id = await house.begin(drains)
+        await house.paused(run_id)
+        for n in range(5):
+            await house.say(run_id, str(n))
+        await house.signal(run_id, "pause")
+        assert await house.result(run_id) == 5
+
+
+async def test_a_refusal_that_is_not_caught_ends_the_run(house: House) -> None:
+    @agent("endless")
+    async def endless(ctx: AgentContext) -> None:
+        for n in range(2000):
+            await ctx.append("user", n)
+
+    with pytest.raises(RunFailed, match="at most 1000 entries"):
+        await house.through(endless)
