@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import islice
 from random import Random
-from typing import Final, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 import msgspec
 from msgspec import UNSET, Raw, Struct
@@ -276,8 +276,6 @@ class Author:
         what: Any = self._one(ForceError("given up", lease), Requeue(risk, lease))  # type: ignore[arg-type]
         reason = self._one("it is stuck", "stuck", "")
         return c.RepairTask(self._by(None, *AGENTS), RepairRequest(task_id, what, reason))
-            self._by(None, *AGENTS), RepairRequest(task_id, what, self._one("it is stuck", "stuck", ""))
-        )
 
     def retry(self) -> c.Command:
         policy = RetryPolicy(

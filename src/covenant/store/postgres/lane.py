@@ -423,8 +423,8 @@ class Lane:
             work.lists[listing] = [row["key"] for row in await self._connection.fetch(sql, *values)]
 
     async def _mark_cards(self, work: Working, taken: list[tuple[Place, Key]]) -> None:
-        """A card keeps its number when it is published again, and has none when it is withdrawn. So that others learn of
-        it all the same, it stands among what is trusted under the number of this commit."""
+        """A card keeps its number when it is published again, and has none when it is withdrawn. So that others learn
+        of it all the same, it stands among what is trusted under the number of this commit."""
         cards = [key for key in work.touched if key.startswith(CARD_PREFIX)]
         if cards:
             assert self._connection is not None
