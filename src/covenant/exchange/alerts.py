@@ -173,6 +173,8 @@ class Alerts:
 
     async def check(self) -> None:
         """What begins and what ends is told only when all has been looked at: half a look proves nothing."""
+        if not self._store.leads():
+            return
         found = {**await self._stale_leases(), **await self._exhausted_tasks(), **await self._growing_queues()}
         for key, alert in found.items():
             if key not in self._open:

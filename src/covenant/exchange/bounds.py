@@ -71,12 +71,14 @@ class Meter:
         self._burst = burst
         self._levels: dict[str, tuple[float, float]] = {}
 
-    def draw(self, peer: str) -> None:
+    def draw(self, peer: str, shares: int = 1) -> None:
+        """`shares`: among how many daemons the bound is divided."""
         now = monotonic()
-        level, then = self._levels.get(peer, (self._burst, now))
-        level = min(self._burst, level + (now - then) * self._per_s)
+        per_s, burst = self._per_s / shares, max(1.0, self._burst / shares)
+        level, then = self._levels.get(peer, (burst, now))
+        level = min(burst, level + (now - then) * per_s)
         if level < 1:
-            wait_ms = int((1 - level) / self._per_s * 1000) + 1
+            wait_ms = int((1 - level) / per_s * 1000) + 1
             raise RateLimited("too many requests", limit=self._per_s, retry_after_ms=wait_ms)
         if len(self._levels) >= _PEERS_MAX:
             self._levels.clear()

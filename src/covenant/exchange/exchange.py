@@ -192,7 +192,7 @@ class Exchange:
 
     def meter(self, caller: Caller) -> None:
         """Count one request of this caller; refused when there were too many of late."""
-        self._meter.draw(caller.agent.pubkey)
+        self._meter.draw(caller.agent.pubkey, self.store.companions())
 
     async def note_stranger(self, transport: str) -> None:
         """Somebody without a valid token: written down, or counted when there are many."""

@@ -148,6 +148,8 @@ class Scheduler:
         await self._rounds.stop()
 
     async def run_pass(self) -> None:
+        if not self._exchange.store.leads():
+            return
         command = RetryStale(None, self._policy, self._cursor, scheduled=True)
         try:
             report: RetryReport = await self._exchange.run(self._operator(), command)

@@ -141,8 +141,7 @@ class Events:
         caller = await self._authenticate(scope["headers"])
         self._exchange.meter(caller)
         asked = _cursor_of(scope)
-        newest = await self._store.log_back(None, 1)
-        end = newest[0].last if newest else 0
+        end = await self._store.log_end()
         after = end if asked is None else asked
         with self._exchange.waits.one(caller.agent.pubkey):
             await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
@@ -180,7 +179,7 @@ class Events:
         while not self._exchange.is_draining and self._store.caller_of(caller.token) is not None:
             stretch = await self._read(after)
             if stretch.last > after:
-                text = _gap(after, stretch.first - 1) if stretch.first > after + 1 else b""
+                text = _gap(after, stretch.first - 1) if await self._store.is_cut(after, stretch.first) else b""
                 text += await self._text_for(caller, stretch)
                 after = stretch.last
             else:

@@ -88,6 +88,19 @@ class Embedded(ABC):
     async def refresh(self) -> int:
         return self.state.trust_order
 
+    def leads(self) -> bool:
+        return True
+
+    def companions(self) -> int:
+        return 1
+
+    async def log_end(self) -> int:
+        newest = await self.log_back(None, 1)
+        return newest[0].last if newest else 0
+
+    async def is_cut(self, after: int, first: int) -> bool:
+        return first > after + 1
+
     async def tally(self, leases_max: int) -> Tally:
         return Tally(self.state.counts(), self.state.leases(0, leases_max))
 

@@ -69,6 +69,12 @@ class Store(Protocol):
     async def refresh(self) -> int:
         """Look whether others have changed whom to trust; the last event that did."""
 
+    def leads(self) -> bool:
+        """Whether it is for this process to do what one does for all."""
+
+    def companions(self) -> int:
+        """How many processes have it open, this one included."""
+
     async def tally(self, leases_max: int) -> Tally:
         """How much is open."""
 
@@ -130,6 +136,12 @@ class Store(Protocol):
 
     async def log(self, after: int, limit: int) -> list[Logged]:
         """Commits behind this event, the oldest first; likewise."""
+
+    async def log_end(self) -> int:
+        """The last event that nothing can come before any more."""
+
+    async def is_cut(self, after: int, first: int) -> bool:
+        """Whether something is missing between two events that follow each other in the log."""
 
     async def log_trail(self, seq: int, key: Key, limit: int) -> list[Logged]:
         """Commits that touched this record, from the one that holds this event back, as far as the log reaches;

@@ -33,6 +33,7 @@ class Bell:
         self._hand: asyncpg.Connection[Any] | None = None
         self._rung: tuple[dict[str, None], dict[str, None], dict[str, None]] = ({}, {}, {})
         self._is_trust = False
+        self.leads = False  # it does what one daemon does for all
         self._stirred = asyncio.Event()
 
     async def open(self) -> None:
@@ -40,7 +41,19 @@ class Bell:
         self._ears.add_termination_listener(lambda _: self._stirred.set())
         await self._ears.add_listener(self._channel, self._hear)
 
+    async def try_to_lead(self) -> bool:
+        """Whether this daemon leads from now on, and did not before. Who leads does so as long as its ears live: the
+        server knows when they are gone, and lets the next one."""
+        if self.leads or self._ears is None or self._ears.is_closed():
+            return False
+        try:
+            self.leads = await self._ears.fetchval("select pg_try_advisory_lock($1, 3)", self._engine.space)
+        except (*LOST, asyncpg.PostgresError):
+            return False
+        return self.leads
+
     async def close(self) -> None:
+        self.leads = False
         for connection in (self._ears, self._hand):
             if connection is not None:
                 connection.terminate()

@@ -84,6 +84,7 @@ LAPSE_S: Final = 15.0  # so long silent, and a daemon is taken for dead
 _STEPS_AT_ONCE: Final = 10
 _GIVING_BACK_S: Final = 2.0
 _DEPTH_AGE_S: Final = 1.0
+_DEPTH_AGE_FAR_S: Final = 60.0
 _TRUST: Final = """
     select p.ord, p.key, r.kind, r.body from place p left join record r on r.key = p.key
     where p.shelf = $1 and p.name = '' and p.ord > $2 order by p.ord
@@ -100,6 +101,7 @@ _BEAT: Final = """
         update lane set closed = true where daemon in (select id from silent)
     )
     select id, label from silent
+    union all select id, null from daemon where ended is null and id <> $1 and id not in (select id from silent)
 """
 _REGISTER: Final = """
     insert into daemon (id, pubkey, label, started_ms) values ($1, $2, $3, $4)
@@ -124,6 +126,7 @@ _DAEMONS: Final = """
 """
 _KEYS: Final = "select distinct pubkey from daemon where pubkey is not null"
 _ANCHORS_MAX: Final = 64
+_WATCHED_MAX: Final = 20_000
 
 log = logging.getLogger("covenant.store")
 
@@ -180,7 +183,9 @@ class Postgres:
         self._timer: Timer | None = None
         self._expiring: asyncio.Task[None] | None = None
         self._timer_ms: int | None = None
-        self._pushed: set[str] = set()
+        self._pushed: set[str] = set()  # tasks with webhooks
+        self._companions = 1
+        self._watched: dict[Key, int] = {}  # tasks that somebody waits for, as the last slow look saw them
         self._on_push: Callable[[str], None] | None = None
 
     def now(self) -> int:
@@ -199,6 +204,7 @@ class Postgres:
             for lane in self._lanes:
                 await lane.open()
             await self._bell.open()
+            await self._bell.try_to_lead()
         except (*LOST, asyncpg.PostgresError) as failed:
             await self.close()
             raise told(failed, "not_stored") from failed
@@ -423,6 +429,7 @@ class Postgres:
                 self._set_timer(order)
             elif shelf == PUSHES:
                 self._pushed.add(name)
+                changed.append(name)
         for name, _ in readied:
             self._count_depth(name, 1)
         for (shelf, name, _), _ in left:
@@ -519,8 +526,13 @@ class Postgres:
             self._on_lost_trust(record.agent.pubkey)
 
     def depth_of(self, recipient: str) -> int | None:
+        """As far as it is known: counted anew now and then, the more often the closer it is to its bound."""
         known = self._depths.get(recipient)
-        return None if known is None else known[0]
+        if known is None:
+            return None
+        count, learned = known
+        age_s = _DEPTH_AGE_S if count * 2 > self.limits.queue_depth_max else _DEPTH_AGE_FAR_S
+        return count if asyncio.get_running_loop().time() - learned < age_s else None
 
     async def learn_depth(self, connection: asyncpg.Connection[Any], recipient: str) -> None:
         if len(self._depths) >= 100_000:
@@ -651,6 +663,12 @@ class Postgres:
     async def log(self, after: int, limit: int) -> list[Logged]:
         return await self._log.after(after, limit)
 
+    async def log_end(self) -> int:
+        return await self._log.end()
+
+    async def is_cut(self, after: int, first: int) -> bool:
+        return await self._log.is_pruned(after)
+
     async def log_trail(self, seq: int, key: Key, limit: int) -> list[Logged]:
         return await self._log.trail(seq, key, limit)
 
@@ -677,8 +695,8 @@ class Postgres:
         if changes.count or self._pushed:
             for key in changed:
                 changes.wake_all(key)
-                if key in self._pushed and self._on_push is not None:
-                    self._on_push(key)
+                if key in self._pushed:
+                    self._tell_push(key)
         self._tell_growth()
 
     def rung(self, readied: Iterable[str], answered: Iterable[str], changed: Iterable[Key], is_trust: bool) -> None:
@@ -723,7 +741,12 @@ class Postgres:
     def watch_pushes(self, tell: Callable[[str], None]) -> None:
         self._on_push = tell
         for task_id in self._pushed:
-            tell(task_id)
+            self._tell_push(task_id)
+
+    def _tell_push(self, task_id: str) -> None:
+        """One daemon posts for all of them."""
+        if self._on_push is not None and self._bell.leads:
+            self._on_push(task_id)
 
     # --- time -----------------------------------------------------------------------------------------------
 
@@ -795,8 +818,20 @@ class Postgres:
     async def _beat(self) -> None:
         """A sign of life. Who has given none for long is taken for dead, and can write no more."""
         silent = await self._reader.fetch(_BEAT, self.daemon_id, f"{LAPSE_S} seconds")
+        self._companions = 1 + sum(row["label"] is None for row in silent)
+        if await self._bell.try_to_lead() and self._on_push is not None:
+            for task_id in self._pushed:
+                self._on_push(task_id)
         for row in silent:
+            if row["label"] is None:
+                continue
             log.warning("daemon %s (%s) has been silent for long: it is taken for dead", row["id"], row["label"])
+
+    def leads(self) -> bool:
+        return self._bell.leads
+
+    def companions(self) -> int:
+        return self._companions
 
     async def tally(self, leases_max: int) -> Tally:
         """Counted in the listings: as many as are open, and no more."""
@@ -862,10 +897,10 @@ class Postgres:
             waiters.wake(ALL)
         if told_of.get("d"):
             self._set_timer(int(told_of["d"][0]))
+        await self._look_at_watched()
         pushed = set(told_of.get("u", ()))
         for task_id in pushed - self._pushed:
-            if self._on_push is not None:
-                self._on_push(task_id)
+            self._tell_push(task_id)
         self._pushed = pushed
         steps: list[Command] = [CancelChildren(None, key) for key in told_of.get("c", ())]
         steps += [SweepRun(None, key.split(":")[1]) for key in told_of.get("b", ())]
@@ -874,6 +909,19 @@ class Postgres:
         for step in steps:
             entry = self._submit(step, SYSTEM)
             await entry.future
+
+    async def _look_at_watched(self) -> None:
+        """Tasks that have moved on, though nobody rang."""
+        watched = self._change_waiters.names()[:_WATCHED_MAX]
+        if not watched:
+            self._watched = {}
+            return
+        found = await self._reader.fetch("select key, ord from record where key = any($1)", watched)
+        seen = {row["key"]: row["ord"] for row in found}
+        for key, order in seen.items():
+            if self._watched.get(key, order) != order:
+                self._change_waiters.wake_all(key)
+        self._watched = seen
 
     async def _unsettled(self) -> list[Key]:
         """Slots whose result has not reached all their followers."""

@@ -42,6 +42,14 @@ class CommitLog:
                 break
         return self._horizon
 
+    async def end(self) -> int:
+        return await self._settled()
+
+    async def is_pruned(self, after: int) -> bool:
+        """Whether commits behind this event are gone."""
+        (row,) = await self._reader.fetch("select exists (select from anchor where seq > $1) as is_so", after)
+        return bool(row["is_so"])
+
     async def after(self, seq: int, limit: int) -> list[Logged]:
         until = await self._settled()
         rows = await self._reader.fetch(
