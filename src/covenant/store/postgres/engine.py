@@ -205,6 +205,7 @@ class Postgres:
                 await lane.open()
             await self._bell.open()
             await self._bell.try_to_lead()
+            self._bell.ring((), (), (), True)  # the others learn that somebody listens
         except (*LOST, asyncpg.PostgresError) as failed:
             await self.close()
             raise told(failed, "not_stored") from failed
@@ -306,6 +307,10 @@ class Postgres:
         self._queue.append(entry)
         self._ring_lane()
         return entry
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._queue)
 
     def _ring_lane(self) -> None:
         while self._idle:
@@ -444,7 +449,8 @@ class Postgres:
                 is_trust = is_trust or not isinstance(now, Grant) or not isinstance(was, Grant) or now.uses == was.uses
         if work.touched:
             self._wake(readied, answered, changed)
-            self._bell.ring([name for name, _ in readied], answered, changed, is_trust)
+            if self._companions > 1:
+                self._bell.ring([name for name, _ in readied], answered, changed, is_trust)
         for entry in entries:
             self._answer(entry)
 
@@ -700,7 +706,8 @@ class Postgres:
         self._tell_growth()
 
     def rung(self, readied: Iterable[str], answered: Iterable[str], changed: Iterable[Key], is_trust: bool) -> None:
-        """Another daemon has committed."""
+        """Another daemon has committed, or has just come."""
+        self._companions = max(2, self._companions)
         for name in readied:
             self._ready_waiters.wake_some(name)
         self._wake((), answered, changed)

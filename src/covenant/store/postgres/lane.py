@@ -148,6 +148,8 @@ class Lane:
     async def work(self) -> None:
         engine = self._engine
         while True:
+            if not engine.has_work and self._connection is not None:
+                await self._roll_back(self._connection)  # begun for a batch that another lane has taken
             batch = await engine.next_batch(self)
             try:
                 await self._do(batch)
@@ -178,6 +180,12 @@ class Lane:
                 await self._expire()
                 continue
             except RETRIED as conflict:
+                if self._pending is not None:  # of a commit: how that ended has to be looked for
+                    recovered = await self._recover(batch, conflict, until)
+                    if recovered is None:
+                        return
+                    batch = batch[recovered:]
+                    continue
                 tries += 1
                 batch[0].tries += 1
                 if tries >= TRIES_MAX:
@@ -265,7 +273,8 @@ class Lane:
         is_expiry = type(batch[0].command) is c.Expire
         wanted = self._wanted(batch, work, now)
         wanted += self._asked
-        await connection.execute("begin")
+        if not connection.is_in_transaction():
+            await connection.execute("begin")
         try:
             due = await self._load(work, mode, wanted)
             if due is not None and due <= now and not is_expiry and self._heeds_clock:
@@ -306,7 +315,7 @@ class Lane:
                     break  # the clock comes before the next command
             if lines:
                 await self._save(work, lines, mode)
-            await connection.execute("commit")
+            await connection.execute("commit and chain" if engine.has_work else "commit")
         except BaseException:
             if self._pending is None:
                 await self._roll_back(connection)
