@@ -96,3 +96,11 @@ def test_the_daemon_is_reached_by_url_too(served: Served) -> None:
     assert by_socket.json["daemon"]["realm"] == served.told["realm"]
     without_a_token = run("--url", served.url, "a2a", "status", COVENANT_HOME=str(served.home))
     assert without_a_token.code == 1 and "(unauthenticated)" in without_a_token.err
+
+
+def test_the_daemon_of_a_folder_is_listed(covenant: Client, bob: Client, served: Served) -> None:
+    (one,) = covenant.json("daemons", "list")["daemons"]
+    assert one["state"] == "alive" and one["pubkey"] == served.told["realm"] and one["lanes"] == 1
+    assert one["seen_ms"] >= one["started_ms"]
+    assert "alive" in covenant.text("daemons", "list")
+    assert bob.refused("daemons", "list") == "missing_capability"

@@ -414,6 +414,7 @@ async def who_may_do_what(api: Api) -> None:
 
 
 async def the_service(api: Api) -> None:
+    await api.ok("operator", "GET", "/daemons")
     await api.ok("operator", "GET", "/whoami")
     await api.refused("unauthenticated", "nobody", "GET", "/whoami")
     await api.ok("operator", "POST", "/a2a/compact", {"older_than_ms": 0})

@@ -303,6 +303,7 @@ TABLE: Final[dict[str, tuple[Make, dict[str, str]]]] = {
         dict(zip(ROLES, (OK, NO, OK, NO, NO), strict=True)),  # where there is none, the worker changes nothing
     ),
     "audit": (lambda x: w.RecentAudit(), dict.fromkeys(ROLES, OK)),
+    "daemons": (lambda x: w.ListDaemons(), dict(zip(ROLES, (OK, NO, NO, NO, NO), strict=True))),
     "whoami": (lambda x: w.Whoami(), dict.fromkeys(ROLES, OK)),
     "version": (lambda x: w.Version(), dict.fromkeys(ROLES, OK)),
 }

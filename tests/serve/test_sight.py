@@ -342,6 +342,7 @@ def probes(lease: str, slot: str) -> list[w.Request]:
         w.ListPeers(),
         w.RevokePeer(peer="alice@lab"),
         w.RotateToken(peer="alice@lab"),
+        w.ListDaemons(),
         w.Whoami(),
         w.Version(),
         *listings,

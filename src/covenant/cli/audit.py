@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
 
 import click
 import msgspec
 from msgspec import Struct
 
-from covenant.cli.folder import journal_of, realm_option, store_option, tell_integrity
+from covenant.cli.database import connected, is_database, tell_lanes
+from covenant.cli.folder import journal_of, tell_integrity
 from covenant.cli.option import answers, limit_option
 from covenant.cli.session import Session
 from covenant.cli.table import Cell, Column, print_table
 from covenant.cli.words import ago, safe
 from covenant.model.agent import AgentId
 from covenant.model.audit import AuditRow
+from covenant.model.error import BadSetting
 from covenant.serve import wire as w
 
 _STRETCH: Final = 500
@@ -73,13 +75,29 @@ def _named(name: str, value: object) -> str | None:
     return None if value is None else f"{name} {value}"
 
 
+_store_option: Final = click.option(
+    "--store", metavar="URL", help="The folder, file:PATH, or the database, postgresql://…. Default: <home>/data."
+)
+
+
 @audit.command()
-@store_option
-@realm_option
+@_store_option
+@click.option(
+    "--realm",
+    metavar="PUBKEY",
+    multiple=True,
+    help="Who must have signed it; several for a database. Default: the home's own key, or those of the daemons.",
+)
 @answers
-def verify(session: Session, store: str | None, realm: str | None) -> None:
-    """Whether every row is as it was written. Reads the folder; a daemon may run meanwhile."""
-    tell_integrity(session, store, realm, "audit_integrity")
+def verify(session: Session, store: str | None, realm: tuple[str, ...]) -> None:
+    """Whether every row is as it was written. Reads the store itself; daemons may run meanwhile."""
+    if is_database(store):
+        assert store is not None
+        tell_lanes(session, store, realm)
+        return
+    if len(realm) > 1:
+        raise BadSetting("the journal in a folder is signed by one key", name="--realm")
+    tell_integrity(session, store, realm[0] if realm else None, "audit_integrity")
 
 
 class Export(Struct, tag="audit_export", tag_field="kind"):
@@ -89,10 +107,14 @@ class Export(Struct, tag="audit_export", tag_field="kind"):
 
 @audit.command()
 @click.option("--after", type=click.IntRange(0), default=0, metavar="SEQ", help="Only what came behind this row.")
-@store_option
+@_store_option
 @answers
 def export(session: Session, after: int, store: str | None) -> None:
-    """Every row as a line of JSON, the oldest first. Reads the folder; a daemon may run meanwhile."""
+    """Every row as a line of JSON, the oldest first. Reads the store itself; daemons may run meanwhile."""
+    if is_database(store):
+        assert store is not None
+        _export_lanes(session, store, after)
+        return
     rows = _rows(journal_of(session, store), after)
     if session.given.as_json:
         session.answer(Export(after, list(rows)), lambda: None)
@@ -114,3 +136,25 @@ def _rows(folder: str, after: int) -> Iterator[AuditRow]:
         for logged in stretch:
             yield from (row for row in rows_of(logged) if row.seq > after)
         after = stretch[-1].last
+
+
+def _export_lanes(session: Session, store: str, after: int) -> None:
+    """All lanes as one, by the numbers of their events."""
+
+    async def told(connection: Any, where: Any) -> None:
+        from covenant.rules.audit import rows_of
+        from covenant.store.postgres.log import commits_of
+
+        kept: list[AuditRow] = []
+        async for logged in commits_of(connection, after):
+            for row in rows_of(logged):
+                if row.seq <= after:
+                    continue
+                if session.given.as_json:
+                    kept.append(row)
+                else:
+                    click.echo(msgspec.json.encode(row))
+        if session.given.as_json:
+            session.answer(Export(after, kept), lambda: None)
+
+    connected(store, told)

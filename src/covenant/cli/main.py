@@ -19,10 +19,13 @@ COMMANDS: Final = {  # the first line of each one's help, so that none need be i
     "agents": "Whom A2A clients reach: publish, list, show, withdraw.",
     "audit": "Who did what, and whether the record of it is whole.",
     "capabilities": "Who may do what: grant, revoke, list, check.",
+    "daemons": "Who has the store open.",
+    "db": "The schema of a store on PostgreSQL: migrate, status.",
     "journal": "The folder of a daemon: verify, repair, back up, restore.",
     "peers": "Who may come in: enroll, list, revoke, rotate tokens.",
     "runs": "Durable agents: list, show, signal, cancel, resume, judge.",
     "serve": "Run a daemon until it is told to end.",
+    "store": "Move a store: copy.",
     "version": "Which Covenant this is, and which one runs.",
     "why": "Tell why a task is where it is, and what would move it.",
 }

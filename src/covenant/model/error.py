@@ -322,6 +322,12 @@ class RepairRefused(StoreError):
     code = "repair_refused"
 
 
+class CopyFailed(StoreError):
+    """A store could not be copied into another; the message says why. The target is as it was."""
+
+    code = "copy_failed"
+
+
 class BackupFailed(StoreError):
     """A backup or a restore could not be done; the message says why. The journal is as it was."""
 

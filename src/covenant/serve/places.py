@@ -83,6 +83,7 @@ PLACES: Final = (
     Place(w.Check, w.Checked, "GET", "/capabilities/check", None, "Whether a call would be let in."),
     Place(w.Revoke, w.Revoked, "DELETE", "/capabilities/{grant_id}", None, "Revoke a grant."),
     Place(w.RecentAudit, w.AuditReply, "GET", "/audit", None, "Audit rows, the newest first."),
+    Place(w.ListDaemons, w.Daemons, "GET", "/daemons", None, "Who has the store open."),
     Place(w.Whoami, w.WhoamiReply, "GET", "/whoami", None, "Who the token says you are."),
     Place(w.Version, w.VersionReply, "GET", "/version", None, "Version, realm and limits."),
 )

@@ -59,6 +59,7 @@ HTTP_STATUS: Final[dict[str, int]] = {
     "unsupported_format": 500,
     "unknown_store": 500,
     "backup_failed": 500,
+    "copy_failed": 500,
     "repair_refused": 409,
     "too_many_connections": 503,
     "store_locked": 503,

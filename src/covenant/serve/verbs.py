@@ -494,6 +494,11 @@ async def recent_audit(x: Exchange, caller: Caller, r: w.RecentAudit) -> w.Audit
     return w.AuditReply(rows=rows, cursor=cursor)
 
 
+async def list_daemons(x: Exchange, caller: Caller, r: w.ListDaemons) -> w.Daemons:
+    await x.require(caller, "audit.read")
+    return w.Daemons(daemons=list(await x.store.daemons()))
+
+
 async def version(x: Exchange, caller: Caller, r: w.Version) -> w.VersionReply:
     return version_of(x)
 
@@ -564,6 +569,7 @@ HANDLERS: Final[dict[type, Handler]] = {
     w.Check: check,
     w.Revoke: revoke,
     w.RecentAudit: recent_audit,
+    w.ListDaemons: list_daemons,
     w.Whoami: whoami,
     w.Version: version,
 }

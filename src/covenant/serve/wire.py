@@ -13,6 +13,7 @@ from msgspec import Raw, Struct, field
 
 from covenant.model.agent import AgentId
 from covenant.model.audit import AuditRow
+from covenant.model.daemon import DaemonView
 from covenant.model.limits import Limits
 from covenant.model.message import Artifact, Message
 from covenant.model.peer import GrantedView, PeerView, Scope
@@ -397,6 +398,10 @@ class RecentAudit(Request, frozen=True, tag="recent_audit"):
     row: str | None = None
 
 
+class ListDaemons(Request, frozen=True, tag="list_daemons"):
+    pass
+
+
 class PublishAgent(Request, frozen=True, tag="publish_agent"):
     """Let the A2A protocol reach an agent: the caller, or for the operator the one that is named. Without a card, a
     plain one is made."""
@@ -725,6 +730,10 @@ class AuditReply(Reply, frozen=True, tag="audit_recent"):
     cursor: int | None = None
 
 
+class Daemons(Reply, frozen=True, tag="daemon_list"):
+    daemons: list[DaemonView]
+
+
 class StoryReply(Reply, frozen=True, tag="a2a_story"):
     entry: QueueEntry
     rows: list[AuditRow]
@@ -801,6 +810,7 @@ AnyRequest: TypeAlias = (
     | GetAgent
     | WithdrawAgent
     | RecentAudit
+    | ListDaemons
     | Story
     | Version
     | Whoami

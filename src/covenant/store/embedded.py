@@ -27,6 +27,7 @@ from covenant.model.command import (
     SettleSlot,
     SweepRun,
 )
+from covenant.model.daemon import DaemonState, DaemonView
 from covenant.model.error import CovenantError, StoreClosed
 from covenant.model.limits import Limits
 from covenant.model.peer import Caller, Peer, peer_key
@@ -41,6 +42,7 @@ from covenant.rules.peer import check_caller
 from covenant.rules.query import answer
 from covenant.rules.undo import undo
 from covenant.store.clock import Clock, Timer
+from covenant.store.process import label_of_process
 from covenant.store.state import State, Tally
 from covenant.store.waiters import ALL, Waiters
 
@@ -76,6 +78,9 @@ class Embedded(ABC):
         self._growth: asyncio.Future[None] | None = None  # there while somebody follows the log
         self._on_push: Callable[[str], None] | None = None
         self._pubkey = ""
+        self._ids = ids
+        self._daemon_id: str | None = None
+        self._opened_ms: int | None = None
 
     is_shared = False
 
@@ -104,6 +109,13 @@ class Embedded(ABC):
     async def tally(self, leases_max: int) -> Tally:
         return Tally(self.state.counts(), self.state.leases(0, leases_max))
 
+    async def daemons(self) -> Sequence[DaemonView]:
+        """This one alone: nobody else can have it open."""
+        now = self._clock.now_ms()
+        self._daemon_id = self._daemon_id or self._ids.lease()
+        since = now if self._opened_ms is None else self._opened_ms
+        return [DaemonView(self._daemon_id, self._pubkey, label_of_process(), since, now, DaemonState.ALIVE, 1)]
+
     # --- what engines differ in ---------------------------------------------------------------------------
 
     def _durable(self, order: int | None = None) -> Awaitable[None] | None:
@@ -128,6 +140,7 @@ class Embedded(ABC):
 
     def _start(self) -> None:
         """Take up work: first what a crash may have left half done."""
+        self._opened_ms = self._clock.now_ms() if self._opened_ms is None else self._opened_ms
         self._refusal = None
         self._ctx.recalled.clear()  # what was decided on events that did not last must not be remembered
         self._ctx.ways.clear()

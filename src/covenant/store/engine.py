@@ -12,6 +12,7 @@ from covenant.model.agent import AgentId
 from covenant.model.audit import AuditRow, Logged
 from covenant.model.card import Card
 from covenant.model.command import Call, Command, CompactHistory, DrainResults, LeaseTasks
+from covenant.model.daemon import DaemonView
 from covenant.model.limits import Limits
 from covenant.model.peer import Caller
 from covenant.model.query import GetTask, ListInputs, Query
@@ -77,6 +78,9 @@ class Store(Protocol):
 
     async def tally(self, leases_max: int) -> Tally:
         """How much is open."""
+
+    async def daemons(self) -> Sequence[DaemonView]:
+        """Who has it open, and who had of late; the youngest first."""
 
     async def open(self) -> None: ...
     async def close(self) -> None: ...

@@ -77,7 +77,6 @@ class Synced(asyncio.Future[None]):
 class Journal(Embedded):
     def __init__(self, folder: str | Path, limits: Limits, clock: Clock, ids: Ids, files: Files | None = None) -> None:
         super().__init__(limits, clock, ids)
-        self._ids = ids
         self._files = files or Files(folder)
         self._stats = Stats()
         self._lock: Lock | None = None

@@ -53,9 +53,14 @@ def segment_names(files: Files, after: int = 0) -> list[str]:
 
 
 def read_header(files: Files, name: str) -> Header | None:
+    raw = raw_header(files, name)
+    return None if raw is None else decode_header(raw, name)
+
+
+def raw_header(files: Files, name: str) -> bytes | None:
     """None when the file does not hold a whole first line: its making was interrupted."""
     for raw, whole in split_lines(files.read(name)):
-        return decode_header(raw, name) if whole else None
+        return raw if whole else None
     return None
 
 
@@ -65,6 +70,7 @@ class Reader:
     def __init__(self, files: Files, position: Position | None = None, after: int = 0) -> None:
         self.position = position or _first_position(files, after)
         self.before = self.position.hash  # the link that the last line was chained to
+        self.raw = b""  # the last line that was handed out
         self.torn_bytes = 0
         self.void_bytes = 0  # behind the end of a segment that has a successor
         self._files = files
@@ -107,7 +113,7 @@ class Reader:
             line = decode_line(raw, name, here.line + 1)
             if line.seq != here.seq + 1:
                 raise StoreDamaged(f"{name}:{here.line + 1} has number {line.seq}", file=name, line=here.line + 1)
-            self.before = here.hash
+            self.before, self.raw = here.hash, raw
             self._advance(raw, mark)
             here.seq, here.at, here.batch = line.last, line.at, line.batch
             yield line

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any, Final
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
@@ -14,6 +16,7 @@ from covenant.model.error import BadSetting, CovenantError, StoreFull, StoreUnav
 SCHEMA: Final = "covenant"
 LANES: Final = 2
 LANES_MAX: Final = 32
+_GOODBYE_S: Final = 2.0
 _NAME: Final = re.compile(r"[a-z_][a-z0-9_]{0,40}")
 _SETTINGS: Final = {
     "application_name": "covenant",
@@ -91,6 +94,21 @@ async def connect(where: Where, **settings: str) -> asyncpg.Connection[Any]:
         )
     except (ValueError, asyncpg.ClientConfigurationError) as wrong:
         raise UnknownStore(f"{safe(where.dsn)} is no database URL: {wrong}", url=safe(where.dsn)) from wrong
+
+
+@asynccontextmanager
+async def borrowed(where: Where, **settings: str) -> AsyncIterator[asyncpg.Connection[Any]]:
+    """A connection for one piece of work, whose failures are told in our words."""
+    try:
+        connection = await connect(where, **settings)
+        try:
+            yield connection
+        except BaseException:
+            connection.terminate()
+            raise
+        await connection.close(timeout=_GOODBYE_S)
+    except (*LOST, asyncpg.PostgresError) as failed:
+        raise told(failed, "not_stored") from failed
 
 
 def told(failed: BaseException, outcome: str) -> CovenantError:

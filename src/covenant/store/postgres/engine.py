@@ -9,15 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import socket
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, Final
 from zlib import crc32
 
 import asyncpg
-from msgspec import Struct
 
 from covenant.model.agent import AgentId
 from covenant.model.audit import AuditRow, Logged
@@ -35,6 +32,7 @@ from covenant.model.command import (
     SignHead,
     SweepRun,
 )
+from covenant.model.daemon import DaemonState, DaemonView
 from covenant.model.error import CovenantError, StoreClosed
 from covenant.model.limits import Limits
 from covenant.model.peer import Caller, Grant, Peer, peer_key
@@ -73,6 +71,7 @@ from covenant.store.postgres.rows import (
 )
 from covenant.store.postgres.schema import migrate
 from covenant.store.postgres.view import Working
+from covenant.store.process import label_of_process
 from covenant.store.state import Counts, State, Tally
 from covenant.store.waiters import ALL, Waiters
 
@@ -119,7 +118,10 @@ _SILENT: Final = """
 _DAEMONS: Final = """
     select id, coalesce(pubkey, '') as pubkey, label, started_ms,
            (extract(epoch from seen) * 1000)::bigint as seen_ms,
-           (extract(epoch from ended) * 1000)::bigint as ended_ms, proof,
+           (extract(epoch from ended) * 1000)::bigint as ended_ms,
+           case when proof = 'said' then 'ended'
+                when proof = 'silent' or seen < clock_timestamp() - $1::text::interval then 'silent'
+                else 'alive' end as state,
            (select count(*) from lane l where l.daemon = d.id) as lanes
     from daemon d where ended is null or ended > clock_timestamp() - interval '7 days'
     order by started_ms desc limit 1000
@@ -129,19 +131,6 @@ _ANCHORS_MAX: Final = 64
 _WATCHED_MAX: Final = 20_000
 
 log = logging.getLogger("covenant.store")
-
-
-class DaemonView(Struct, frozen=True):
-    """A process that has the store open, or had."""
-
-    id: str
-    pubkey: str
-    label: str
-    started_ms: int
-    seen_ms: int
-    ended_ms: int | None
-    proof: str | None
-    lanes: int
 
 
 class Postgres:
@@ -207,8 +196,11 @@ class Postgres:
             await self._bell.try_to_lead()
             self._bell.ring((), (), (), True)  # the others learn that somebody listens
         except (*LOST, asyncpg.PostgresError) as failed:
-            await self.close()
+            await self._let_go()
             raise told(failed, "not_stored") from failed
+        except CovenantError:
+            await self._let_go()
+            raise
         workers = [*(lane.work() for lane in self._lanes), self._reader.work(), self._bell.work(), self._watch()]
         self._jobs = [asyncio.create_task(work) for work in workers]
         await self._look(at_start=True)
@@ -229,7 +221,7 @@ class Postgres:
                 self.daemon_id = self._ids.lease()
 
     def _myself(self) -> tuple[str, str | None, str, int]:
-        return self.daemon_id, self.pubkey, f"{socket.gethostname()}:{os.getpid()}", self.now()
+        return self.daemon_id, self.pubkey, label_of_process(), self.now()
 
     def join(self, pubkey: str, lost: Callable[[str], None]) -> None:
         self.pubkey = pubkey
@@ -275,8 +267,12 @@ class Postgres:
         for waiters in self._waiters:
             waiters.wake_everyone()
         self._tell_growth()
-        await self._bell.close()
         await self._say_goodbye()
+        await self._let_go()
+
+    async def _let_go(self) -> None:
+        self.is_closing = True
+        await self._bell.close()
         for lane in self._lanes:
             await lane.close()
         self._lanes = []
@@ -870,8 +866,8 @@ class Postgres:
 
     async def daemons(self) -> list[DaemonView]:
         """Everybody who has this store open, and who had it of late."""
-        found = await self._reader.fetch(_DAEMONS)
-        return [DaemonView(**dict(row)) for row in found]
+        found = await self._reader.fetch(_DAEMONS, f"{LAPSE_S} seconds")
+        return [DaemonView(**{**row, "state": DaemonState(row["state"])}) for row in found]
 
     async def _look(self, at_start: bool = False) -> None:
         """What should have been noticed and may not have been; and what a crash has left half done."""

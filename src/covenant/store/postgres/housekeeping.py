@@ -25,6 +25,7 @@ from covenant.model.run import ENTRY_PREFIX, MARK_PREFIX, SIGNAL_PREFIX, STEP_PR
 from covenant.rules.context import Context
 from covenant.rules.retention import is_forgotten, is_retained, tombstone_of
 from covenant.store.postgres.connection import LOST, connect, told
+from covenant.store.postgres.line import mark_in
 from covenant.store.postgres.rows import BURIED, KINDS, SEND_KEYS, Place, decoded, encoded, places_of
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 STEP: Final = 100
 _LOG_STEP: Final = 1000
+_FOREVER: Final = 2**62
 _OF_A_RUN: Final = (ENTRY_PREFIX, MARK_PREFIX, STEP_PREFIX, SIGNAL_PREFIX)
 _OLDEST: Final = """
     select r.key, r.kind, r.body from place p join record r on r.key = p.key
@@ -53,11 +55,15 @@ _UNPLACE: Final = """
     where p.shelf = u.shelf and p.name = u.name and p.ord = u.ord and p.key = u.key
 """
 _PRUNE: Final = """
-    with gone as (
-        delete from log where seq in (select seq from log where at < $1 order by seq limit $2)
-        returning lane, last, lines
+    with oldest as (
+        select seq, at from log order by seq limit $2
+    ), gone as (
+        delete from log where seq in (
+            select seq from oldest where seq < coalesce((select min(seq) from oldest where at >= $1), $3)
+        ) returning lane, last, lines
     )
-    select distinct on (lane) lane, last as seq, lines from gone order by lane, last desc
+    select distinct on (lane) lane, last, lines, (select count(*) from gone) as count from gone
+    order by lane, last desc
 """
 
 Sign = Callable[[int, str], tuple[str, str]]  # a signature under an event and its hash, and whose it is
@@ -67,7 +73,7 @@ class Housekeeper:
     def __init__(self, engine: Postgres) -> None:
         self._engine = engine
         self._passed = 0  # the tasks up to here were looked at in this round
-        self.sign: Sign = lambda seq, mark: ("", "")
+        self.sign: Sign | None = None
 
     async def tidy(self) -> tuple[int, int]:
         """How many tasks were buried, and how many tombstones forgotten."""
@@ -159,26 +165,24 @@ class Housekeeper:
         return len(gone)
 
     async def _prune(self, connection: asyncpg.Connection[Any], ctx: Context) -> int:
-        before = await connection.fetchval(
-            "select count(*) from (select 1 from log where at < $1 limit $2) l",
-            ctx.now - ctx.limits.retention_ms,
-            _LOG_STEP,
-        )
-        if not before:
-            return 0
-        for row in await connection.fetch(_PRUNE, ctx.now - ctx.limits.retention_ms, _LOG_STEP):
-            mark = bytes(row["lines"]).rstrip(b"\n")[-66:-2].decode()
-            signature, pubkey = self.sign(row["seq"], mark)
+        """From the beginning on, as far as all is past its time: whatever the clocks of its writers said, no chain
+        loses anything but its beginning."""
+        if self.sign is None and self._engine.keys():
+            return 0  # where chains are signed, nothing is dropped by whom nobody could vouch for
+        ends = await connection.fetch(_PRUNE, ctx.now - ctx.limits.retention_ms, _LOG_STEP, _FOREVER)
+        for row in ends:
+            mark = mark_in(row["lines"]).decode()
+            signature, pubkey = ("", "") if self.sign is None else self.sign(row["last"], mark)
             await connection.execute(
                 """insert into anchor values ($1, $2, $3, $4, $5)
                    on conflict (lane) do update set seq = $2, hash = $3, pubkey = $4, signature = $5""",
                 row["lane"],
-                row["seq"],
+                row["last"],
                 mark,
                 pubkey,
                 signature,
             )
-        return int(before)
+        return int(ends[0]["count"]) if ends else 0
 
 
 def _prefixes(task_id: Key, record: TaskRecord) -> list[str]:

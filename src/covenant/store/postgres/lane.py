@@ -28,6 +28,7 @@ from covenant.store.postgres.array import numbers, texts
 from covenant.store.postgres.connection import LANE_CLOSED, LOST, RETRIED, connect, told
 from covenant.store.postgres.entry import Entry, observed
 from covenant.store.postgres.hint import hint
+from covenant.store.postgres.line import marks_of
 from covenant.store.postgres.listing import DEEP, DIALOG_COUNT, LISTINGS
 from covenant.store.postgres.rows import DIALOGS, KINDS, READY, TRUST, Place, encoded
 from covenant.store.postgres.view import Depth, First, Listing, Working
@@ -497,7 +498,7 @@ class Lane:
             lines[-1].at,
             numbers([lines[at].seq for at in starts]),
             numbers([lines[end - 1].last for end in ends]),
-            texts([_marks(lines[at:end]) for at, end in zip(starts, ends, strict=True)]),
+            texts([marks_of(lines[at:end]) for at, end in zip(starts, ends, strict=True)]),
             [b"".join(raws[at:end]) for at, end in zip(starts, ends, strict=True)],
         )
         self._pending = (mark, lines[-1].last)
@@ -519,18 +520,6 @@ def _places(moved: Sequence[tuple[Place, Key]]) -> Sequence[str]:
         numbers([place[2] for place, _ in moved]),
         texts([key for _, key in moved]),
     )
-
-
-def _marks(lines: Iterable[Line]) -> str:
-    """The tasks that were touched, each with the event that touched it before."""
-    first: dict[str, int] = {}
-    for line in lines:
-        prev = line.prev or [0] * len(line.events)
-        for event, before in zip(line.events, prev, strict=True):
-            key = event.key
-            if key not in first and ":" not in key and "-" in key:
-                first[key] = before
-    return " ".join([f"{key}:{before}" for key, before in first.items()])
 
 
 async def _close(connection: asyncpg.Connection[Any]) -> None:

@@ -8,8 +8,11 @@ the oldest transaction that is still open. Who follows one task needs no such ca
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import AsyncIterator
 from itertools import islice
 from typing import Any, Final
+
+import asyncpg
 
 from covenant.model.audit import Logged
 from covenant.model.record import Key
@@ -83,6 +86,15 @@ class CommitLog:
                     found.append(logged)
                     seq = logged.previous(key)
         return found
+
+
+async def commits_of(connection: asyncpg.Connection[Any], after: int) -> AsyncIterator[Logged]:
+    """The whole log behind this event, in the order of its numbers, as it is now."""
+    async with connection.transaction(isolation="repeatable_read", readonly=True):
+        sql = "select lines from log where last > $1 order by seq"
+        async for row in connection.cursor(sql, after, prefetch=_ROWS):
+            for line in _lines(row):
+                yield _logged(line)
 
 
 def _lines(row: Any) -> list[bytes]:

@@ -11,6 +11,8 @@ from msgspec import Struct
 from covenant.model.error import StoreUnavailable, UnsupportedFormat
 
 _LOCK: Final = 0x436F7665  # one for all stores of a database: making a schema is rare
+# Asked of the catalog itself: what a session once found absent by name, it remembers over the wait for a lock.
+_IS_THERE: Final = "select exists (select from pg_tables where schemaname = $1 and tablename = 'meta')"
 _FOLDER: Final = files("covenant.store.postgres") / "migrations"
 
 
@@ -33,16 +35,21 @@ def migrations() -> dict[int, str]:
 
 
 async def state_of(connection: asyncpg.Connection[Any], schema: str) -> SchemaState:
-    # Asked of the catalog itself: what a session once found absent by name, it remembers over the wait for a lock.
-    there = await connection.fetchval(
-        "select exists (select from pg_tables where schemaname = $1 and tablename = 'meta')", schema
-    )
-    version = await connection.fetchval(f"select version from {schema}.meta") if there else 0
+    try:
+        there = await connection.fetchval(_IS_THERE, schema)
+        version = await connection.fetchval(f"select version from {schema}.meta") if there else 0
+    except asyncpg.InsufficientPrivilegeError as refused:
+        why = f"this role may not use the schema {schema}: its owner has to grant that ({refused})"
+        raise StoreUnavailable(why, outcome="not_stored") from refused
+    except asyncpg.LockNotAvailableError as locked:
+        why = f"the schema {schema} is being changed or filled by somebody: try again when that is done"
+        raise StoreUnavailable(why, outcome="not_stored") from locked
     return SchemaState(schema, version, max(migrations()))
 
 
 async def migrate(connection: asyncpg.Connection[Any], schema: str) -> SchemaState:
-    """Bring the store to the version of this program. Each step is one transaction, or nothing."""
+    """Bring the store to the version of this program: all steps in one transaction, or nothing. Whoever comes at the
+    same time waits, and finds it done."""
     before = await state_of(connection, schema)
     check(before)
     if before.is_current:
@@ -53,7 +60,8 @@ async def migrate(connection: asyncpg.Connection[Any], schema: str) -> SchemaSta
         now = await state_of(connection, schema)
         check(now)
         try:
-            await connection.execute(f"create schema if not exists {schema}")
+            if not await connection.fetchval("select to_regnamespace($1) is not null", schema):
+                await connection.execute(f"create schema {schema}")
             for version, sql in migrations().items():
                 if version > now.version:
                     await connection.execute(sql)

@@ -91,6 +91,15 @@ create table anchor (
     signature text   not null
 );
 
+-- Where a chain was copied in from a journal: the headers of its segments, which are links of the chain and no commits.
+-- Each stands before the commit that has this number, or would have it.
+create table seam (
+    lane integer not null references lane,
+    seq  bigint not null,
+    line bytea  not null,
+    primary key (lane, seq)
+);
+
 -- Load for a command: lock the records with these keys, and the first ones of some listings. The last row says how far
 -- trust is, which block of numbers was drawn, and what is due next.
 create function load(

@@ -1,0 +1,36 @@
+"""What the tests of a shared store need beside it: a plain connection, and roles."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from itertools import count
+from typing import Any, Final
+from urllib.parse import urlsplit, urlunsplit
+
+import asyncpg
+
+from covenant.store.postgres.connection import Where
+
+_numbers: Final = count(1)
+
+
+@asynccontextmanager
+async def sql(url: str) -> AsyncIterator[asyncpg.Connection[Any]]:
+    """As somebody who knows nothing of Covenant, in the schema of this store."""
+    where = Where.of(url)
+    connection = await asyncpg.connect(where.dsn, server_settings={"search_path": where.schema})
+    try:
+        yield connection
+    finally:
+        await connection.close()
+
+
+def as_role(url: str, role: str) -> str:
+    """The same store, for another user of the database."""
+    parts = urlsplit(url)
+    return urlunsplit(parts._replace(netloc=f"{role}@{parts.netloc.rpartition('@')[2]}"))
+
+
+def role_name(url: str) -> str:
+    return f"{Where.of(url).schema}_role{next(_numbers)}"

@@ -1,0 +1,141 @@
+"""The schema: who makes it, who may only use it, and how it goes forward."""
+
+from __future__ import annotations
+
+import subprocess
+from typing import Final
+
+import asyncpg
+import pytest
+
+from covenant import Mailbox
+from covenant.model.error import StoreUnavailable, UnsupportedFormat
+from covenant.store.postgres import schema
+from covenant.store.postgres.connection import Where, connect
+from tests.cli.support import PROGRAM, environment, run
+from tests.conformance.support import answer_next, drain, finish, keyed, plain
+from tests.docs.support import blocks, page
+from tests.postgres import store_url
+from tests.postgres.support import as_role, role_name, sql
+
+
+def test_an_empty_database_is_made_a_store_and_said_to_be_one() -> None:
+    store = store_url()
+    missing = run("db", "status", "--store", store, "--json")
+    assert missing.code == 1 and missing.json == {
+        "kind": "db_state",
+        "schema": Where.of(store).schema,
+        "version": 0,
+        "newest": 1,
+        "current": False,
+    }
+    assert "run covenant db migrate" in run("db", "status", "--store", store).out
+    made = run("db", "migrate", "--store", store, "--json")
+    assert made.code == 0 and made.json["version"] == 1 and made.json["current"]
+    assert run("db", "migrate", "--store", store, "--json").json == made.json
+    assert run("db", "status", "--store", store).code == 0
+
+
+def test_what_is_no_database_is_wrong_usage() -> None:
+    assert run("db", "status").code == 2
+    wrong = run("db", "migrate", "--store", "file:./data", "--json")
+    assert (wrong.code, wrong.json["code"]) == (2, "bad_setting")
+    away = run("db", "status", "--store", "postgresql://127.0.0.1:1/x", "--json")
+    assert (away.code, away.json["code"]) == (1, "store_unavailable")
+
+
+def test_four_processes_migrate_an_empty_database_at_once() -> None:
+    command = [*PROGRAM, "db", "migrate", "--store", store_url(), "--json"]
+    started = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment())
+        for _ in range(4)
+    ]
+    ended = [(*process.communicate(timeout=60), process.returncode) for process in started]
+    assert [code for _, _, code in ended] == [0] * 4, ended
+    assert len({out for out, _, _ in ended}) == 1
+
+
+NEXT: Final = "alter table record add column note text; create table thing (id integer primary key)"
+
+
+async def test_a_store_in_use_goes_forward_and_an_older_program_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = store_url()
+    where = Where.of(store)
+    async with Mailbox.open(store) as box:
+        ann, bob = box.of("ann@lab"), box.of("bob@lab")
+        before = (await ann.send_task(plain(bob))).task_id
+        with monkeypatch.context() as newer:
+            steps = schema.migrations()
+            newer.setattr(schema, "migrations", lambda: {**steps, 2: NEXT})
+            connection = await connect(where)
+            assert (await schema.state_of(connection, where.schema)).version == 1
+            assert (await schema.migrate(connection, where.schema)).version == 2
+            assert (await schema.migrate(connection, where.schema)).is_current
+            await connection.close()
+        assert (await answer_next(bob)).task.id == before
+        assert (await drain(ann)).task_id == before
+        await finish(ann, bob, keyed(bob))
+    with pytest.raises(UnsupportedFormat, match="has schema version 2; this program knows 1: update it"):
+        await Mailbox.open(store)
+    refused = run("db", "migrate", "--store", store, "--json")
+    assert (refused.code, refused.json["code"], refused.json["version"]) == (1, "unsupported_format", 2)
+    assert "update the program" in run("db", "status", "--store", store).out
+
+
+async def test_a_step_that_fails_leaves_the_store_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = store_url()
+    where = Where.of(store)
+    assert run("db", "migrate", "--store", store).code == 0
+    monkeypatch.setattr(schema, "migrations", lambda: {1: "", 2: NEXT, 3: "select 1 / 0"})
+    connection = await connect(where)
+    with pytest.raises(Exception, match="division by zero"):
+        await schema.migrate(connection, where.schema)
+    assert (await schema.state_of(connection, where.schema)).version == 1
+    assert await connection.fetchval("select to_regclass('thing')") is None
+    await connection.close()
+
+
+# --- least rights ------------------------------------------------------------------------------------------
+
+
+def granted(schema: str, role: str) -> str:
+    """What the page tells the owner to run, for this schema and role."""
+    (block,) = [block for block in blocks(page("postgres.md"), "sql") if "grant usage" in block]
+    return block.replace("covenant_daemon", role).replace(" covenant", f" {schema}")
+
+
+async def test_a_daemon_needs_no_right_beyond_those_of_the_page() -> None:
+    store = store_url()
+    role = role_name(store)
+    assert run("db", "migrate", "--store", store).code == 0
+    async with sql(store) as owner:
+        await owner.execute(f"create role {role} login; {granted(Where.of(store).schema, role)}")
+    limited = as_role(store, role)
+    async with Mailbox.open(limited) as box:
+        ann, bob = box.of("ann@lab"), box.of("bob@lab")
+        await finish(ann, bob, keyed(bob))
+        await box.compact(older_than_ms=0)
+        assert (await box.recent_audit(10))[-1].kind
+    assert run("audit", "verify", "--store", limited).code == 0
+    async with sql(limited) as daemon:
+        for forbidden in (
+            "update log set at = 0",
+            "drop table log",
+            "create table more (id integer)",
+            "delete from meta",
+        ):
+            with pytest.raises(asyncpg.InsufficientPrivilegeError):
+                await daemon.execute(forbidden)
+
+
+async def test_without_the_right_to_make_the_schema_one_is_told_who_can() -> None:
+    store = store_url()
+    role = role_name(store)
+    limited = as_role(store, role)
+    async with sql(store) as owner:
+        await owner.execute(f"create role {role} login")
+    with pytest.raises(StoreUnavailable, match="run `covenant db migrate` as its owner"):
+        await Mailbox.open(limited)
+    assert run("db", "migrate", "--store", store).code == 0
+    with pytest.raises(StoreUnavailable, match="may not use the schema"):
+        await Mailbox.open(limited)
