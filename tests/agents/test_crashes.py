@@ -17,11 +17,14 @@ from covenant.agents.memory import noted
 from covenant.model.run import Memo, RunCommit, Standing
 from covenant.rules import run as run_rules
 from covenant.testing import Answer, Pass, Report, Step, Tell, survives_crashes
+from covenant.testing import crash as crash_module
 from covenant.testing.gate import Gate
 from tests.agents.programs import OTHERS, TASKS, phases, program, scripts
+from tests.postgres.mirror import SharedWorld
 
 DEATHS, DEATHS_FOR_LONG = 1_200, 100_000
 DEATHS_ON_DISK, DEATHS_ON_DISK_FOR_LONG = 40, 2_000
+DEATHS_SHARED, DEATHS_SHARED_FOR_LONG = 15, 1_000
 EXAMPLES = 17
 COLD, WARM = 0, 1000
 MAY_FAIL = ("Broken", "TaskFailed", "AllTasksFailed", "EffectFailed", "TimeoutError")
@@ -73,6 +76,18 @@ def test_no_death_of_a_worker_is_noticed(way: dict[str, Any]) -> None:
 
 def test_no_death_of_a_process_is_noticed() -> None:
     kill_many(DEATHS_ON_DISK, max_points=5, on_disk=True)
+
+
+def test_no_death_of_a_daemon_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its store is on PostgreSQL, and another daemon goes on there."""
+    monkeypatch.setattr(crash_module, "World", SharedWorld)
+    kill_many(DEATHS_SHARED, max_points=5, on_disk=True)
+
+
+@pytest.mark.soak
+def test_no_death_of_a_daemon_is_noticed_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(crash_module, "World", SharedWorld)
+    kill_many(DEATHS_SHARED_FOR_LONG, max_points=50, on_disk=True)
 
 
 @pytest.mark.soak
@@ -177,6 +192,10 @@ FOUND = [
     pytest.param([[["effect", "e", True, False]], [["effect", "e", True, False]]], id="an-effect-in-two-phases"),
     pytest.param([[["append", "user", 1]]], id="before-the-first-commit"),
     pytest.param([[["append", "user", 1]], [["sleep", 10], ["load", None]]], id="an-entry-that-is-there-once"),
+    pytest.param(
+        [[["loop", 2, [["any", [["remote", 0, None], ["timer", 0]]], ["select", [["remote", 1, None]]]]]]],
+        id="a-task-that-ended-before-the-time",
+    ),
 ]
 
 

@@ -182,7 +182,7 @@ async def test_a_request_that_is_too_large_is_refused_and_the_others_are_not(clo
 
 async def test_many_calls_share_a_client(box: OpenMailbox, far: OpenMailbox) -> None:
     await box.of("alice@lab").send_task(plain(far, id=uid(1), content=[Text("x" * 2000)]))
-    entries = await asyncio.gather(*(far.get_task(uid(1)) for _ in range(1500)))
+    entries = await asyncio.gather(*(far.get_task(uid(1)) for _ in range(1100)))  # more than are taken at once
     assert {entry.task.id for entry in entries} == {uid(1)}
 
 

@@ -549,6 +549,7 @@ class PostgresMachine(MailboxMachine):
     """The same on PostgreSQL, which is left and come back to at any time."""
 
     url = "postgresql:{folder}"
+    drops_by_itself = True
 
     @property
     def engine(self) -> Postgres:
@@ -673,7 +674,7 @@ def assert_same_order(got: Sequence[Answer], expected: Iterable[tuple[int, Answe
 MACHINES = [
     pytest.param(MailboxMachine, 20, id="memory"),
     pytest.param(DurableMachine, 20, id="journal"),
-    pytest.param(PostgresMachine, 4, id="postgresql"),
+    pytest.param(PostgresMachine, 2, id="postgresql"),
 ]
 
 

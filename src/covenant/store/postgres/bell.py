@@ -67,6 +67,7 @@ class Bell:
         self._stirred.set()
 
     async def work(self) -> None:
+        is_told = False
         while True:
             await self._stirred.wait()
             self._stirred.clear()
@@ -76,8 +77,10 @@ class Bell:
                     await self.open()
                     self._engine.wake_all()
                 await self._tell()
+                is_told = False
             except (*LOST, asyncpg.PostgresError) as lost:
-                log.warning("the bell does not ring: %s", lost)
+                log.log(logging.INFO if is_told else logging.WARNING, "the bell does not ring: %s", lost)
+                is_told = True
                 await asyncio.sleep(_AGAIN_S)
                 self._stirred.set()
 

@@ -23,7 +23,7 @@ _SETTINGS: Final = {
     "statement_timeout": "30s",
     "lock_timeout": "5s",
     # A daemon that was frozen in the middle of a transaction must not hold what others need.
-    "idle_in_transaction_session_timeout": "10s",
+    "idle_in_transaction_session_timeout": "5s",
     "synchronous_commit": "on",
     "jit": "off",
     # Every statement goes by an index, whatever the statistics say: a plan made while a table was small stays good.

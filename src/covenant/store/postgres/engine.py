@@ -201,6 +201,7 @@ class Postgres:
                 await lane.open()
             await self._bell.open()
             await self._bell.try_to_lead()
+            self._bell.ring((), (), (), True)  # the others learn that somebody listens
         except (*LOST, asyncpg.PostgresError) as failed:
             await self._let_go()
             raise told(failed, "not_stored") from failed
@@ -311,6 +312,10 @@ class Postgres:
         self._queue.append(entry)
         self._ring_lane()
         return entry
+
+    @property
+    def has_work(self) -> bool:
+        return bool(self._queue)
 
     def _ring_lane(self) -> None:
         while self._idle:
@@ -449,7 +454,8 @@ class Postgres:
                 is_trust = is_trust or not isinstance(now, Grant) or not isinstance(was, Grant) or now.uses == was.uses
         if work.touched:
             self._wake(readied, answered, changed)
-            self._bell.ring([name for name, _ in readied], answered, changed, is_trust)
+            if self._companions > 1:
+                self._bell.ring([name for name, _ in readied], answered, changed, is_trust)
         for entry in entries:
             self._answer(entry)
 
@@ -459,8 +465,11 @@ class Postgres:
             return
         commit = entry.commit
         assert commit is not None
-        if commit.then and type(entry.command) is not Expire:
-            steps = asyncio.create_task(self._run_steps(entry, commit.then))
+        then = commit.then
+        if type(entry.command) is Expire:  # whoever asked for it asks again by itself
+            then = tuple(step for step in then if type(step) is not Expire)
+        if then and not entry.is_step:
+            steps = asyncio.create_task(self._run_steps(entry, then))
             self._steps.add(steps)
             steps.add_done_callback(self._steps.discard)
         else:
@@ -490,19 +499,23 @@ class Postgres:
     async def _run_steps(self, entry: Entry, then: Iterable[Command]) -> None:
         """Bounded work that a commit left to be done: the first of it before the answer."""
         steps = deque(then)
-        count = 0
+        count, is_answered = 0, False
         try:
             while steps:
                 if count == _STEPS_AT_ONCE:
+                    is_answered = True
                     self._reply(entry)
                 step = self._submit(steps.popleft(), SYSTEM)
+                step.is_step = True
                 await step.future
                 assert step.commit is not None
+                steps.extend(step.commit.then)
                 count += 1
         except CovenantError as failed:
             log.warning("a step is left for later: %s", failed)
         finally:
-            self._reply(entry)
+            if not is_answered:
+                self._reply(entry)
 
     # --- what is known --------------------------------------------------------------------------------------
 
@@ -517,7 +530,7 @@ class Postgres:
     def _trusted(self, key: Key, record: Any) -> None:
         """Memory is told. What it knows already may be newer: another lane was faster."""
         known = self.trust.get(key)
-        if record is not None and known is not None and record.order < known.order:
+        if record is not None and known is not None and (record.order < known.order or record == known):
             return
         self.trust.put(key, record)
         if isinstance(known, Peer) and isinstance(record, Peer) and (known.token != record.token or is_revoked(record)):
@@ -698,7 +711,8 @@ class Postgres:
         self._tell_growth()
 
     def rung(self, readied: Iterable[str], answered: Iterable[str], changed: Iterable[Key], is_trust: bool) -> None:
-        """Another daemon has committed."""
+        """Another daemon has committed, or has just come."""
+        self._companions = max(2, self._companions)
         for name in readied:
             self._ready_waiters.wake_some(name)
         self._wake((), answered, changed)

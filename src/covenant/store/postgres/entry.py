@@ -46,6 +46,7 @@ class Entry:
         "is_alone",
         "is_begun",
         "is_exclusive",
+        "is_step",
         "refusal",
         "settled",
         "tries",
@@ -58,6 +59,7 @@ class Entry:
         self.future = future
         self.is_exclusive = False  # it changes whom to trust, and is decided while nobody else decides anything
         self.is_begun = False
+        self.is_step = False  # of what another left to be done, and so is what it leaves itself
         self.is_alone = False  # decided without others, of which one may have been the cause of a failure
         self.tries = 0
         self.settled: asyncio.Future[None] | None = None  # there once its caller has gone away

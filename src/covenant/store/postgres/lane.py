@@ -17,6 +17,7 @@ import asyncpg
 from covenant.model import command as c
 from covenant.model import event as e
 from covenant.model.audit import Logged
+from covenant.model.card import CARD_PREFIX
 from covenant.model.error import CovenantError, StoreUnavailable
 from covenant.model.record import Key, TaskRecord, Tombstone
 from covenant.rules.context import Commit, Need
@@ -29,7 +30,7 @@ from covenant.store.postgres.entry import Entry, observed
 from covenant.store.postgres.hint import hint
 from covenant.store.postgres.line import marks_of
 from covenant.store.postgres.listing import DEEP, DIALOG_COUNT, LISTINGS
-from covenant.store.postgres.rows import DIALOGS, KINDS, READY, TRUST, TRUSTED, Place, encoded
+from covenant.store.postgres.rows import DIALOGS, KINDS, READY, TRUST, Place, encoded
 from covenant.store.postgres.view import Depth, First, Listing, Working
 
 if TYPE_CHECKING:
@@ -148,6 +149,8 @@ class Lane:
     async def work(self) -> None:
         engine = self._engine
         while True:
+            if not engine.has_work and self._connection is not None:
+                await self._roll_back(self._connection)  # begun for a batch that another lane has taken
             batch = await engine.next_batch(self)
             try:
                 await self._do(batch)
@@ -178,6 +181,12 @@ class Lane:
                 await self._expire()
                 continue
             except RETRIED as conflict:
+                if self._pending is not None:  # of a commit: how that ended has to be looked for
+                    recovered = await self._recover(batch, conflict, until)
+                    if recovered is None:
+                        return
+                    batch = batch[recovered:]
+                    continue
                 tries += 1
                 batch[0].tries += 1
                 if tries >= TRIES_MAX:
@@ -265,7 +274,8 @@ class Lane:
         is_expiry = type(batch[0].command) is c.Expire
         wanted = self._wanted(batch, work, now)
         wanted += self._asked
-        await connection.execute("begin")
+        if not connection.is_in_transaction():
+            await connection.execute("begin")
         try:
             due = await self._load(work, mode, wanted)
             if due is not None and due <= now and not is_expiry and self._heeds_clock:
@@ -306,7 +316,7 @@ class Lane:
                     break  # the clock comes before the next command
             if lines:
                 await self._save(work, lines, mode)
-            await connection.execute("commit")
+            await connection.execute("commit and chain" if engine.has_work else "commit")
         except BaseException:
             if self._pending is None:
                 await self._roll_back(connection)
@@ -422,6 +432,17 @@ class Lane:
             sql, values = LISTINGS[listing.method](*args)
             work.lists[listing] = [row["key"] for row in await self._connection.fetch(sql, *values)]
 
+    async def _mark_cards(self, work: Working, taken: list[tuple[Place, Key]]) -> None:
+        """A card keeps its number when it is published again, and has none when it is withdrawn. So that others learn
+        of it all the same, it stands among what is trusted under the number of this commit."""
+        cards = [key for key in work.touched if key.startswith(CARD_PREFIX)]
+        if cards:
+            assert self._connection is not None
+            sql = "delete from place where shelf = $1 and name = '' and key = any($2)"
+            await self._connection.execute(sql, TRUST, cards)
+            taken[:] = [(place, key) for place, key in taken if key not in cards]
+            taken += [((TRUST, "", work.order), key) for key in cards]
+
     async def _save(self, work: Working, lines: list[Line], mode: int) -> None:
         mark = self.hash
         raws = []
@@ -437,13 +458,12 @@ class Lane:
         tasks: list[tuple[int, str, str, str, str | None]] = []
         tasks_gone: list[int] = []
         left, taken = self._left_taken = work.moved()
+        await self._mark_cards(work, taken)
         for key in work.touched:
             was, now = work.were.get(key), work.records.get(key)
             if now is None:
                 if was is not None:
                     gone.append(key)
-                    if type(was) in TRUSTED:
-                        taken.append(((TRUST, "", work.order), key))
                 continue
             kind, body = KINDS[type(now)], encoded(now)
             if was is None:

@@ -19,10 +19,11 @@ from covenant.model.record import Key
 from covenant.store.journal.line import decode_line
 from covenant.store.postgres.reader import Reader
 
-_HORIZON: Final = """
-    select (select last_value from block) + 4095 as drawn,
-           pg_snapshot_xmin(pg_current_snapshot())::text::bigint as oldest,
-           pg_snapshot_xmax(pg_current_snapshot())::text::bigint as next
+_DRAWN: Final = "select last_value + 4095 as drawn from block"
+# A number of one's own, and not the end of the snapshot: that lies behind what is done, not behind what has begun.
+_OPEN: Final = """
+    select pg_current_xact_id()::text::bigint as next,
+           pg_snapshot_xmin(pg_current_snapshot())::text::bigint as oldest
 """
 _KEPT: Final = 64
 _ROWS: Final = 200
@@ -31,14 +32,16 @@ _ROWS: Final = 200
 class CommitLog:
     def __init__(self, reader: Reader, space: int) -> None:
         self._reader = reader
-        self._looks: deque[tuple[int, int]] = deque(maxlen=_KEPT)  # what was drawn, and the transaction after that
+        self._looks: deque[tuple[int, int]] = deque()  # what was drawn, and the transaction after that
         self._horizon = 0
 
     async def _settled(self) -> int:
         """Every commit up to this number is visible, or will never be."""
         for _ in range(2):
-            (row,) = await self._reader.fetch(_HORIZON)
-            self._looks.append((row["drawn"], row["next"]))
+            (drawn,) = await self._reader.fetch(_DRAWN)
+            (row,) = await self._reader.fetch(_OPEN)  # only now: whoever has drawn has begun before
+            if len(self._looks) < _KEPT:  # the oldest are kept: they are the first to be settled
+                self._looks.append((drawn["drawn"], row["next"]))
             while self._looks and self._looks[0][1] <= row["oldest"]:
                 self._horizon = max(self._horizon, self._looks.popleft()[0])
             if not self._looks:

@@ -108,7 +108,7 @@ class Working:
         """What stands first on a shelf, and was taken in already; what this transaction has put there comes after."""
         name = (first.shelf, first.name)
         if first.shelf == LEASE:
-            self._leases[first.name] = keys[0] if keys else None
+            self._leases.setdefault(first.name, keys[0] if keys else None)
             return
         found: dict[Key, int] = {}
         last = 0
@@ -257,7 +257,8 @@ class Working:
     def task_of_lease(self, lease_id: str) -> Key | None:
         if lease_id not in self._leases:
             raise Need(First(LEASE, lease_id, 1))
-        return self._leases[lease_id]
+        key = self._leases[lease_id]
+        return key if key is None or key not in self.touched or _has_had(self.records.get(key), lease_id) else None
 
     def ready(self, recipient: str | None, limit: int) -> Sequence[TaskRecord]:
         return self._records(TaskRecord, self._first(READY, recipient, limit))
@@ -390,3 +391,10 @@ class Working:
     @property
     def compaction(self) -> Horizon | None:
         return self.trust.compaction
+
+
+def _has_had(record: Record | Tombstone | None, lease_id: str) -> bool:
+    """A lease that was given back, and of which nobody ever heard, is not remembered."""
+    if type(record) is not TaskRecord:
+        return False
+    return (record.lease is not None and record.lease.lease_id == lease_id) or lease_id in record.lease_history

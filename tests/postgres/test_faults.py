@@ -1,0 +1,177 @@
+"""A lane whose connection is ended by the server at any statement: whatever was acknowledged is there, and everything
+is there once. (Contract 1, 3, 5; DESIGN 4.)"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable
+from typing import Any, Final, Literal, TypeAlias, TypeVar
+
+import asyncpg
+import pytest
+
+from covenant import Mailbox, OpenMailbox, Result
+from covenant.model.error import StoreUnavailable
+from covenant.store.postgres import lane as lanes
+from covenant.store.postgres.connection import Where, connect
+from tests.conformance.support import DONE, drain, keyed, plain, soon, take, uid
+from tests.postgres import server_url, store_url
+
+T = TypeVar("T")
+When: TypeAlias = Literal["before", "after"]
+_STATEMENTS: Final = 24  # more than one round of a task takes
+
+
+class Knife:
+    """Ends the session of a lane before or after one of its statements."""
+
+    def __init__(self, admin: asyncpg.Connection[Any]) -> None:
+        self._admin = admin
+        self._left: int | None = None
+        self._when: When = "before"
+        self.only: str | None = None
+        self.cut: list[str] = []
+        self.is_down = False
+
+    def set(self, left: int, when: When, only: str | None = None) -> None:
+        self._left, self._when, self.only = left, when, only
+
+    def lay_down(self) -> None:
+        self._left = None
+
+    async def __call__(self, name: str, connection: asyncpg.Connection[Any], said: Awaitable[T]) -> T:
+        is_now = self._left == 0 and self.only in (None, name)
+        if self._left and self.only in (None, name):
+            self._left -= 1
+        if is_now and self._when == "before":
+            await self._end(name, connection)
+        answer = await said
+        if is_now and self._when == "after":
+            await self._end(name, connection)
+            raise asyncpg.ConnectionDoesNotExistError("the answer was lost")
+        return answer
+
+    async def _end(self, name: str, connection: asyncpg.Connection[Any]) -> None:
+        self._left = None
+        self.cut.append(name)
+        await self._admin.execute("select pg_terminate_backend($1, 5000)", connection.get_server_pid())
+
+
+class Held:
+    """A connection, or a statement of one, in reach of the knife."""
+
+    def __init__(self, held: Any, connection: asyncpg.Connection[Any], knife: Knife, name: str = "") -> None:
+        self._held = held
+        self._connection = connection
+        self._knife = knife
+        self._name = name
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._held, name)
+
+    async def execute(self, sql: str, *values: Any) -> Any:
+        return await self._knife(sql, self._connection, self._held.execute(sql, *values))
+
+    async def fetch(self, *values: Any) -> Any:
+        return await self._knife(self._name or str(values[0]), self._connection, self._held.fetch(*values))
+
+    async def prepare(self, sql: str) -> Any:
+        name = "load" if "load(" in sql else "save"
+        prepared = await self._knife(f"prepare {name}", self._connection, self._held.prepare(sql))
+        return Held(prepared, self._connection, self._knife, name)
+
+
+@pytest.fixture
+async def knife(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Knife]:
+    admin = await asyncpg.connect(server_url())
+    knife = Knife(admin)
+
+    async def held(where: Where, **settings: str) -> Any:
+        if knife.is_down:
+            raise OSError("nobody is there")
+        connection = await connect(where, **settings)
+        return Held(connection, connection, knife)
+
+    monkeypatch.setattr(lanes, "connect", held)
+    yield knife
+    await admin.close()
+
+
+@pytest.fixture
+async def box(knife: Knife) -> AsyncIterator[OpenMailbox]:
+    async with Mailbox.open(f"{store_url()}&lanes=1") as box:
+        yield box
+
+
+async def events_of(box: OpenMailbox, key: str) -> list[str]:
+    engine: Any = box._engine
+    rows = await engine._reader.fetch("select seq from log order by seq")
+    assert len({row["seq"] for row in rows}) == len(rows)
+    commits = await engine.log_back(None, 10_000)
+    return [type(event).__name__ for logged in reversed(commits) for event in logged.events if event.key == key]
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+async def test_a_round_of_a_task_is_done_once_whichever_statement_is_cut(
+    box: OpenMailbox, knife: Knife, when: When
+) -> None:
+    alice, bob = box.of("alice@lab"), box.of("bob@lab")
+    for number in range(_STATEMENTS):
+        knife.set(number, when)
+        sent = await soon(alice.send_task(keyed(bob, key=f"{number}", id=uid(number))))
+        assert (sent.generation, sent.duplicate) == (1, False)
+        delivery = await take(bob)
+        assert (delivery.task.id, delivery.attempt, delivery.generation) == (uid(number), 1, 2)
+        posted = await soon(bob.send_result(Result.ok(delivery, DONE)))
+        assert (posted.generation, posted.duplicate) == (4, False)
+        assert (await drain(alice)).task_id == uid(number)
+        assert await events_of(box, uid(number)) == ["Sent", "Leased", "Answered", "Drained"]
+    knife.lay_down()
+    assert {"begin", "load", "save", "commit"} <= set(knife.cut)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+async def test_a_commit_of_which_nobody_can_tell_is_told_so_and_sent_again_it_is_there_once(
+    box: OpenMailbox, knife: Knife, when: When, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lanes, "PATIENCE_S", 0.3)
+    alice, bob = box.of("alice@lab"), box.of("bob@lab")
+    knife.set(0, when, only="commit")
+    knife.is_down = True
+    with pytest.raises(StoreUnavailable) as refused:
+        await soon(alice.send_task(plain(bob, id=uid(1))))
+    assert refused.value.details["outcome"] == "unknown"
+    knife.is_down = False
+    sent = await soon(alice.send_task(plain(bob, id=uid(1))))
+    assert sent.duplicate is (when == "after")
+    assert await events_of(box, uid(1)) == ["Sent"]
+    assert (await take(bob)).task.id == uid(1)
+
+
+async def test_a_commit_that_was_never_asked_for_is_not_stored(
+    box: OpenMailbox, knife: Knife, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lanes, "PATIENCE_S", 0.3)
+    alice, bob = box.of("alice@lab"), box.of("bob@lab")
+    knife.set(0, "before", only="save")
+    knife.is_down = True
+    with pytest.raises(StoreUnavailable) as refused:
+        await soon(alice.send_task(plain(bob, id=uid(1))))
+    assert refused.value.details["outcome"] == "not_stored"
+    knife.is_down = False
+    assert not (await soon(alice.send_task(plain(bob, id=uid(1))))).duplicate
+
+
+async def test_a_batch_that_was_cut_is_done_once(box: OpenMailbox, knife: Knife) -> None:
+    alice, bob = box.of("alice@lab"), box.of("bob@lab")
+    for number, when in enumerate(("before", "after")):
+        ids = [uid(100 * number + n) for n in range(50)]
+        knife.set(0, when, only="commit")  # type: ignore[arg-type]
+        replies = await soon(alice.send_tasks([plain(bob, id=task_id) for task_id in ids]))
+        assert not any(reply.duplicate for reply in replies)
+        leased = await soon(bob.recv_tasks(100, wait_ms=0))
+        assert [delivery.task.id for delivery in leased] == ids
+    engine: Any = box._engine
+    keys = Counter(event.key for logged in await engine.log_back(None, 10_000) for event in logged.events)
+    assert set(keys.values()) == {2}
+    assert knife.cut == ["commit", "commit"]
