@@ -90,10 +90,11 @@ def safe(url: str) -> str:
 async def connect(where: Where, **settings: str) -> asyncpg.Connection[Any]:
     try:
         return await asyncpg.connect(
-            where.dsn, timeout=10, server_settings={**_SETTINGS, "search_path": where.schema, **settings}
+            where.dsn, timeout=10, server_settings={**_SETTINGS, "search_path": f'"{where.schema}"', **settings}
         )
     except (ValueError, asyncpg.ClientConfigurationError) as wrong:
-        raise UnknownStore(f"{safe(where.dsn)} is no database URL: {wrong}", url=safe(where.dsn)) from wrong
+        why = str(wrong).splitlines()[0]
+        raise UnknownStore(f"{safe(where.dsn)} is no database URL: {why}", url=safe(where.dsn)) from wrong
 
 
 @asynccontextmanager

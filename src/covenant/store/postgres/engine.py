@@ -78,6 +78,7 @@ from covenant.store.waiters import ALL, Waiters
 BATCH: Final = 256  # commands in one transaction
 BEAT_S: Final = 2.0  # a sign of life, and a look at who else is there
 POLL_S: Final = 5.0  # the slow look, in case nobody rang
+SILENCE_BEATS: Final = 3  # without an answer, and the database counts as away
 TIDY_S: Final = 60.0
 LAPSE_S: Final = 15.0  # so long silent, and a daemon is taken for dead
 _STEPS_AT_ONCE: Final = 10
@@ -150,6 +151,7 @@ class Postgres:
         self._on_lost_trust: Callable[[str], None] = lambda pubkey: None
         self._refreshing: asyncio.Task[int] | None = None
         self.is_closing = True
+        self._answered_s = 0.0
         self.space = crc32(self.where.schema.encode()) & 0x7FFFFFFF
         self.expiring = asyncio.Lock()
         self._clock = clock
@@ -180,6 +182,11 @@ class Postgres:
     def now(self) -> int:
         return self._clock.now_ms()
 
+    @property
+    def is_up(self) -> bool:
+        """The database has answered of late."""
+        return not self.is_closing and asyncio.get_running_loop().time() - self._answered_s < SILENCE_BEATS * BEAT_S
+
     # --- life ---------------------------------------------------------------------------------------------
 
     async def open(self) -> None:
@@ -201,7 +208,9 @@ class Postgres:
         except CovenantError:
             await self._let_go()
             raise
-        workers = [*(lane.work() for lane in self._lanes), self._reader.work(), self._bell.work(), self._watch()]
+        self._answered_s = asyncio.get_running_loop().time()
+        workers = [*(lane.work() for lane in self._lanes), self._reader.work(), self._bell.work()]
+        workers += [self._watch(), self._keep_house()]
         self._jobs = [asyncio.create_task(work) for work in workers]
         await self._look(at_start=True)
 
@@ -802,7 +811,7 @@ class Postgres:
 
     async def _watch(self) -> None:
         """Signs of life, and the slow look."""
-        last = tidied = asyncio.get_running_loop().time()
+        last = asyncio.get_running_loop().time()
         while True:
             await asyncio.sleep(BEAT_S)
             try:
@@ -810,17 +819,26 @@ class Postgres:
                 if asyncio.get_running_loop().time() - last >= POLL_S:
                     last = asyncio.get_running_loop().time()
                     await self._look()
-                if asyncio.get_running_loop().time() - tidied >= TIDY_S:
-                    tidied = asyncio.get_running_loop().time()
-                    await self.housekeeper.tidy()
             except CovenantError as failed:
                 log.warning("the database could not be looked at: %s", failed)
             except Exception:
                 log.exception("the slow look failed")
 
+    async def _keep_house(self) -> None:
+        """Beside the signs of life: it may last, and who gives none for so long is taken for dead."""
+        while True:
+            await asyncio.sleep(TIDY_S)
+            try:
+                await self.housekeeper.tidy()
+            except CovenantError as failed:
+                log.warning("what is past its time is left for later: %s", failed)
+            except Exception:
+                log.exception("what is past its time could not be forgotten")
+
     async def _beat(self) -> None:
         """A sign of life. Who has given none for long is taken for dead, and can write no more."""
         silent = await self._reader.fetch(_BEAT, self.daemon_id, f"{LAPSE_S} seconds")
+        self._answered_s = asyncio.get_running_loop().time()
         self._companions = 1 + sum(row["label"] is None for row in silent)
         if await self._bell.try_to_lead() and self._on_push is not None:
             for task_id in self._pushed:

@@ -37,7 +37,7 @@ def migrations() -> dict[int, str]:
 async def state_of(connection: asyncpg.Connection[Any], schema: str) -> SchemaState:
     try:
         there = await connection.fetchval(_IS_THERE, schema)
-        version = await connection.fetchval(f"select version from {schema}.meta") if there else 0
+        version = await connection.fetchval(f'select version from "{schema}".meta') if there else 0
     except asyncpg.InsufficientPrivilegeError as refused:
         why = f"this role may not use the schema {schema}: its owner has to grant that ({refused})"
         raise StoreUnavailable(why, outcome="not_stored") from refused
@@ -61,7 +61,7 @@ async def migrate(connection: asyncpg.Connection[Any], schema: str) -> SchemaSta
         check(now)
         try:
             if not await connection.fetchval("select to_regnamespace($1) is not null", schema):
-                await connection.execute(f"create schema {schema}")
+                await connection.execute(f'create schema "{schema}"')
             for version, sql in migrations().items():
                 if version > now.version:
                     await connection.execute(sql)
