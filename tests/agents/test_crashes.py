@@ -177,6 +177,10 @@ FOUND = [
     pytest.param([[["effect", "e", True, False]], [["effect", "e", True, False]]], id="an-effect-in-two-phases"),
     pytest.param([[["append", "user", 1]]], id="before-the-first-commit"),
     pytest.param([[["append", "user", 1]], [["sleep", 10], ["load", None]]], id="an-entry-that-is-there-once"),
+    pytest.param(
+        [[["loop", 2, [["any", [["remote", 0, None], ["timer", 0]]], ["select", [["remote", 1, None]]]]]]],
+        id="a-task-that-ended-before-the-time",
+    ),
 ]
 
 
