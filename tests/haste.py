@@ -22,6 +22,7 @@ from covenant.serve import openapi
 
 MEMORY: Final = Path("/dev/shm")
 ROOM_BYTES: Final = 2 << 30
+OURS: Final = "cov-tests-"
 LAST: Final = -1000  # behind the ends of processes and their sockets
 
 
@@ -44,7 +45,16 @@ def hurry() -> None:
 
 def _keep_folders_in_memory() -> None:
     """Until this process has ended all that it started, which find them by their environment."""
-    folder = tempfile.mkdtemp(prefix="cov-", dir=MEMORY)
+    _forget_the_dead()
+    folder = tempfile.mkdtemp(prefix=f"{OURS}{os.getpid()}-", dir=MEMORY)
     os.chmod(folder, 0o711)  # a database may run as somebody else
     Finalize(None, shutil.rmtree, (folder,), {"ignore_errors": True}, exitpriority=LAST)
     os.environ["TMPDIR"] = tempfile.tempdir = folder
+
+
+def _forget_the_dead() -> None:
+    """What is in memory stays there when a process is killed, until the next one looks."""
+    for folder in MEMORY.glob(f"{OURS}*-*"):
+        owner = folder.name.removeprefix(OURS).partition("-")[0]
+        if not Path("/proc", owner).exists():
+            shutil.rmtree(folder, ignore_errors=True)

@@ -16,12 +16,13 @@ from covenant.serve.a2a.operations import Agent
 from covenant.store.clock import Clock, RandomIds, SystemClock
 from covenant.store.registry import engine_for
 from tests.a2a.conftest import WORKING, Town
+from tests.postgres import store_for
 
 TOKEN = "token"
 
 
 class Place:
-    """A folder, or nothing but memory; whoever was enrolled comes back."""
+    """A folder, a store that stands for one, or nothing but memory; whoever was enrolled comes back."""
 
     def __init__(self, url: str, limits: Limits | None = None, clock: Clock | None = None) -> None:
         self.url = url
@@ -39,7 +40,9 @@ class Place:
         return self
 
     async def open(self) -> Town:
-        store: Any = engine_for(self.url, self.limits, self.clock, self.ids)
+        scheme, _, folder = self.url.partition(":")
+        url = await store_for(folder) if scheme == "postgresql" else self.url
+        store: Any = engine_for(url, self.limits, self.clock, self.ids)
         exchange = Exchange(store, self.realm, self.clock, self.ids)
         await exchange.open(TOKEN)
         operator = exchange.authenticate(TOKEN)
@@ -63,4 +66,4 @@ class Place:
 
 
 def place(engine: str, folder: Path, limits: Limits | None = None, clock: Clock | None = None) -> Place:
-    return Place("memory:" if engine == "memory" else f"file:{folder}/data", limits, clock)
+    return Place("memory:" if engine == "memory" else f"{engine}:{folder}/data", limits, clock)

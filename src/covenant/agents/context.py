@@ -445,11 +445,9 @@ class AgentContext:
         patterns = {thing.name: at for at, thing in enumerate(things) if isinstance(thing, SignalWait)}
         until = min(times.values(), default=None)
         wait = Wait(tasks=frozenset(ids), first=True, signals=tuple(patterns), until_ms=until)
-        open_tasks = frozenset(task_id for task_id in ids if task_id not in outcomes)
-        if len(open_tasks) == len(
-            ids
-        ):  # one may have ended unheard, before a time that is over or a signal that is here
-            await driver.look(Wait(tasks=open_tasks, first=True))
+        left = frozenset(task_id for task_id in ids if task_id not in outcomes)
+        if left:  # one may have ended unheard, before a time that is over or a signal that is here
+            await driver.look(Wait(tasks=left, first=True))
         found = await driver.first_of(wait)
         if isinstance(found, SignalSeen):
             index = next(at for pattern, at in patterns.items() if matches(pattern, found.name))
