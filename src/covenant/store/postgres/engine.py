@@ -75,6 +75,7 @@ from covenant.store.process import label_of_process
 from covenant.store.state import Counts, State, Tally
 from covenant.store.waiters import ALL, Waiters
 
+_SHARE_MIN: Final = 16
 BATCH: Final = 256  # commands in one transaction
 BEAT_S: Final = 2.0  # a sign of life, and a look at who else is there
 POLL_S: Final = 5.0  # the slow look, in case nobody rang
@@ -158,6 +159,7 @@ class Postgres:
         self._ids = ids
         self._queue: deque[Entry] = deque()
         self._idle: deque[asyncio.Future[None]] = deque()
+        self._free = 0  # lanes that have nothing to do
         self._lanes: list[Lane] = []
         self._reader = Reader(self)
         self._bell = Bell(self)
@@ -329,11 +331,20 @@ class Postgres:
             self._ring_lane()
 
     async def next_batch(self, lane: Lane) -> list[Entry]:
+        self._free += 1
+        try:
+            return await self._next_batch(lane)
+        finally:
+            self._free -= 1
+
+    async def _next_batch(self, lane: Lane) -> list[Entry]:
         while True:
             if lane.own:
                 return [lane.own.popleft()]
             batch: list[Entry] = []
-            while self._queue and len(batch) < BATCH:
+            # Its share, and not all that waits: while the database works for one lane, this process does for another.
+            room = min(BATCH, max(_SHARE_MIN, -(-len(self._queue) // max(1, self._free))))
+            while self._queue and len(batch) < room:
                 entry = self._queue[0]
                 if batch and (_goes_alone(entry) or _goes_alone(batch[0])):
                     break
