@@ -37,15 +37,15 @@ class Bell:
         self._stirred = asyncio.Event()
 
     async def open(self) -> None:
-        self._ears = await connect(self._engine.where)
+        self._ears = await connect(self._engine.where, application_name=self._engine.session)
         self._ears.add_termination_listener(lambda _: self._stirred.set())
         await self._ears.add_listener(self._channel, self._hear)
 
     async def try_to_lead(self) -> bool:
         """Whether this daemon leads from now on, and did not before. Who leads does so as long as its ears live: the
         server knows when they are gone, and lets the next one."""
-        if self.leads or self._ears is None or self._ears.is_closed():
-            return False
+        if self.leads or self._engine.pubkey is None or self._ears is None or self._ears.is_closed():
+            return False  # one that is no daemon has none of that work to do
         try:
             self.leads = await self._ears.fetchval("select pg_try_advisory_lock($1, 3)", self._engine.space)
         except (*LOST, asyncpg.PostgresError):
@@ -97,7 +97,9 @@ class Bell:
                 del names[:room]
                 room -= len(payload[-1])
             if self._hand is None or self._hand.is_closed():
-                self._hand = await connect(self._engine.where, synchronous_commit="off")
+                self._hand = await connect(
+                    self._engine.where, synchronous_commit="off", application_name=self._engine.session
+                )
             await self._hand.execute("select pg_notify($1, $2)", self._channel, msgspec.json.encode(payload).decode())
 
     def _hear(self, connection: Any, pid: int, channel: str, payload: str) -> None:

@@ -14,6 +14,7 @@ from msgspec import Struct
 from covenant.model.error import BadSetting, CovenantError, StoreFull, StoreUnavailable, UnknownStore
 
 SCHEMA: Final = "covenant"
+COMMAND_S: Final = 12.0  # then a connection is taken for lost: a machine may have gone without a word
 LANES: Final = 2
 LANES_MAX: Final = 32
 _GOODBYE_S: Final = 2.0
@@ -87,10 +88,13 @@ def safe(url: str) -> str:
     return url.replace(f":{parts.password}@", ":***@", 1)
 
 
-async def connect(where: Where, **settings: str) -> asyncpg.Connection[Any]:
+async def connect(where: Where, command_s: float | None = COMMAND_S, /, **settings: str) -> asyncpg.Connection[Any]:
     try:
         return await asyncpg.connect(
-            where.dsn, timeout=10, server_settings={**_SETTINGS, "search_path": f'"{where.schema}"', **settings}
+            where.dsn,
+            timeout=10,
+            command_timeout=command_s,
+            server_settings={**_SETTINGS, "search_path": f'"{where.schema}"', **settings},
         )
     except (ValueError, asyncpg.ClientConfigurationError) as wrong:
         why = str(wrong).splitlines()[0]
@@ -101,7 +105,7 @@ async def connect(where: Where, **settings: str) -> asyncpg.Connection[Any]:
 async def borrowed(where: Where, **settings: str) -> AsyncIterator[asyncpg.Connection[Any]]:
     """A connection for one piece of work, whose failures are told in our words."""
     try:
-        connection = await connect(where, **settings)
+        connection = await connect(where, None, **settings)
         try:
             yield connection
         except BaseException:

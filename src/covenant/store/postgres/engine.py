@@ -46,7 +46,7 @@ from covenant.rules.undo import undo
 from covenant.store.clock import Clock, Timer
 from covenant.store.embedded import CARDS_SHOWN, SYSTEM, is_under_way
 from covenant.store.postgres.bell import Bell
-from covenant.store.postgres.connection import LOST, Where, told
+from covenant.store.postgres.connection import LOST, Where, borrowed, told
 from covenant.store.postgres.entry import Entry, observed
 from covenant.store.postgres.housekeeping import Housekeeper
 from covenant.store.postgres.lane import EXPIRY_STEPS, Lane, Moved, is_exclusive
@@ -69,7 +69,7 @@ from covenant.store.postgres.rows import (
     TRUSTED,
     decoded,
 )
-from covenant.store.postgres.schema import migrate
+from covenant.store.postgres.schema import checked, migrate
 from covenant.store.postgres.view import Working
 from covenant.store.process import label_of_process
 from covenant.store.state import Counts, State, Tally
@@ -111,6 +111,7 @@ _REGISTER: Final = """
 _OPEN_LANE: Final = f"""
     with mine as ({_REGISTER}) insert into lane (daemon, hash) select id, $5 from mine returning id
 """
+_END_SESSIONS: Final = "select pg_terminate_backend(pid) from pg_stat_activity where application_name = $1"
 _COUNTED: Final = (READY, FOLLOWERS, HELD, ANSWERS, PARKED, DELAYED, ENDED)
 _COUNT: Final = "select shelf, name, count(*) from place where shelf = any($1) group by shelf, name"
 _SILENT: Final = """
@@ -194,7 +195,9 @@ class Postgres:
     async def open(self) -> None:
         try:
             connection = await self._reader.connected()
-            await migrate(connection, self.where.schema)
+            if not (await checked(connection, self.where.schema)).is_current:
+                async with borrowed(self.where) as patient:  # which may take long
+                    await migrate(patient, self.where.schema)
             await self.register(connection)
             await self.learn_trust(connection)
             self.is_closing = False
@@ -421,16 +424,19 @@ class Postgres:
             assert isinstance(asked, DrainResults)
             waiters, agent = self._answer_waiters, asked.peer
         name = ALL if agent is None else agent.pubkey
+        is_woken = False
         while True:
             ticket = waiters.enter(name, kinds)  # before the look: what comes after it is not missed
             is_used = False
             try:
                 entry = self._submit(command)
                 reply = await self._replied(entry)
+                if reply and is_woken:
+                    waiters.wake_some(name)  # a ring stands for any number of tasks: whoever found one passes it on
                 if reply or not waits:
                     return entry
                 await ticket
-                is_used = True
+                is_used = is_woken = True
             finally:
                 waiters.leave(name, ticket, is_passed_on=not is_used)
 
@@ -532,11 +538,13 @@ class Postgres:
 
     async def learn_trust(self, connection: asyncpg.Connection[Any]) -> None:
         """Peers, grants, cards and the horizon, as they are now."""
+        trust = await connection.fetchval("select trust from meta")  # before the look: no more is claimed than was seen
         found = await connection.fetch(_TRUST, TRUST, self.epoch)
-        self._keys = {row["pubkey"] for row in await connection.fetch(_KEYS)}
+        self._keys |= {row["pubkey"] for row in await connection.fetch(_KEYS)}
         for order, key, kind, body in found:
             self._trusted(key, None if kind is None else decoded(kind, body))
             self.epoch = max(self.epoch, order)
+        self.epoch = max(self.epoch, trust)
 
     def _trusted(self, key: Key, record: Any) -> None:
         """Memory is told. What it knows already may be newer: another lane was faster."""
@@ -750,6 +758,7 @@ class Postgres:
         for lane in unsigned:
             seq, mark = lane.seq, lane.hash.decode()
             entry = self.entry(SignHead(None, seq, mark, sign(seq, mark), pubkey, anchors), SYSTEM)
+            entry.lane = lane.id
             lane.own.append(entry)
             self._ring_lanes()
             await entry.future
@@ -858,6 +867,19 @@ class Postgres:
             if row["label"] is None:
                 continue
             log.warning("daemon %s (%s) has been silent for long: it is taken for dead", row["id"], row["label"])
+            await self._end_sessions(row["id"])
+
+    async def _end_sessions(self, daemon_id: str) -> None:
+        """Of one that was taken for dead: it may be frozen with locks that others wait for."""
+        try:
+            await self._reader.fetch(_END_SESSIONS, _session_of(daemon_id))
+        except CovenantError as refused:
+            log.warning("its sessions could not be ended: %s", refused)
+
+    @property
+    def session(self) -> str:
+        """What the sessions of this daemon are called in the database."""
+        return _session_of(self.daemon_id)
 
     def leads(self) -> bool:
         return self._bell.leads
@@ -951,14 +973,15 @@ class Postgres:
         found = await self._reader.fetch("select key, ord from record where key = any($1)", watched)
         seen = {row["key"]: row["ord"] for row in found}
         for key, order in seen.items():
-            if self._watched.get(key, order) != order:
+            if self._watched.get(key) != order:
                 self._change_waiters.wake_all(key)
         self._watched = seen
 
     async def _unsettled(self) -> list[Key]:
         """Slots whose result has not reached all their followers."""
         found = await self._reader.fetch(
-            """select distinct p.name from place p join place s on s.shelf = 'S' and s.name = '' and s.key = p.name
+            """select distinct p.name from place p join record r on r.key = p.name
+               join place s on s.shelf = 'S' and s.name = '' and s.ord = r.ord and s.key = r.key
                where p.shelf = $1 limit 100""",
             FOLLOWERS,
         )
@@ -967,6 +990,10 @@ class Postgres:
 
 def is_revoked(peer: Peer) -> bool:
     return peer.revoked_ms is not None
+
+
+def _session_of(daemon_id: str) -> str:
+    return f"covenant {daemon_id}"
 
 
 def _goes_alone(entry: Entry) -> bool:

@@ -47,6 +47,8 @@ class Entry:
         "is_begun",
         "is_exclusive",
         "is_step",
+        "lane",
+        "not_written",
         "refusal",
         "settled",
         "tries",
@@ -62,6 +64,8 @@ class Entry:
         self.is_step = False  # of what another left to be done, and so is what it leaves itself
         self.is_alone = False  # decided without others, of which one may have been the cause of a failure
         self.tries = 0
+        self.lane: int | None = None  # the chain that it is about, and no other
+        self.not_written: int | None = None  # drawn once, however often it is decided
         self.settled: asyncio.Future[None] | None = None  # there once its caller has gone away
         self.commit: Commit | None = None
         self.refusal: CovenantError | None = None

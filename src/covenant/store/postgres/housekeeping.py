@@ -6,7 +6,7 @@ remembered any more. The log goes from its beginning, and leaves behind where ea
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final
 
 import asyncpg
@@ -41,8 +41,9 @@ _OLDEST: Final = """
 """
 _RESTING: Final = """
     select t.ord, r.key, r.kind, r.body from task t join record r on r.key = t.key
-    where t.ord > $1 order by t.ord limit $2 for update of r skip locked
+    where t.ord > $1 order by t.ord limit $2
 """
+_LOCKED: Final = "select key, kind, body from record where key = any($1) order by key for update skip locked"
 _PIECES: Final = """
     select r.key, r.kind, r.body from unnest($1::text[], $2::text[]) u(lo, hi)
     join record r on r.key >= u.lo and r.key < u.hi
@@ -78,7 +79,7 @@ class Housekeeper:
     async def tidy(self) -> tuple[int, int]:
         """How many tasks were buried, and how many tombstones forgotten."""
         try:
-            connection = await connect(self._engine.where)
+            connection = await connect(self._engine.where, None)
         except (*LOST, asyncpg.PostgresError) as failed:
             raise told(failed, "not_stored") from failed
         try:
@@ -114,10 +115,8 @@ class Housekeeper:
         past: dict[Key, TaskRecord] = {}
         while not past:
             found = await connection.fetch(_RESTING, self._passed, STEP)
-            for row in found:
-                record = decoded(row["kind"], row["body"])
-                if isinstance(record, TaskRecord) and not is_retained(record, ctx):
-                    past[row["key"]] = record
+            old = _past(found, ctx)  # what is open is passed by without a lock
+            past = _past(await connection.fetch(_LOCKED, list(old)), ctx) if old else {}
             if not found or decoded(found[-1]["kind"], found[-1]["body"]).sent_ms > before:
                 break
             self._passed = found[-1]["ord"]
@@ -183,6 +182,12 @@ class Housekeeper:
                 signature,
             )
         return int(ends[0]["count"]) if ends else 0
+
+
+def _past(rows: Iterable[Any], ctx: Context) -> dict[Key, TaskRecord]:
+    """Those of the tasks that are past their time."""
+    records = {row["key"]: decoded(row["kind"], row["body"]) for row in rows}
+    return {key: task for key, task in records.items() if isinstance(task, TaskRecord) and not is_retained(task, ctx)}
 
 
 def _prefixes(task_id: Key, record: TaskRecord) -> list[str]:

@@ -40,6 +40,7 @@ Moved: TypeAlias = tuple[list[tuple[Place, Key]], list[tuple[Place, Key]]]
 
 BLOCK: Final = 4096  # the increment of the sequence
 TRIES_MAX: Final = 40
+TOGETHER_MAX: Final = 8  # tries of a whole batch; then each command stands for itself
 EXPIRY_STEPS: Final = 20  # of the clock, in one transaction
 PATIENCE_S: Final = 20.0  # how long a command waits for a database that is away
 _EXCLUSIVE: Final = (
@@ -118,7 +119,7 @@ class Lane:
         lane's own row tells, once whoever still works on it is done."""
         if self._connection is not None and not self._connection.is_closed():
             return self._connection
-        connection = await connect(self._engine.where)
+        connection = await connect(self._engine.where, application_name=self._engine.session)
         try:
             if self.id == 0:
                 self.id = await self._engine.open_lane(connection, GENESIS.decode())
@@ -192,6 +193,9 @@ class Lane:
                 if tries >= TRIES_MAX:
                     self._give_up(batch, StoreUnavailable(f"others are always at it: {conflict}", outcome="not_stored"))
                     return
+                if tries >= TOGETHER_MAX and len(batch) > 1:  # one wants what somebody holds
+                    self._engine.put_back(batch[1:], alone=True)
+                    batch = batch[:1]
                 if tries > 1:
                     await asyncio.sleep(min(0.001 * tries, 0.02))
                 continue
@@ -265,6 +269,9 @@ class Lane:
         """How many of the batch were committed, from its beginning."""
         engine = self._engine
         connection = await self._connected()
+        if batch[0].lane not in (None, self.id):  # of a chain that has ended: the new one has its own head
+            batch[0].future.set_result(None)
+            return len(batch)
         mode = 2 if batch[0].is_exclusive else 1
         work = self._work = Working(engine.trust, engine.depth_of)
         work.is_careful = batch[0].tries > 0
@@ -334,11 +341,22 @@ class Lane:
             except (*LOST, asyncpg.PostgresError):
                 await self.close()
 
-    def _decide(self, entry: Entry, work: Working, now: int) -> Commit:
+    def _decide(self, entry: Entry, work: Working, now: int, is_guess: bool = False) -> Commit:
         ctx = self._engine.context
         entry.ids.rewind()
         ctx.ids, ctx.now, ctx.compaction = entry.ids, now, work.compaction
-        return decide(entry.command, work, ctx)
+        draw = ctx.refused
+
+        def drawn(caller: str) -> int:
+            if entry.not_written is None and not is_guess:
+                entry.not_written = draw(caller)
+            return entry.not_written or 0
+
+        ctx.refused = drawn
+        try:
+            return decide(entry.command, work, ctx)
+        finally:
+            ctx.refused = draw
 
     def _wanted(self, batch: Sequence[Entry], work: Working, now: int, is_first: bool = True) -> list[Any]:
         """What the commands ask for first. They are asked in vain, and decided later; of the commonest it is known."""
@@ -350,7 +368,7 @@ class Lane:
                     wanted += known
                 continue
             try:
-                self._decide(entry, work, now)
+                self._decide(entry, work, now, is_guess=True)
             except Need as need:
                 if (is_first and at == 0) or not any(isinstance(want, Listing) for want in need.wanted):
                     wanted += need.wanted

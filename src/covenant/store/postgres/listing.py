@@ -48,10 +48,10 @@ def leases(after: int, limit: int, agent: str | None) -> Statement:
         return of_shelf(rows.HELD, "", after, limit)
     sql = f"""select {_ROW} from place p join record r on r.key = p.key
         where p.shelf = $1 and p.name = '' and p.ord > $2
-          and (convert_from(r.body, 'UTF8')::json ->> 'sender' = $4
-               or convert_from(r.body, 'UTF8')::json ->> 'recipient' = $4)
+          and (position($4 in r.body) > 0 or position($5 in r.body) > 0)
         order by p.ord limit $3"""
-    return sql, (rows.HELD, after, limit, agent)
+    sender, recipient = f'"sender":"{agent}"'.encode(), f'"recipient":"{agent}"'.encode()
+    return sql, (rows.HELD, after, limit, sender, recipient)  # the view looks closer
 
 
 def due(now: int, limit: int) -> Statement:

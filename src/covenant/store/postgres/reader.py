@@ -66,7 +66,7 @@ class Reader:
 
     async def connected(self) -> asyncpg.Connection[Any]:
         if self._connection is None or self._connection.is_closed():
-            self._connection = await connect(self._engine.where)
+            self._connection = await connect(self._engine.where, application_name=self._engine.session)
             self._look = None
         return self._connection
 

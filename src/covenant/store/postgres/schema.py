@@ -47,18 +47,23 @@ async def state_of(connection: asyncpg.Connection[Any], schema: str) -> SchemaSt
     return SchemaState(schema, version, max(migrations()))
 
 
+async def checked(connection: asyncpg.Connection[Any], schema: str) -> SchemaState:
+    """How it stands; refused where it is newer than this program."""
+    found = await state_of(connection, schema)
+    check(found)
+    return found
+
+
 async def migrate(connection: asyncpg.Connection[Any], schema: str) -> SchemaState:
     """Bring the store to the version of this program: all steps in one transaction, or nothing. Whoever comes at the
     same time waits, and finds it done."""
-    before = await state_of(connection, schema)
-    check(before)
+    before = await checked(connection, schema)
     if before.is_current:
         return before
     await connection.execute("set statement_timeout = 0; set lock_timeout = 0")
     async with connection.transaction():
         await connection.execute("select pg_advisory_xact_lock($1)", _LOCK)
-        now = await state_of(connection, schema)
-        check(now)
+        now = await checked(connection, schema)
         try:
             if not await connection.fetchval("select to_regnamespace($1) is not null", schema):
                 await connection.execute(f'create schema "{schema}"')

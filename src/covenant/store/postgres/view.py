@@ -300,7 +300,8 @@ class Working:
 
     def leases(self, after: int, limit: int, agent: str | None = None) -> Sequence[TaskRecord]:
         found = self._records(TaskRecord, self._listed("leases", after, limit, agent))
-        return [record for record in found if record.lease is not None]
+        held = [record for record in found if record.lease is not None]
+        return held if agent is None else [record for record in held if agent in (record.sender, record.recipient)]
 
     def due(self, now: int, limit: int) -> Sequence[Key]:
         keys: Sequence[Key] = self._listed("due", now, limit)

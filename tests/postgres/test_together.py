@@ -1,0 +1,64 @@
+"""Several engines on one store: what one does reaches who waits at another, and nobody's trouble is everybody's."""
+
+from __future__ import annotations
+
+import asyncio
+
+from covenant import AgentId, CovenantError, Mailbox, Task, TaskState
+from covenant.exchange.bounds import Refusals
+from covenant.model import command as c
+from covenant.model.peer import Caller, Role
+from tests.conformance.support import plain, take
+from tests.postgres import store_url
+
+ALICE = AgentId.named("alice@lab")
+PATIENCE_S = 4  # less than the slow look takes
+
+
+async def test_a_ring_for_many_tasks_wakes_as_many_who_wait() -> None:
+    url = store_url()
+    async with Mailbox.open(url) as here, Mailbox.open(url) as there:
+        bob = there.of("bob@lab")
+        waiting = [asyncio.create_task(bob.recv_task()) for _ in range(10)]
+        await bob.recent_tasks(1)  # asked behind them, and answered
+        await here.of(ALICE).send_tasks([plain(bob) for _ in waiting])
+        async with asyncio.timeout(PATIENCE_S):
+            taken = await asyncio.gather(*waiting)
+        assert len({delivery.task.id for delivery in taken}) == 10
+
+
+async def test_who_is_no_daemon_does_not_lead() -> None:
+    async with Mailbox.open(store_url()) as box:
+        assert not box._engine.leads()  # type: ignore[attr-defined]
+
+
+async def test_a_text_that_the_server_cannot_hold_as_text_is_nobodys_trouble() -> None:
+    async with Mailbox.open(store_url()) as box:
+        eve, alice, bob = box.of("eve@lab"), box.of(ALICE), box.of("bob@lab")
+        await eve.send_task(Task(recipient=eve.agent, intent_text="a\0b"))
+        assert (await take(eve)).task.intent_text == "a\0b"
+        await alice.send_task(plain(bob))
+        held = await take(bob)
+        page = await alice.task_queue(state=TaskState.IN_FLIGHT)
+        assert [entry.task.id for entry in page.tasks] == [held.task.id]
+        assert [entry.task.id for entry in (await eve.task_queue(state=TaskState.IN_FLIGHT)).tasks] != [held.task.id]
+
+
+async def test_every_denial_is_written_or_counted() -> None:
+    async with Mailbox.open(store_url()) as box:
+        engine = box._engine
+        now_ms = 60_000
+        refusals = Refusals(60, lambda: now_ms)
+        engine.context.refused = refusals.draw  # type: ignore[attr-defined]
+        await engine.run(c.EnrollPeer(None, ALICE, Role.PEER, "token"))
+        before = len(await box.recent_audit(1000))
+        for number in range(100):
+            if number == 90:
+                now_ms = 120_000
+            try:
+                await engine.run(c.Call(Caller(ALICE, Role.PEER, "token"), c.UseRight(ALICE, "audit.read")))  # type: ignore[arg-type]
+            except CovenantError as refused:
+                assert refused.code == "missing_capability"
+        rows = (await box.recent_audit(1000))[before:]
+        assert len(rows) == 70
+        assert sum(row.counts.get("not_written", 0) for row in rows) == 30
