@@ -424,19 +424,19 @@ class Postgres:
             assert isinstance(asked, DrainResults)
             waiters, agent = self._answer_waiters, asked.peer
         name = ALL if agent is None else agent.pubkey
-        is_woken = False
+        is_rung = False
         while True:
             ticket = waiters.enter(name, kinds)  # before the look: what comes after it is not missed
             is_used = False
             try:
                 entry = self._submit(command)
                 reply = await self._replied(entry)
-                if reply and is_woken:
+                if reply and is_rung:
                     waiters.wake_some(name)  # a ring stands for any number of tasks: whoever found one passes it on
                 if reply or not waits:
                     return entry
-                await ticket
-                is_used = is_woken = True
+                is_rung = await ticket is None  # this process names what it wakes somebody for, others do not
+                is_used = True
             finally:
                 waiters.leave(name, ticket, is_passed_on=not is_used)
 
@@ -721,7 +721,7 @@ class Postgres:
                 ready.wake_one(name, kind)
         if answers.count:
             for name in answered:
-                answers.wake_one(name)
+                answers.wake_one(name, "")
         if changes.count or self._pushed:
             for key in changed:
                 changes.wake_all(key)
@@ -734,7 +734,9 @@ class Postgres:
         self._companions = max(2, self._companions)
         for name in readied:
             self._ready_waiters.wake_some(name)
-        self._wake((), answered, changed)
+        for name in answered:
+            self._answer_waiters.wake_some(name)
+        self._wake((), (), changed)
         if is_trust and not self.is_closing:
             refreshing = asyncio.ensure_future(self.refresh())
             refreshing.add_done_callback(observed)
@@ -946,7 +948,9 @@ class Postgres:
             told_of.setdefault(what, []).append(name)
         for name in told_of.get("r", ()):
             self._ready_waiters.wake_some(name)
-        self._wake((), told_of.get("a", ()), ())
+        for name in told_of.get("a", ()):
+            self._answer_waiters.wake_some(name)
+        self._tell_growth()
         for waiters in (self._ready_waiters, self._answer_waiters):
             waiters.wake(ALL)
         if told_of.get("d"):
