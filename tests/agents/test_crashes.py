@@ -22,7 +22,7 @@ from covenant.testing.gate import Gate
 from tests.agents.programs import OTHERS, TASKS, phases, program, scripts
 from tests.postgres.mirror import SharedWorld
 
-DEATHS, DEATHS_FOR_LONG = 1_200, 100_000
+DEATHS, DEATHS_FOR_LONG = 5_000, 100_000
 DEATHS_ON_DISK, DEATHS_ON_DISK_FOR_LONG = 40, 2_000
 DEATHS_SHARED, DEATHS_SHARED_FOR_LONG = 15, 1_000
 EXAMPLES = 17
