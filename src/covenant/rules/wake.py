@@ -12,7 +12,7 @@ from msgspec import structs
 
 from covenant.model import event as e
 from covenant.model.command import CancelChildren, Command, SweepRun
-from covenant.model.record import TaskRecord, TaskState
+from covenant.model.record import Key, TaskRecord, TaskState
 from covenant.model.run import Run, Step, run_key, step_key
 from covenant.rules.context import Commit, View
 
@@ -21,16 +21,24 @@ _ENDING: Final = frozenset((e.Answered, e.Ended, e.Replied))
 
 def follow(commit: Commit, view: View) -> None:
     """Add to a commit what follows for runs."""
-    endings = [event for event in commit.events if type(event) in _ENDING]
-    if not endings:
-        return
-    begun = {event.key for event in commit.events if type(event) is e.Begun}
-    followed = _Followed(view)
-    for event in endings:
+    followed: _Followed | None = None
+    for event in commit.events:
+        if type(event) not in _ENDING:
+            continue
         record = view.get(event.key)
-        if isinstance(record, TaskRecord):
-            followed.end(record, event, record.is_run or event.key in begun)
-    followed.add_to(commit)
+        if type(record) is TaskRecord:
+            is_run = record.is_run or _is_begun(event.key, commit)
+            if is_run or record.run is not None:
+                followed = followed or _Followed(view)
+                followed.end(record, event, is_run)
+    if followed is not None:
+        followed.add_to(commit)
+
+
+def _is_begun(key: Key, commit: Commit) -> bool:
+    """Whether the commit itself makes the task a run."""
+    events = commit.events
+    return len(events) > 1 and any(type(event) is e.Begun and event.key == key for event in events)
 
 
 class _Followed:

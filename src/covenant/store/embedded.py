@@ -204,20 +204,6 @@ class Embedded(ABC):
         undoing: list[Command] | None = None,
     ) -> list[Any]:
         """`wait_ms` None waits for ever; when the wait is over, nothing was taken."""
-        if not wait_ms:
-            commit = await self._take(command, wait_ms is None)
-        else:
-            try:
-                async with asyncio.timeout(wait_ms / 1000):
-                    commit = await self._take(command, True)
-            except TimeoutError:
-                return []
-        if undoing is not None:
-            undoing.extend(undo(commit, command))
-        taken: list[Any] = commit.reply
-        return taken
-
-    async def _take(self, command: LeaseTasks | DrainResults | Call, waits: bool) -> Commit:
         asked = command.command if type(command) is Call else command
         kinds = None
         if isinstance(asked, LeaseTasks):
@@ -227,14 +213,25 @@ class Embedded(ABC):
             waiters, agent = self._answer_waiters, asked.peer
         name = ALL if agent is None else agent.pubkey
         woken_by: str | None = None
+        until: float | None = None
         while True:
             commit = self._commit(command)
-            if woken_by is not None and commit.reply and all(kind_in(d.task) != woken_by for d in commit.reply):
+            taken: list[Any] = commit.reply
+            if woken_by is not None and taken and all(kind_in(delivery.task) != woken_by for delivery in taken):
                 waiters.wake_one(name, woken_by)  # it took something else: this is for another one now
-            if commit.reply or not waits:
+            if taken or wait_ms == 0:
                 await self._hand_over(commit, command)
-                return commit
-            woken_by = await waiters.wait(name, self._look_again_s(name, kinds), kinds)
+                if undoing is not None:
+                    undoing.extend(undo(commit, command))
+                return taken
+            wait_s = self._look_again_s(name, kinds)
+            if wait_ms is not None:
+                now = asyncio.get_running_loop().time()
+                until = now + wait_ms / 1000 if until is None else until
+                if now >= until:
+                    return []
+                wait_s = until - now if wait_s is None else min(wait_s, until - now)
+            woken_by = await waiters.wait(name, wait_s, kinds)
 
     def _look_again_s(self, name: str, kinds: frozenset[str] | None) -> float | None:
         """Who waits for some kinds is woken by those. But where the queue is longer than a look, one of them may be

@@ -646,6 +646,8 @@ class State:
         """For each event, which one last touched its record: 0 if none did. Nothing at all when that goes for all. A
         task begins with its sending, whoever had its id before."""
         records = self.records
+        if len(events) == 1 and type(events[0]) is Sent:
+            return ()
         orders = []
         found = False
         for event in events:
