@@ -24,6 +24,7 @@ from covenant.model.error import CovenantError, StoreUnavailable
 from covenant.model.query import GetTask
 from covenant.serve.daemon import Daemon, Settings
 from covenant.store.clock import ManualClock
+from covenant.work import patience
 from covenant.worker import Handler, Release
 from tests.conformance.support import drain, keyed, plain, refused, requeue, soon, stale, take, turn, uid
 from tests.daemons import _REALM, OPERATOR_TOKEN, WORKING, Realmful, enrolled, start_daemon, url_of
@@ -869,7 +870,7 @@ async def test_no_thread_is_left_when_a_worker_has_ended(alice: Mailbox, bob: Ma
 async def test_a_result_that_could_not_be_posted_is_posted_again(
     local: OpenMailbox, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(worker_module, "_FIRST_DELAY_S", 0.001)
+    monkeypatch.setattr(patience, "FIRST_DELAY_S", 0.001)
     alice, bob = local.of("alice@lab"), local.of("bob@lab")
     run, failures = local._engine.run, 3
 

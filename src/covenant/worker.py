@@ -13,296 +13,48 @@ import concurrent.futures
 import contextvars
 import inspect
 import logging
-import random
 import threading
-from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from types import TracebackType
-from typing import Any, Final, NoReturn, Protocol, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
-from msgspec import Struct, structs
+from msgspec import structs
 
-from covenant.mailbox import Mailbox, said
-from covenant.model.agent import AgentId
-from covenant.model.command import BeatLease
-from covenant.model.content import Content, Text
+from covenant.mailbox import Mailbox
+from covenant.model.content import Content
 from covenant.model.error import (
     CovenantError,
-    Draining,
-    Internal,
-    LeaseSuperseded,
     Malformed,
     NotPermitted,
-    RateLimited,
-    StoreClosed,
-    StoreUnavailable,
-    TaskTerminal,
-    TooManyWaiters,
-    Unauthenticated,
-    UnknownLease,
-    Unreachable,
 )
-from covenant.model.limits import TEXT_BYTES_MAX
-from covenant.model.message import Artifact, Message, Part
-from covenant.model.record import Asks
-from covenant.model.task import DuplicateSafety, Result, Task
-from covenant.model.view import Delivery, Input, LeaseStatus, Moved
-from covenant.rules.envelope import check_text, check_time, seal_message, seal_result
-from covenant.rules.protocol import parts_of
+from covenant.model.message import Message
+from covenant.model.task import Result
+from covenant.model.view import Delivery
+from covenant.rules.envelope import seal_result
 from covenant.store.clock import RandomIds
-from covenant.store.engine import Engine
+from covenant.work.context import LEASE_LOST, Block, Ended, Rejection, Release, Reply, Settled, WorkContext, blocks
+from covenant.work.patience import Patience
+from covenant.work.pulse import Line, Pulse, line_of
+
+__all__ = ["Ended", "Handler", "Release", "Settled", "WorkContext", "Worker", "in_thread"]
 
 HEARTBEAT_MS: Final = 10_000
 GRACE_MS: Final = 30_000
 
 _LAST_WORDS_S: Final = 5.0  # for giving leases back at the end
-_FIRST_DELAY_S: Final = 0.05
-_DELAY_S_MAX: Final = 5.0
-_BEATS_AT_ONCE: Final = 16
 
 T = TypeVar("T")
-Block: TypeAlias = Content | str
-Piece: TypeAlias = Part | Block
 
-_PASSING: Final = (Unreachable, StoreUnavailable, Draining, RateLimited, TooManyWaiters, Internal)
-_LEASE_LOST: Final = (LeaseSuperseded, TaskTerminal, UnknownLease, Unauthenticated)  # to this worker, at least
 
 log = logging.getLogger("covenant.worker")
-
-
-class Release(Exception):
-    """Raised by a handler to give its task back: same id, next attempt, not before the time that it says."""
-
-    def __init__(self, *, not_before_ms: int | None = None, reason: str = "released") -> None:
-        super().__init__(reason)
-        check_text(reason, "reason", TEXT_BYTES_MAX)
-        self.reason = reason
-        self.not_before_ms = None if not_before_ms is None else check_time(not_before_ms, "not_before_ms")
-
-
-class Ended(BaseException):
-    """Ends a handler that has said its last word. Not an Exception, so that `except Exception` lets it through; and
-    what was said counts even if somebody catches this, too."""
-
-
-class _Rejection(Struct, frozen=True):
-    message: Message
-
-
-class _Reply(Struct, frozen=True):
-    message: Message
-
-
-class Settled(Struct, frozen=True):
-    """Returned by a handler that has dealt with its lease itself: there is nothing to be told."""
 
 
 Returned: TypeAlias = Result | Message | Settled | Block | Sequence[Block] | None
 Handler: TypeAlias = Callable[["WorkContext"], Returned | Awaitable[Returned]]
 
-Outcome: TypeAlias = Result | Release | Settled | _Rejection | _Reply
-
-
-class WorkContext:
-    """A task in the hands of a handler. `cancel_requested` is as the last heartbeat heard it."""
-
-    def __init__(self, delivery: Delivery, box: Mailbox, patience: _Patience) -> None:
-        self.delivery = delivery
-        self.cancel_requested = False
-        self.cancel_reason: str | None = None
-        self._box = box
-        self._patience = patience
-        self._loop = asyncio.get_running_loop()
-        self._thread = threading.get_ident()
-        self._asked = asyncio.Event()
-        self._is_done = False  # the handler has ended: what becomes of the lease is no news to it
-        self._is_lost = False  # the lease, to this worker
-        self._partials = 0
-        self._numbering = asyncio.Lock()
-        self._saying = asyncio.Lock()
-        self._hearing = asyncio.Lock()
-        self._unread: deque[Input] = deque()
-        self._read = 0  # the number of the last input that the handler got
-        self._ending: _Rejection | _Reply | None = None
-
-    @property
-    def task(self) -> Task:
-        return self.delivery.task
-
-    @property
-    def is_lost(self) -> bool:
-        """Whether the lease is no longer this worker's."""
-        return self._is_lost
-
-    @property
-    def text(self) -> str:
-        return self.task.intent_text
-
-    @property
-    def content(self) -> Sequence[Content]:
-        return self.task.content
-
-    @property
-    def message(self) -> Message | None:
-        """What an A2A client sent, as it sent it; the text of it is in `text`, or how much there is where that is more
-        than an intent may have."""
-        return self.task.message
-
-    @property
-    def lease_id(self) -> str:
-        return self.delivery.lease_id
-
-    @property
-    def attempt(self) -> int:
-        return self.delivery.attempt
-
-    @property
-    def idempotency_key(self) -> str | None:
-        """To be handed on to whatever the work touches, so that a second attempt finds the first."""
-        return None if self.task.idempotency is None else self.task.idempotency.key
-
-    @property
-    def duplicate_safety(self) -> DuplicateSafety:
-        return "unsafe" if self.task.idempotency is None else self.task.idempotency.duplicate_safety
-
-    async def partial(self, content: Block | Sequence[Block]) -> None:
-        """Progress, numbered, so that it arrives once however often it has to be posted."""
-        async with self._numbering:
-            result = Result.partial(self.delivery, _blocks(content), self._partials + 1)
-            await self._under_lease(lambda: self._box.send_result(result))
-            self._partials += 1
-
-    # --- the dialog ---------------------------------------------------------------------------------------
-
-    async def update(self, what: str | Message) -> None:
-        """Say how far the work is."""
-        message = said(what)
-        await self._say(lambda receipt: self._box.update(self.lease_id, message, receipt=receipt))
-
-    async def artifact(
-        self,
-        what: Artifact | Piece | Sequence[Piece],
-        *,
-        name: str | None = None,
-        artifact_id: str | None = None,
-        append: bool = False,
-        last: bool = False,
-    ) -> str:
-        """Hand over what was made, and get its id: that of the artifact, else its name, else a new one. With `append`
-        it is a piece more of the artifact with this id or name; without, it takes the place of one."""
-        made = what if isinstance(what, Artifact) else _artifact(what, name, artifact_id, append)
-        await self._say(
-            lambda receipt: self._box.artifact(self.lease_id, made, append=append, last=last, receipt=receipt)
-        )
-        return made.artifact_id
-
-    async def ask(self, question: str | Message | None = None, *, asks: Asks | str = Asks.INPUT) -> Message:
-        """The next thing that the sender says. It is asked only if it has said nothing that was not read yet: so a new
-        attempt goes through the answers that an earlier one got. A cancel ends the wait by a `Release`, which gives
-        the task back and so ends it."""
-        message = None if question is None else said(question)
-        await self._say(
-            lambda receipt: self._box.ask(self.lease_id, message, asks=asks, after=self._read, receipt=receipt)
-        )
-        answer = await self._next_input()
-        if answer is None:
-            raise Release(reason=self.cancel_reason or "canceled")
-        return answer
-
-    async def inputs(self) -> AsyncIterator[Message]:
-        """What the sender says, as it says it, until a cancel is asked for or the lease is lost in another way."""
-        try:
-            while (message := await self._next_input()) is not None:
-                yield message
-        except _LEASE_LOST:
-            return
-
-    def reject(self, why: str | Message) -> NoReturn:
-        """Refuse the task. This ends the handler."""
-        self._end(_Rejection(seal_message(said(why), self._box.limits)))
-
-    def reply(self, what: str | Message) -> NoReturn:
-        """Let a message be the whole answer to an A2A client, without a task to be seen. Where there is one to be seen,
-        it is the last word of that. This ends the handler."""
-        self._end(_Reply(seal_message(said(what), self._box.limits)))
-
-    def _end(self, ending: _Rejection | _Reply) -> NoReturn:
-        self._ending = ending
-        raise Ended
-
-    async def _say(self, act: Callable[[str], Awaitable[Moved]]) -> None:
-        """One thing after the other, each under a receipt, so that it is said once however often it has to be
-        repeated."""
-        receipt = RandomIds().lease()
-        async with self._saying:
-            await self._under_lease(lambda: act(receipt))
-
-    async def _next_input(self) -> Message | None:
-        """None when a cancel is asked for, and everything that was said before is read."""
-        async with self._hearing:
-            if not self._unread:
-                await self._listen()
-            if not self._unread:
-                return None
-            entry = self._unread.popleft()
-            self._read = entry.number
-            return entry.message
-
-    async def _listen(self) -> None:
-        heard = await self._under_lease(lambda: self._box.inputs(self.lease_id, self._read, None))
-        self._unread.extend(heard.inputs)
-        if heard.cancel_requested and not self.cancel_requested:
-            self._hear_cancel(heard.cancel_reason or "canceled")
-
-    # --- signs of life ------------------------------------------------------------------------------------
-
-    async def heartbeat(self) -> LeaseStatus:
-        """Ask now. The worker does so by itself, too."""
-        status = await self._under_lease(lambda: self._box.heartbeat(self.lease_id))
-        self._hear(status)
-        return status
-
-    async def canceled(self) -> None:
-        """Wait until a cancel is asked for, or the lease is lost in another way."""
-        await self._asked.wait()
-
-    def wait(self, work: Coroutine[Any, Any, T]) -> T:
-        """For a plain function, which cannot await: `ctx.wait(ctx.partial("half"))`."""
-        if threading.get_ident() == self._thread:
-            work.close()
-            raise RuntimeError("on the event loop this would wait for itself: await it instead")
-        try:
-            waiting = asyncio.run_coroutine_threadsafe(work, self._loop)
-        except RuntimeError:
-            work.close()
-            raise StoreClosed("the event loop of this worker has ended") from None
-        return waiting.result()
-
-    async def _under_lease(self, act: Callable[[], Awaitable[T]]) -> T:
-        try:
-            return await self._patience.until_answered(act)
-        except _LEASE_LOST as lost:
-            self._hear_lost(lost)
-            raise
-
-    def _hear_lost(self, lost: CovenantError) -> None:
-        """From any thread. Told once, whoever finds out."""
-        if not self._is_lost:
-            log.info("the lease of task %s is lost: %s", self.task.id, lost.code)
-        self._is_lost = True
-        self._hear_cancel(lost.code)
-
-    def _hear(self, status: LeaseStatus) -> None:
-        if status.cancel_requested and not self.cancel_requested:
-            self._hear_cancel(status.cancel_reason or "canceled")
-
-    def _hear_cancel(self, reason: str) -> None:
-        """From any thread. A handler that blocks the loop can see it, one that waits on the loop is woken."""
-        self.cancel_reason = reason
-        self.cancel_requested = True
-        self._loop.call_soon_threadsafe(self._asked.set)
+Outcome: TypeAlias = Result | Release | Settled | Rejection | Reply
 
 
 class Worker:
@@ -384,16 +136,16 @@ class Worker:
     async def _serve(self) -> None:
         try:
             self._box = self._opened.of(self.agent, incarnation=self._incarnation or RandomIds().lease())
-            line = await _line_of(self._box)
-            self._patience = _Patience(self._box)
+            line = await line_of(self._box)
+            self._patience = Patience(self._box)
             async with self._pulse_on(line) as self._pulse:
                 self._is_up.set()
                 await self._work_on()
         finally:
             self._loop = None
 
-    def _pulse_on(self, line: _Line) -> _Pulse:
-        return _Pulse(line, self._heartbeat_ms)
+    def _pulse_on(self, line: Line) -> Pulse:
+        return Pulse(line, self._heartbeat_ms)
 
     async def _work_on(self) -> None:
         grace_ms = self._grace_ms
@@ -540,9 +292,9 @@ class Worker:
                 pass
             case Release():
                 await self._box.release(ctx.lease_id, reason=outcome.reason, not_before_ms=outcome.not_before_ms)
-            case _Rejection():
+            case Rejection():
                 await self._box.reject(ctx.lease_id, outcome.message)
-            case _Reply():
+            case Reply():
                 await self._reply(ctx, outcome.message)
             case _:
                 await self._box.send_result(outcome)
@@ -589,7 +341,7 @@ def _result_of(returned: Any, delivery: Delivery) -> Result:
     if isinstance(returned, Message):
         return structs.replace(Result.ok(delivery), message=returned)
     if isinstance(returned, (str, list, tuple, Content)):
-        return Result.ok(delivery, _blocks(returned))
+        return Result.ok(delivery, blocks(returned))
     kind = type(returned).__name__
     raise TypeError(f"a handler returns text, content blocks, a Message, a Result or None, not {kind}")
 
@@ -597,21 +349,7 @@ def _result_of(returned: Any, delivery: Delivery) -> Result:
 def _tells_of_loss(failed: BaseException) -> bool:
     if isinstance(failed, BaseExceptionGroup):
         return all(_tells_of_loss(inner) for inner in failed.exceptions)
-    return isinstance(failed, _LEASE_LOST)
-
-
-def _blocks(content: Block | Sequence[Block]) -> tuple[Content, ...]:
-    blocks = content if isinstance(content, (list, tuple)) else (content,)
-    return tuple(Text(block) if isinstance(block, str) else block for block in blocks)
-
-
-def _artifact(what: Piece | Sequence[Piece], name: str | None, artifact_id: str | None, append: bool) -> Artifact:
-    known = artifact_id or name
-    if append and known is None:
-        raise ValueError("append to which artifact? name it, or give its id")
-    pieces = what if isinstance(what, (list, tuple)) else (what,)
-    parts = (piece if isinstance(piece, Part) else parts_of(_blocks(piece))[0] for piece in pieces)
-    return Artifact(artifact_id=known or RandomIds().lease(), parts=tuple(parts), name=name)
+    return isinstance(failed, LEASE_LOST)
 
 
 async def in_thread(work: Callable[[], T]) -> T:
@@ -631,175 +369,3 @@ async def in_thread(work: Callable[[], T]) -> T:
 
     threading.Thread(target=run, name="covenant-handler", daemon=True).start()
     return await asyncio.wrap_future(future)
-
-
-# --- patience ----------------------------------------------------------------------------------------------
-
-
-class _Patience:
-    """Asks again while the other side is away. Whatever goes through here may be repeated."""
-
-    def __init__(self, box: Mailbox) -> None:
-        self._engine: Any = box._engine
-        self._is_away = False
-
-    async def until_answered(self, call: Callable[[], Awaitable[T]]) -> T:
-        delay_s = _FIRST_DELAY_S
-        while True:
-            try:
-                answer = await call()
-            except (*_PASSING, StoreClosed) as failed:
-                if isinstance(failed, StoreClosed) and self._is_closed():
-                    raise
-                self._say(failed)
-                wait_s = max(delay_s * random.uniform(0.5, 1), failed.details.get("retry_after_ms", 0) / 1000)
-                await asyncio.sleep(min(wait_s, _DELAY_S_MAX))
-                delay_s = min(2 * delay_s, _DELAY_S_MAX)
-            else:
-                self._is_away = False
-                return answer
-
-    def _is_closed(self) -> bool:
-        """A daemon that was closed comes back; a box in this process does not."""
-        return bool(getattr(self._engine, "is_closed", True))
-
-    def _say(self, failed: CovenantError) -> None:
-        """Once, as long as it lasts."""
-        if not self._is_away:
-            log.warning("waiting for the mailbox: %s (%s)", failed, failed.code)
-        self._is_away = True
-
-
-# --- signs of life -----------------------------------------------------------------------------------------
-
-
-class _Line(Protocol):
-    """How the thread of the heartbeats reaches the mailbox."""
-
-    async def beat(self, lease_id: str) -> LeaseStatus: ...
-    async def close(self) -> None: ...
-
-
-class _OwnLine:
-    """A connection of its own to the daemon: it works while the handlers block their loop."""
-
-    def __init__(self, engine: Engine, agent: AgentId) -> None:
-        self._engine = engine
-        self._agent = agent
-
-    async def beat(self, lease_id: str) -> LeaseStatus:
-        status: LeaseStatus = await self._engine.run(BeatLease(self._agent, lease_id))
-        return status
-
-    async def close(self) -> None:
-        await self._engine.close()
-
-
-class _BorrowedLine:
-    """A store in this process lives on the loop of the handlers: all that another thread can do is ask that loop."""
-
-    def __init__(self, box: Mailbox) -> None:
-        self._box = box
-        self._loop = asyncio.get_running_loop()
-
-    async def beat(self, lease_id: str) -> LeaseStatus:
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._box.heartbeat(lease_id), self._loop))
-
-    async def close(self) -> None:
-        pass
-
-
-async def _line_of(box: Mailbox) -> _Line:
-    from covenant.client.engine import RemoteEngine  # late: whoever keeps a mailbox in a file needs none of it
-
-    engine: Any = box._engine
-    if isinstance(engine, RemoteEngine):
-        return _OwnLine(await engine.again(box.agent), box.agent)
-    return _BorrowedLine(box)
-
-
-class _Pulse:
-    """Gives signs of life for all that is held, from a thread with an event loop of its own."""
-
-    def __init__(self, line: _Line, every_ms: int) -> None:
-        self._line = line
-        self._every_s = every_ms / 1000
-        self._home = asyncio.get_running_loop()  # where the handlers are
-        self._held: dict[str, WorkContext] = {}
-        self._gate = threading.Lock()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._over: asyncio.Event | None = None
-        self._is_over = False
-        self._is_lost = False
-        self._ended: concurrent.futures.Future[None] = concurrent.futures.Future()
-        self._thread = threading.Thread(target=self._run, name="covenant-heartbeat", daemon=True)
-
-    @contextmanager
-    def holding(self, ctx: WorkContext) -> Iterator[None]:
-        with self._gate:
-            self._held[ctx.lease_id] = ctx
-        try:
-            yield
-        finally:
-            self._drop(ctx)
-
-    def _drop(self, ctx: WorkContext) -> None:
-        with self._gate:
-            self._held.pop(ctx.lease_id, None)
-
-    async def __aenter__(self) -> _Pulse:
-        self._thread.start()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        """Waited for without blocking: a beat under way may need this very loop."""
-        self._is_over = True
-        if self._loop is not None and self._over is not None:
-            self._loop.call_soon_threadsafe(self._over.set)
-        await asyncio.wrap_future(self._ended)
-        self._thread.join()
-
-    def _run(self) -> None:
-        try:
-            asyncio.run(self._main())
-        finally:
-            self._ended.set_result(None)
-
-    async def _main(self) -> None:
-        self._over = asyncio.Event()
-        self._loop = asyncio.get_running_loop()
-        if self._is_over:
-            return
-        beating = asyncio.create_task(self._beat_on())
-        await self._over.wait()
-        beating.cancel()
-        await asyncio.wait([beating])
-        await self._line.close()
-
-    async def _beat_on(self) -> None:
-        while True:
-            await asyncio.sleep(self._every_s)
-            if self._home.is_closed():  # what is held there will never be worked on again
-                assert self._over is not None
-                self._over.set()
-                return
-            with self._gate:
-                held = list(self._held.values())
-            for at in range(0, len(held), _BEATS_AT_ONCE):
-                await asyncio.gather(*(self._beat(ctx) for ctx in held[at : at + _BEATS_AT_ONCE]))
-
-    async def _beat(self, ctx: WorkContext) -> None:
-        try:
-            ctx._hear(await self._line.beat(ctx.lease_id))
-        except _LEASE_LOST as lost:
-            self._drop(ctx)
-            if not ctx._is_done:
-                ctx._hear_lost(lost)
-        except CovenantError as failed:
-            if not self._is_lost:
-                log.warning("heartbeats do not get through: %s (%s)", failed, failed.code)
-            self._is_lost = True
-        except Exception:
-            log.exception("a heartbeat failed")
-        else:
-            self._is_lost = False

@@ -24,7 +24,8 @@ from covenant.model.query import GetDialog
 from covenant.model.record import Asks
 from covenant.model.view import Dialog
 from covenant.serve import wire as w
-from covenant.worker import Ended, Handler, Release, _Patience
+from covenant.work.patience import Patience
+from covenant.worker import Ended, Handler, Release
 from tests.conformance.support import drain, keyed, plain, requeue, soon, uid
 from tests.daemons import WORKING
 from tests.serve.test_kill import kill, start
@@ -493,7 +494,7 @@ class House:
 async def patiently(box: Mailbox, act: Callable[[], Awaitable[Any]]) -> Any:
     """While the daemon is away, ask again."""
     async with asyncio.timeout(60):
-        return await _Patience(box).until_answered(act)
+        return await Patience(box).until_answered(act)
 
 
 async def test_a_daemon_that_is_killed_again_and_again_has_heard_everything_once(house: House) -> None:

@@ -14,7 +14,8 @@ from covenant.model.limits import Limits
 from covenant.model.query import GetTask, ListInputs, Query
 from covenant.model.view import Compaction, Inputs, QueueEntry
 from covenant.store.embedded import Embedded
-from covenant.worker import Worker, _Line, _Pulse
+from covenant.work.pulse import Line, Pulse
+from covenant.worker import Worker
 
 T = TypeVar("T")
 
@@ -83,7 +84,7 @@ class Gate:
         return await act()
 
 
-class _Still(_Pulse):
+class _Still(Pulse):
     """Signs of life come with real time, and there is none."""
 
     async def __aenter__(self) -> _Still:
@@ -93,7 +94,7 @@ class _Still(_Pulse):
 
 
 class _StillWorker(Worker):
-    def _pulse_on(self, line: _Line) -> _Pulse:
+    def _pulse_on(self, line: Line) -> Pulse:
         return _Still(line, self._heartbeat_ms)
 
 
