@@ -36,7 +36,9 @@ def test_a_folder_that_is_not_there_is_not_called_damaged(tmp_path: Path) -> Non
     for command in (("audit", "verify"), ("journal", "verify"), ("audit", "export")):
         done = nowhere(*command, "--json", code=1)
         assert done.json["code"] == "store_unavailable"
-        assert done.err == f"error: there is no journal in {tmp_path}/data (store_unavailable)\n"
+        assert (
+            done.err == f"error: there is no journal in {tmp_path}/data; --store says where it is (store_unavailable)\n"
+        )
 
 
 def test_a_journal_is_backed_up_damaged_and_mended(covenant: Client, tmp_path: Path) -> None:

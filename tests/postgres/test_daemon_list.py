@@ -9,6 +9,7 @@ from covenant.model.daemon import DaemonState
 from covenant.serve import wire as w
 from covenant.serve.daemon import Daemon
 from covenant.serve.verbs import list_daemons
+from tests.cli.support import Client, serving
 from tests.daemons import OPERATOR_TOKEN, start_daemon
 from tests.postgres import store_url
 from tests.postgres.support import sql
@@ -49,3 +50,14 @@ async def test_a_daemon_on_a_folder_is_alone(tmp_path: Path) -> None:
     assert name and (state, lanes) == (DaemonState.ALIVE, 1)
     assert await listed(daemon) == [(name, state, lanes)]
     await daemon.stop()
+
+
+def test_a_second_daemon_says_that_the_operators_token_is_elsewhere(tmp_path: Path) -> None:
+    store = store_url()
+    with serving(tmp_path / "one", "--store", store) as (_, first):
+        assert first["token"] == f"{tmp_path}/one/operator.token (the operator's)"
+        with serving(tmp_path / "two", "--store", store) as (_, second):
+            assert str(tmp_path / "two") not in second["token"] and "--token" in second["token"]
+            assert Client(tmp_path / "two").refused("peers", "list") == "unauthenticated"
+            token = (tmp_path / "one" / "operator.token").read_text().strip()
+            assert Client(tmp_path / "two", token).json("peers", "list")

@@ -30,7 +30,7 @@ def journal_of(session: Session, store: str | None) -> str:
     """The same for those who only read: there must be something to read."""
     folder = folder_of(session, store)
     if not Path(folder).is_dir():
-        raise StoreUnavailable(f"there is no journal in {folder}", folder=folder)
+        raise StoreUnavailable(f"there is no journal in {folder}; --store says where it is", folder=folder)
     return folder
 
 

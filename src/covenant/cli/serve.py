@@ -156,7 +156,7 @@ def _greeting(daemon: Daemon, session: Session) -> str:
             f"  ipc    {settings.ipc or 'off'}",
             f"  data   {_without_password(settings.store)}",
             f"  realm  {daemon.exchange.realm.pubkey}",
-            f"  token  {home.token_file} (the operator's)",
+            f"  token  {_token_place(home)}",
             "",
             "Next, in another terminal:",
             "",
@@ -165,6 +165,12 @@ def _greeting(daemon: Daemon, session: Session) -> str:
             f"  covenant{told} a2a status",
         )
     )
+
+
+def _token_place(home: Home) -> str:
+    if home.token_file.exists():
+        return f"{home.token_file} (the operator's)"
+    return "the operator's is where this store was first opened; copy it here, or say --token"
 
 
 def _without_password(url: str) -> str:
@@ -179,4 +185,6 @@ def _client_options(daemon: Daemon, session: Session) -> str:
     ipc = daemon.settings.ipc
     if ipc is None:
         return f"{home} --url {daemon.url} --token TOKEN"
-    return home if ipc == session.home.socket else f"{home} --url {shlex.quote(f'unix:{ipc}')}"
+    token = "" if session.home.token_file.exists() else " --token TOKEN"
+    url = "" if ipc == session.home.socket else f" --url {shlex.quote(f'unix:{ipc}')}"
+    return f"{home}{url}{token}"
