@@ -65,11 +65,11 @@ from covenant.store.postgres.rows import (
     PUSHES,
     READY,
     SWEEPS,
-    TRUST,
     TRUSTED,
     decoded,
 )
 from covenant.store.postgres.schema import checked, migrate
+from covenant.store.postgres.trust import Trust
 from covenant.store.postgres.view import Working
 from covenant.store.process import label_of_process
 from covenant.store.state import Counts, State, Tally
@@ -86,11 +86,6 @@ _STEPS_AT_ONCE: Final = 10
 _GIVING_BACK_S: Final = 2.0
 _DEPTH_AGE_S: Final = 1.0
 _DEPTH_AGE_FAR_S: Final = 60.0
-_TRUST: Final = """
-    select p.ord, p.key, r.kind, r.body from place p left join record r on r.key = p.key
-    where p.shelf = $1 and p.name = '' and p.ord > $2 order by p.ord
-"""
-
 _BEAT: Final = """
     with alive as (
         update daemon set seen = clock_timestamp() where id = $1 and ended is null
@@ -129,7 +124,6 @@ _DAEMONS: Final = """
     from daemon d where ended is null or ended > clock_timestamp() - interval '7 days'
     order by started_ms desc limit 1000
 """
-_KEYS: Final = "select distinct pubkey from daemon where pubkey is not null"
 _ANCHORS_MAX: Final = 64
 _WATCHED_MAX: Final = 20_000
 
@@ -145,12 +139,10 @@ class Postgres:
         self.where = Where.of(url)
         self.limits = limits
         self.context = Context(0, ids, limits)
-        self.trust = State()
-        self.epoch = 0  # up to which event trust is known
+        self.known = Trust(self.context)
+        self.known.on_anew = self._begin_anew
         self.daemon_id = ids.lease()
         self.pubkey: str | None = None
-        self._keys: set[str] = set()
-        self._on_lost_trust: Callable[[str], None] = lambda pubkey: None
         self._refreshing: asyncio.Task[int] | None = None
         self.is_closing = True
         self._answered_s = 0.0
@@ -199,7 +191,7 @@ class Postgres:
                 async with borrowed(self.where) as patient:  # which may take long
                     await migrate(patient, self.where.schema)
             await self.register(connection)
-            await self.learn_trust(connection)
+            await self.known.meet(connection)
             self.is_closing = False
             self._lanes = [Lane(self) for _ in range(self.where.lanes)]
             for lane in self._lanes:
@@ -239,10 +231,10 @@ class Postgres:
 
     def join(self, pubkey: str, lost: Callable[[str], None]) -> None:
         self.pubkey = pubkey
-        self._on_lost_trust = lost
+        self.known.on_lost = lost
 
     def keys(self) -> Collection[str]:
-        return self._keys
+        return self.known.keys
 
     async def refresh(self) -> int:
         """Who asks while somebody else does shares the answer."""
@@ -253,9 +245,9 @@ class Postgres:
     async def _refresh(self) -> int:
         try:
             (row,) = await self._reader.fetch("select trust from meta")
-            if row["trust"] > self.epoch:
-                await self._reader.use(self.learn_trust)
-            return self.epoch
+            if row["trust"] != self.known.learnt:
+                await self._reader.use(self.known.learn)
+            return self.known.learnt
         finally:
             self._refreshing = None
 
@@ -467,7 +459,8 @@ class Postgres:
             if type(now) is TaskRecord and _has_moved(was, now):
                 changed.append(key)
             if type(now) in TRUSTED or type(was) in TRUSTED:
-                self._trusted(key, now)
+                if work.trust is self.trust:
+                    self.known.put(key, now)
                 is_trust = is_trust or not isinstance(now, Grant) or not isinstance(was, Grant) or now.uses == was.uses
         if work.touched:
             self._wake(readied, answered, changed)
@@ -536,24 +529,15 @@ class Postgres:
 
     # --- what is known --------------------------------------------------------------------------------------
 
-    async def learn_trust(self, connection: asyncpg.Connection[Any]) -> None:
-        """Peers, grants, cards and the horizon, as they are now."""
-        trust = await connection.fetchval("select trust from meta")  # before the look: no more is claimed than was seen
-        found = await connection.fetch(_TRUST, TRUST, self.epoch)
-        self._keys |= {row["pubkey"] for row in await connection.fetch(_KEYS)}
-        for order, key, kind, body in found:
-            self._trusted(key, None if kind is None else decoded(kind, body))
-            self.epoch = max(self.epoch, order)
-        self.epoch = max(self.epoch, trust)
+    @property
+    def trust(self) -> State:
+        return self.known.state
 
-    def _trusted(self, key: Key, record: Any) -> None:
-        """Memory is told. What it knows already may be newer: another lane was faster."""
-        known = self.trust.get(key)
-        if record is not None and known is not None and (record.order < known.order or record == known):
-            return
-        self.trust.put(key, record)
-        if isinstance(known, Peer) and isinstance(record, Peer) and (known.token != record.token or is_revoked(record)):
-            self._on_lost_trust(record.agent.pubkey)
+    def _begin_anew(self) -> None:
+        """The store is not what it was: nothing that was counted there holds."""
+        self._depths.clear()
+        self._log.forget()
+        self.wake_all()
 
     def depth_of(self, recipient: str) -> int | None:
         """As far as it is known: counted anew now and then, the more often the closer it is to its bound."""
@@ -990,10 +974,6 @@ class Postgres:
             FOLLOWERS,
         )
         return [row["name"] for row in found]
-
-
-def is_revoked(peer: Peer) -> bool:
-    return peer.revoked_ms is not None
 
 
 def _session_of(daemon_id: str) -> str:

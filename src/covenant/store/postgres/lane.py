@@ -121,6 +121,7 @@ class Lane:
             return self._connection
         connection = await connect(self._engine.where, application_name=self._engine.session)
         try:
+            await self._engine.known.meet(connection)
             if self.id == 0:
                 self.id = await self._engine.open_lane(connection, GENESIS.decode())
                 self.hash, self.seq, self.signed, self._pending = GENESIS, 0, 0, None
@@ -430,8 +431,9 @@ class Lane:
         work.take_absent(keys)
         for first, standing in zip(asked, found, strict=True):
             work.take_shelf(first, standing)
-        if trust > self._engine.epoch:
-            await self._engine.learn_trust(self._connection)
+        if trust != self._engine.known.learnt:
+            await self._engine.known.learn(self._connection)
+            work.trust = self._engine.trust
         return due
 
     async def _list(self, work: Working, listing: Listing) -> None:

@@ -35,6 +35,11 @@ class CommitLog:
         self._looks: deque[tuple[int, int]] = deque()  # what was drawn, and the transaction after that
         self._horizon = 0
 
+    def forget(self) -> None:
+        """Numbers and transactions may come again."""
+        self._looks.clear()
+        self._horizon = 0
+
     async def _settled(self) -> int:
         """Every commit up to this number is visible, or will never be."""
         for _ in range(2):
