@@ -16,7 +16,7 @@ from covenant import AgentId, CovenantError, Mailbox, OpenMailbox
 from covenant.model import command as c
 from covenant.model.error import StoreUnavailable
 from covenant.model.peer import Caller, Role
-from covenant.store.postgres import engine as engines
+from covenant.store.postgres import pulse as pulses
 from covenant.store.postgres.engine import Postgres
 from tests.conformance.support import PATIENCE_MS, finish, plain, take
 from tests.postgres import started_server, store_url
@@ -67,7 +67,7 @@ async def test_a_server_without_tls_is_refused_where_tls_is_asked_for(certified:
 
 
 async def test_a_database_that_is_away_is_told_and_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engines, "BEAT_S", 0.1)
+    monkeypatch.setattr(pulses, "BEAT_S", 0.1)
     server = started_server()
     async with Mailbox.open(f"{server.get_uri()}&schema=away") as box:
         store = box._engine

@@ -52,6 +52,7 @@ from covenant.store.postgres.housekeeping import Housekeeper
 from covenant.store.postgres.lane import EXPIRY_STEPS, Lane, Moved, is_exclusive
 from covenant.store.postgres.listing import DEPTH
 from covenant.store.postgres.log import CommitLog
+from covenant.store.postgres.pulse import LAPSE_S, Pulse, session_of
 from covenant.store.postgres.reader import Reader
 from covenant.store.postgres.rows import (
     ANSWERS,
@@ -77,28 +78,12 @@ from covenant.store.waiters import ALL, Waiters
 
 _SHARE_MIN: Final = 16
 BATCH: Final = 256  # commands in one transaction
-BEAT_S: Final = 2.0  # a sign of life, and a look at who else is there
 POLL_S: Final = 5.0  # the slow look, in case nobody rang
-SILENCE_BEATS: Final = 3  # without an answer, and the database counts as away
 TIDY_S: Final = 60.0
-LAPSE_S: Final = 15.0  # so long silent, and a daemon is taken for dead
 _STEPS_AT_ONCE: Final = 10
 _GIVING_BACK_S: Final = 2.0
 _DEPTH_AGE_S: Final = 1.0
 _DEPTH_AGE_FAR_S: Final = 60.0
-_BEAT: Final = """
-    with alive as (
-        update daemon set seen = clock_timestamp() where id = $1 and ended is null
-    ), silent as (
-        update daemon set ended = clock_timestamp(), proof = 'silent'
-        where ended is null and id <> $1 and seen < clock_timestamp() - $2::text::interval
-        returning id, label
-    ), closed as (
-        update lane set closed = true where daemon in (select id from silent)
-    )
-    select id, label from silent
-    union all select id, null from daemon where ended is null and id <> $1 and id not in (select id from silent)
-"""
 _REGISTER: Final = """
     insert into daemon (id, pubkey, label, started_ms) values ($1, $2, $3, $4)
     on conflict (id) do update set seen = clock_timestamp() where daemon.ended is null returning id
@@ -106,7 +91,6 @@ _REGISTER: Final = """
 _OPEN_LANE: Final = f"""
     with mine as ({_REGISTER}) insert into lane (daemon, hash) select id, $5 from mine returning id
 """
-_END_SESSIONS: Final = "select pg_terminate_backend(pid) from pg_stat_activity where application_name = $1"
 _COUNTED: Final = (READY, FOLLOWERS, HELD, ANSWERS, PARKED, DELAYED, ENDED)
 _COUNT: Final = "select shelf, name, count(*) from place where shelf = any($1) group by shelf, name"
 _SILENT: Final = """
@@ -145,7 +129,6 @@ class Postgres:
         self.pubkey: str | None = None
         self._refreshing: asyncio.Task[int] | None = None
         self.is_closing = True
-        self._answered_s = 0.0
         self.space = crc32(self.where.schema.encode()) & 0x7FFFFFFF
         self.expiring = asyncio.Lock()
         self._clock = clock
@@ -155,7 +138,9 @@ class Postgres:
         self._free = 0  # lanes that have nothing to do
         self._lanes: list[Lane] = []
         self._reader = Reader(self)
+        self.channel = f"covenant_{self.where.schema}"
         self._bell = Bell(self)
+        self._pulse = Pulse(self)
         self.housekeeper = Housekeeper(self)
         self._log = CommitLog(self._reader, self.space)
         self._jobs: list[asyncio.Task[None]] = []
@@ -170,7 +155,6 @@ class Postgres:
         self._expiring: asyncio.Task[None] | None = None
         self._timer_ms: int | None = None
         self._pushed: set[str] = set()  # tasks with webhooks
-        self._companions = 1
         self._watched: dict[Key, int] = {}  # tasks that somebody waits for, as the last slow look saw them
         self._on_push: Callable[[str], None] | None = None
 
@@ -180,7 +164,7 @@ class Postgres:
     @property
     def is_up(self) -> bool:
         """The database has answered of late."""
-        return not self.is_closing and asyncio.get_running_loop().time() - self._answered_s < SILENCE_BEATS * BEAT_S
+        return not self.is_closing and self._pulse.is_answered
 
     # --- life ---------------------------------------------------------------------------------------------
 
@@ -196,18 +180,16 @@ class Postgres:
             self._lanes = [Lane(self) for _ in range(self.where.lanes)]
             for lane in self._lanes:
                 await lane.open()
-            await self._bell.open()
-            await self._bell.try_to_lead()
-            self._bell.ring((), (), (), True)  # the others learn that somebody listens
+            await self._pulse.open()
+            self.tell_of_me()
         except (*LOST, asyncpg.PostgresError) as failed:
             await self._let_go()
             raise told(failed, "not_stored") from failed
         except CovenantError:
             await self._let_go()
             raise
-        self._answered_s = asyncio.get_running_loop().time()
-        workers = [*(lane.work() for lane in self._lanes), self._reader.work(), self._bell.work()]
-        workers += [self._watch(), self._keep_house()]
+        workers = [*(lane.work() for lane in self._lanes), self._reader.work(), self._bell.work(), self._pulse.work()]
+        workers += [self._keep_looking(), self._keep_house()]
         self._jobs = [asyncio.create_task(work) for work in workers]
         await self._look(at_start=True)
 
@@ -222,9 +204,23 @@ class Postgres:
             lane: int | None = await connection.fetchval(_OPEN_LANE, *self._myself(), head)
             if lane is not None:
                 return lane
-            if name == self.daemon_id:  # no other lane has found that out meanwhile
-                log.warning("others took this daemon for dead; it goes on under a new name")
-                self.daemon_id = self._ids.lease()
+            self.rename(name)
+
+    def rename(self, name: str) -> None:
+        """The others took the daemon of this name for dead."""
+        if name == self.daemon_id:  # nobody else here has found that out meanwhile
+            log.warning("others took this daemon for dead; it goes on under a new name")
+            self.daemon_id = self._ids.lease()
+
+    def tell_of_me(self) -> None:
+        """The others learn that somebody listens."""
+        self._bell.ring((), (), (), True)
+
+    def lead(self) -> None:
+        """From now on, for all of them."""
+        if self._on_push is not None:
+            for task_id in self._pushed:
+                self._on_push(task_id)
 
     def _myself(self) -> tuple[str, str | None, str, int]:
         return self.daemon_id, self.pubkey, label_of_process(), self.now()
@@ -278,7 +274,8 @@ class Postgres:
 
     async def _let_go(self) -> None:
         self.is_closing = True
-        await self._bell.close()
+        self._bell.close()
+        self._pulse.close()
         for lane in self._lanes:
             await lane.close()
         self._lanes = []
@@ -464,7 +461,7 @@ class Postgres:
                 is_trust = is_trust or not isinstance(now, Grant) or not isinstance(was, Grant) or now.uses == was.uses
         if work.touched:
             self._wake(readied, answered, changed)
-            if self._companions > 1:
+            if self._pulse.companions > 1:
                 self._bell.ring([name for name, _ in readied], answered, changed, is_trust)
         for entry in entries:
             self._answer(entry)
@@ -715,7 +712,6 @@ class Postgres:
 
     def rung(self, readied: Iterable[str], answered: Iterable[str], changed: Iterable[Key], is_trust: bool) -> None:
         """Another daemon has committed, or has just come."""
-        self._companions = max(2, self._companions)
         for name in readied:
             self._ready_waiters.wake_some(name)
         for name in answered:
@@ -763,7 +759,7 @@ class Postgres:
 
     def _tell_push(self, task_id: str) -> None:
         """One daemon posts for all of them."""
-        if self._on_push is not None and self._bell.leads:
+        if self._on_push is not None and self._pulse.leads:
             self._on_push(task_id)
 
     # --- time -----------------------------------------------------------------------------------------------
@@ -815,23 +811,17 @@ class Postgres:
         await self.run(command)
         return Compaction(*await self.housekeeper.tidy())
 
-    async def _watch(self) -> None:
-        """Signs of life, and the slow look."""
-        last = asyncio.get_running_loop().time()
+    async def _keep_looking(self) -> None:
         while True:
-            await asyncio.sleep(BEAT_S)
+            await asyncio.sleep(POLL_S)
             try:
-                await self._beat()
-                if asyncio.get_running_loop().time() - last >= POLL_S:
-                    last = asyncio.get_running_loop().time()
-                    await self._look()
+                await self._look()
             except CovenantError as failed:
                 log.warning("the database could not be looked at: %s", failed)
             except Exception:
                 log.exception("the slow look failed")
 
     async def _keep_house(self) -> None:
-        """Beside the signs of life: it may last, and who gives none for so long is taken for dead."""
         while True:
             await asyncio.sleep(TIDY_S)
             try:
@@ -841,37 +831,16 @@ class Postgres:
             except Exception:
                 log.exception("what is past its time could not be forgotten")
 
-    async def _beat(self) -> None:
-        """A sign of life. Who has given none for long is taken for dead, and can write no more."""
-        silent = await self._reader.fetch(_BEAT, self.daemon_id, f"{LAPSE_S} seconds")
-        self._answered_s = asyncio.get_running_loop().time()
-        self._companions = 1 + sum(row["label"] is None for row in silent)
-        if await self._bell.try_to_lead() and self._on_push is not None:
-            for task_id in self._pushed:
-                self._on_push(task_id)
-        for row in silent:
-            if row["label"] is None:
-                continue
-            log.warning("daemon %s (%s) has been silent for long: it is taken for dead", row["id"], row["label"])
-            await self._end_sessions(row["id"])
-
-    async def _end_sessions(self, daemon_id: str) -> None:
-        """Of one that was taken for dead: it may be frozen with locks that others wait for."""
-        try:
-            await self._reader.fetch(_END_SESSIONS, _session_of(daemon_id))
-        except CovenantError as refused:
-            log.warning("its sessions could not be ended: %s", refused)
-
     @property
     def session(self) -> str:
         """What the sessions of this daemon are called in the database."""
-        return _session_of(self.daemon_id)
+        return session_of(self.daemon_id)
 
     def leads(self) -> bool:
-        return self._bell.leads
+        return self._pulse.leads
 
     def companions(self) -> int:
-        return self._companions
+        return self._pulse.companions
 
     async def tally(self, leases_max: int) -> Tally:
         """Counted in the listings: as many as are open, and no more."""
@@ -949,8 +918,7 @@ class Postgres:
         steps += [SettleSlot(None, slot) for slot in await self._unsettled()]
         steps += [EndGrants(None, pubkey) for pubkey in self.trust.left_grants()]
         for step in steps:
-            entry = self._submit(step, SYSTEM)
-            await entry.future
+            await self._submit(step, SYSTEM).future
 
     async def _look_at_watched(self) -> None:
         """Tasks that have moved on, though nobody rang."""
@@ -974,10 +942,6 @@ class Postgres:
             FOLLOWERS,
         )
         return [row["name"] for row in found]
-
-
-def _session_of(daemon_id: str) -> str:
-    return f"covenant {daemon_id}"
 
 
 def _goes_alone(entry: Entry) -> bool:

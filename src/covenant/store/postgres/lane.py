@@ -30,6 +30,7 @@ from covenant.store.postgres.entry import Entry, observed
 from covenant.store.postgres.hint import hint
 from covenant.store.postgres.line import marks_of
 from covenant.store.postgres.listing import DEEP, DIALOG_COUNT, LISTINGS
+from covenant.store.postgres.pulse import name_session
 from covenant.store.postgres.rows import DIALOGS, KINDS, READY, TRUST, Place, encoded
 from covenant.store.postgres.view import Depth, First, Listing, Working
 
@@ -119,11 +120,14 @@ class Lane:
         lane's own row tells, once whoever still works on it is done."""
         if self._connection is not None and not self._connection.is_closed():
             return self._connection
-        connection = await connect(self._engine.where, application_name=self._engine.session)
+        session = self._engine.session
+        connection = await connect(self._engine.where, application_name=session)
         try:
             await self._engine.known.meet(connection)
             if self.id == 0:
                 self.id = await self._engine.open_lane(connection, GENESIS.decode())
+                if session != self._engine.session:  # so that who takes the new one for dead can end this session
+                    await name_session(connection, self._engine.session)
                 self.hash, self.seq, self.signed, self._pending = GENESIS, 0, 0, None
             self._load_statement = await connection.prepare(_LOAD)
             self._save_statement = await connection.prepare(_SAVE)
