@@ -31,8 +31,8 @@ from covenant.store.postgres.hint import hint
 from covenant.store.postgres.line import marks_of
 from covenant.store.postgres.listing import DEEP, DIALOG_COUNT, LISTINGS
 from covenant.store.postgres.pulse import name_session
-from covenant.store.postgres.rows import DIALOGS, KINDS, READY, TRUST, Place, encoded
-from covenant.store.postgres.view import Depth, First, Listing, Working
+from covenant.store.postgres.rows import DIALOGS, KINDS, READY, TRUST, Place, encoded, marks_of_kinds
+from covenant.store.postgres.view import Depth, First, Listing, ShelfName, Working
 
 if TYPE_CHECKING:
     from covenant.store.postgres.engine import Postgres
@@ -42,6 +42,8 @@ Moved: TypeAlias = tuple[list[tuple[Place, Key]], list[tuple[Place, Key]]]
 BLOCK: Final = 4096  # the increment of the sequence
 TRIES_MAX: Final = 40
 TOGETHER_MAX: Final = 8  # tries of a whole batch; then each command stands for itself
+LOAD_BYTES: Final = 16 << 20  # of records, in one look; at least one is loaded, and the rest when its turn comes
+SAVE_BYTES: Final = 16 << 20  # of lines, in one transaction; those of one command are not parted
 EXPIRY_STEPS: Final = 20  # of the clock, in one transaction
 PATIENCE_S: Final = 20.0  # how long a command waits for a database that is away
 _EXCLUSIVE: Final = (
@@ -68,7 +70,7 @@ _TRUST_EVENTS: Final = frozenset(
         e.Compacted,
     )
 )
-_LOAD: Final = "select what, key, kind, ord, body from load($1, $2, $3, $4, $5, $6, $7)"
+_LOAD: Final = "select what, key, kind, ord, body from load($1, $2, $3, $4, $5, $6, $7, $8, $9)"
 # Arrays go out as text, which the server reads faster than the driver writes its own form of them; bodies do not.
 _SAVE: Final = """select save($1, $2, $3, $4, $5,
     $6::text::text[], $7::text::"char"[], $8::text::bigint[], $9,
@@ -87,6 +89,22 @@ class DueFirst(Exception):
 
 def is_exclusive(command: c.Command | c.Call) -> bool:
     return isinstance(command.command if type(command) is c.Call else command, _EXCLUSIVE)
+
+
+class _Chain:
+    """The lines of a transaction, each bound to the one before it."""
+
+    def __init__(self, mark: bytes) -> None:
+        self.mark = mark
+        self.lines: list[Line] = []
+        self.raws: list[bytes] = []
+        self.size = 0
+
+    def append(self, line: Line) -> None:
+        raw, self.mark = encode(line, self.mark)
+        self.lines.append(line)
+        self.raws.append(raw)
+        self.size += len(raw)
 
 
 class Lane:
@@ -292,18 +310,20 @@ class Lane:
             due = await self._load(work, mode, wanted)
             if due is not None and due <= now and not is_expiry and self._heeds_clock:
                 raise DueFirst
-            lines: list[Line] = []
+            chain = _Chain(self.hash)
             self._left_taken = ([], [])
             done = 0
-            while done < len(batch):
+            while done < len(batch) and chain.size < SAVE_BYTES:
                 entry = batch[done]
                 try:
                     commit = self._decide(entry, work, now)
                     work.require(commit.events)
                 except Need as need:
-                    if done and any(isinstance(want, Listing) for want in need.wanted):
-                        break  # it wants to see what is committed
-                    more = [*need.wanted, *self._wanted(batch[done + 1 :], work, now, is_first=False)]
+                    if done and (work.is_full or any(isinstance(want, Listing) for want in need.wanted)):
+                        break  # it wants to see what is committed, or more than is held at once
+                    more = [*need.wanted]
+                    if not work.is_full:
+                        more += self._wanted(batch[done + 1 :], work, now, is_first=False)
                     await self._load(work, 0, more)
                     continue
                 except CovenantError as refusal:
@@ -319,15 +339,15 @@ class Lane:
                         done += 1
                         continue
                     if commit.events or commit.audit:
-                        lines.append(self._apply(entry, commit, work, now))
+                        chain.append(self._apply(entry, commit, work, now))
                     entry.commit = commit
                 if type(entry.command) is not c.Expire:  # one step of the clock goes on from what the one before saw
                     work.lists.clear()
                 done += 1
                 if work.due_ms is not None and work.due_ms <= now:
                     break  # the clock comes before the next command
-            if lines:
-                await self._save(work, lines, mode)
+            if chain.lines:
+                await self._save(work, chain, mode)
             await connection.execute("commit and chain" if engine.has_work else "commit")
         except BaseException:
             if self._pending is None:
@@ -396,19 +416,21 @@ class Lane:
         """Lock and load; a fresh block of numbers; trust brought up to date. What is due next."""
         assert self._connection is not None
         keys: set[str] = set()
-        firsts: dict[tuple[bytes, str], int] = {}
+        firsts: dict[ShelfName, int] = {}
         for want in wanted:
             if type(want) is str:
                 keys.add(want)
             elif type(want) is First:
-                firsts[want.shelf, want.name] = firsts.get((want.shelf, want.name), 0) + want.limit
+                firsts[want.place] = firsts.get(want.place, 0) + want.limit
             elif type(want) is Depth:
                 await self._engine.learn_depth(self._connection, want.recipient)
             else:
                 await self._list(work, want)
         self._asked |= keys
-        asked = [First(shelf, name, limit) for (shelf, name), limit in firsts.items()]
+        asked = [First(shelf, name, limit, kinds, depth) for (shelf, name, kinds, depth), limit in firsts.items()]
         found: list[list[str]] = [[] for _ in asked]
+        counts = [0] * len(asked)
+        cuts: dict[int, str] = {}
         due: int | None = None
         trust = 0
         for what, key, kind, order, body in await self._load_statement.fetch(
@@ -417,11 +439,15 @@ class Lane:
             sorted(keys),
             [first.shelf for first in asked],
             [first.name for first in asked],
-            [-1] * len(asked),
             [first.limit for first in asked],
+            [None if first.kinds is None else marks_of_kinds(first.kinds) for first in asked],
+            [first.depth for first in asked],
+            LOAD_BYTES,
         ):
             if what == -1:
                 work.take_in(key, kind, body)
+            elif what > 0 and key is None:
+                counts[what - 1] = order
             elif what > 0:
                 work.take_in(key, kind, body)
                 found[what - 1].append(key)
@@ -430,11 +456,16 @@ class Lane:
             elif what == -3:
                 work.order = order
                 self._block_end = order + BLOCK
+            elif what == -5:
+                cuts[order] = key
             else:
                 due = order
+        if 0 in cuts:
+            work.is_full = True
+            keys = {key for key in keys if key <= cuts[0]}  # in their order, and so looked for
         work.take_absent(keys)
-        for first, standing in zip(asked, found, strict=True):
-            work.take_shelf(first, standing)
+        for at, first in enumerate(asked):
+            work.take_shelf(first, found[at], at + 1 in cuts, counts[at])
         if trust != self._engine.known.learnt:
             await self._engine.known.learn(self._connection)
             work.trust = self._engine.trust
@@ -467,12 +498,8 @@ class Lane:
             taken[:] = [(place, key) for place, key in taken if key not in cards]
             taken += [((TRUST, "", work.order), key) for key in cards]
 
-    async def _save(self, work: Working, lines: list[Line], mode: int) -> None:
-        mark = self.hash
-        raws = []
-        for line in lines:
-            raw, mark = encode(line, mark)
-            raws.append(raw)
+    async def _save(self, work: Working, chain: _Chain, mode: int) -> None:
+        lines, raws, mark = chain.lines, chain.raws, chain.mark
         # A row is a stretch of numbers without a gap: others may have drawn theirs between two looks.
         starts = [0, *(at for at in range(1, len(lines)) if lines[at].seq != lines[at - 1].last + 1)]
         ends = [*starts[1:], len(lines)]
