@@ -33,7 +33,7 @@ from covenant.model.command import (
     SweepRun,
 )
 from covenant.model.daemon import DaemonState, DaemonView
-from covenant.model.error import CovenantError, StoreClosed
+from covenant.model.error import ClockAstray, CovenantError, StoreClosed, StoreUnavailable
 from covenant.model.limits import Limits
 from covenant.model.peer import Caller, Grant, Peer, peer_key
 from covenant.model.query import GetTask, ListInputs, Query
@@ -43,7 +43,7 @@ from covenant.rules.audit import rows_of
 from covenant.rules.context import Context, Ids, actor
 from covenant.rules.lease import kind_in
 from covenant.rules.undo import undo
-from covenant.store.clock import Clock, Timer
+from covenant.store.clock import Clock, SystemClock, Timer
 from covenant.store.embedded import CARDS_SHOWN, SYSTEM, is_under_way
 from covenant.store.postgres.bell import Bell
 from covenant.store.postgres.connection import LOST, Where, borrowed, told
@@ -163,8 +163,22 @@ class Postgres:
 
     @property
     def is_up(self) -> bool:
-        """The database has answered of late."""
-        return not self.is_closing and self._pulse.is_answered
+        """The database has answered of late, and its clock is ours."""
+        return not self.is_closing and self._pulse.is_answered and not self._pulse.is_astray
+
+    @property
+    def ails(self) -> str:
+        """Why it is not up."""
+        return ClockAstray.code if self._pulse.is_astray else StoreUnavailable.code
+
+    @property
+    def is_wall_clock(self) -> bool:
+        """One that a test moves by hand is compared with nothing."""
+        return isinstance(self._clock, SystemClock)
+
+    @property
+    def is_on_time(self) -> bool:
+        return not self._pulse.is_astray
 
     # --- life ---------------------------------------------------------------------------------------------
 
@@ -174,6 +188,7 @@ class Postgres:
             if not (await checked(connection, self.where.schema)).is_current:
                 async with borrowed(self.where) as patient:  # which may take long
                     await migrate(patient, self.where.schema)
+            await self._pulse.check_clock(connection)
             await self.register(connection)
             await self.known.meet(connection)
             self.is_closing = False
@@ -780,6 +795,8 @@ class Postgres:
             self._set_timer(self._timer_ms)
             return
         self._timer_ms = None
+        if not self.is_on_time:  # the next look sets it again
+            return
         self._expiring = asyncio.ensure_future(self._expire())
         self._steps.add(self._expiring)
         self._expiring.add_done_callback(self._expired)
@@ -808,6 +825,7 @@ class Postgres:
     # --- housekeeping ---------------------------------------------------------------------------------------
 
     async def compact(self, command: CompactHistory | Call) -> Compaction:
+        self._pulse.must_be_on_time()
         await self.run(command)
         return Compaction(*await self.housekeeper.tidy())
 
@@ -825,7 +843,8 @@ class Postgres:
         while True:
             await asyncio.sleep(TIDY_S)
             try:
-                await self.housekeeper.tidy()
+                if self.is_on_time:
+                    await self.housekeeper.tidy()
             except CovenantError as failed:
                 log.warning("what is past its time is left for later: %s", failed)
             except Exception:
@@ -906,7 +925,7 @@ class Postgres:
         self._tell_growth()
         for waiters in (self._ready_waiters, self._answer_waiters):
             waiters.wake(ALL)
-        if told_of.get("d"):
+        if told_of.get("d") and self.is_on_time:
             self._set_timer(int(told_of["d"][0]))
         await self._look_at_watched()
         pushed = set(told_of.get("u", ()))

@@ -308,7 +308,7 @@ class Lane:
             await connection.execute("begin")
         try:
             due = await self._load(work, mode, wanted)
-            if due is not None and due <= now and not is_expiry and self._heeds_clock:
+            if due is not None and due <= now and not is_expiry and self._heeds_clock and engine.is_on_time:
                 raise DueFirst
             chain = _Chain(self.hash)
             self._left_taken = ([], [])
@@ -344,7 +344,7 @@ class Lane:
                 if type(entry.command) is not c.Expire:  # one step of the clock goes on from what the one before saw
                     work.lists.clear()
                 done += 1
-                if work.due_ms is not None and work.due_ms <= now:
+                if work.due_ms is not None and work.due_ms <= now and engine.is_on_time:
                     break  # the clock comes before the next command
             if chain.lines:
                 await self._save(work, chain, mode)

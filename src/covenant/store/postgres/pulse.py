@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import asyncpg
 import msgspec
 
-from covenant.model.error import CovenantError
+from covenant.model.error import ClockAstray, CovenantError
 from covenant.store.postgres.connection import LOST, connect
 
 if TYPE_CHECKING:
@@ -22,10 +22,12 @@ if TYPE_CHECKING:
 BEAT_S: Final = 2.0  # a sign of life, and a look at who else is there
 SILENCE_BEATS: Final = 3  # without an answer, and the database counts as away
 LAPSE_S: Final = 15.0  # so long silent, and a daemon is taken for dead
+SKEW_MS_MAX: Final = 5_000  # between the clock here and the database's
 _AGAIN_S: Final = 0.5
+_NOW: Final = "(extract(epoch from clock_timestamp()) * 1000)::bigint"
 
 # One statement: a sign of life, the end of those that gave none for long, and who leads from now on.
-_BEAT: Final = """
+_BEAT: Final = f"""
     with alive as (
         update daemon set seen = clock_timestamp() where id = $1 and ended is null returning id
     ), silent as (
@@ -35,9 +37,10 @@ _BEAT: Final = """
     ), closed as (
         update lane set closed = true where daemon in (select id from silent)
     )
-    select 'me' as who, null as id, null as label, case when $3 then pg_try_advisory_lock($4, 3) end as leads from alive
-    union all select 'silent', id, label, null from silent
-    union all select 'other', id, null, null from daemon
+    select 'time' as who, null as id, null as label, {_NOW} as now, null as leads
+    union all select 'me', id, null, null, case when $3 then pg_try_advisory_lock($4, 3) end from alive
+    union all select 'silent', id, label, null, null from silent
+    union all select 'other', id, null, null, null from daemon
         where ended is null and id <> $1 and id not in (select id from silent)
 """
 _END_SESSIONS: Final = "select pg_terminate_backend(pid) from pg_stat_activity where application_name = $1"
@@ -62,6 +65,7 @@ class Pulse:
         self._answered_s = 0.0
         self.leads = False  # it does what one daemon does for all, as long as this connection lives
         self.companions = 1
+        self.skew_ms = 0  # by which the clock here is ahead, beyond what the way to the database may take
 
     @property
     def is_answered(self) -> bool:
@@ -105,14 +109,17 @@ class Pulse:
     async def _beat(self, ears: asyncpg.Connection[Any]) -> None:
         engine = self._engine
         name = engine.daemon_id
-        is_candidate = not self.leads and engine.pubkey is not None  # one that is no daemon has none of that work to do
+        # One that is no daemon has none of that work to do, and one with a wrong clock would do it at the wrong time.
+        is_candidate = not self.leads and engine.pubkey is not None and not self.is_astray
+        before_ms = engine.now()
         found = await ears.fetch(
             _BEAT, name, f"{LAPSE_S} seconds", is_candidate, engine.space, timeout=SILENCE_BEATS * BEAT_S
         )
         self._answered_s = asyncio.get_running_loop().time()
-        rows: dict[str, list[Any]] = {"me": [], "silent": [], "other": []}
+        rows: dict[str, list[Any]] = {"time": [], "me": [], "silent": [], "other": []}
         for row in found:
             rows[row["who"]].append(row)
+        await self._compare(ears, before_ms, rows["time"][0]["now"])
         self.companions = 1 + len(rows["other"])
         if not rows["me"]:
             await self._return(ears, name)
@@ -122,6 +129,44 @@ class Pulse:
         for row in rows["silent"]:
             log.warning("daemon %s (%s) has been silent for long: it is taken for dead", row["id"], row["label"])
             await self._end_sessions(ears, row["id"])
+
+    @property
+    def is_astray(self) -> bool:
+        """What goes by the clock is left to others."""
+        return abs(self.skew_ms) > SKEW_MS_MAX
+
+    async def check_clock(self, connection: asyncpg.Connection[Any]) -> None:
+        """Refuse to begin with a clock that would end, expire and bury for all at the wrong time."""
+        before_ms = self._engine.now()
+        self._learn_skew(before_ms, await connection.fetchval(f"select {_NOW}"))
+        self.must_be_on_time()
+
+    def must_be_on_time(self) -> None:
+        if self.is_astray:
+            raise ClockAstray(self._told_skew(), skew_ms=self.skew_ms)
+
+    async def _compare(self, ears: asyncpg.Connection[Any], before_ms: int, there_ms: int) -> None:
+        was_astray = self.is_astray
+        self._learn_skew(before_ms, there_ms)
+        if self.is_astray and not was_astray:
+            log.error("%s: what goes by the clock is left to others", self._told_skew())
+        elif was_astray and not self.is_astray:
+            log.warning("the clock is right again")
+        if self.is_astray and self.leads:
+            self.leads = False
+            await ears.fetch("select pg_advisory_unlock($1, 3)", self._engine.space)
+
+    def _learn_skew(self, before_ms: int, there_ms: int) -> None:
+        """The database looked at its clock some time between two looks at ours."""
+        if self._engine.is_wall_clock:
+            after_ms = self._engine.now()
+            self.skew_ms = max(before_ms - there_ms, 0) + min(after_ms - there_ms, 0)
+
+    def _told_skew(self) -> str:
+        side = "ahead of" if self.skew_ms > 0 else "behind"
+        return (
+            f"the clock is {abs(self.skew_ms) / 1000:.1f} s {side} the database's, and may be {SKEW_MS_MAX // 1000} s"
+        )
 
     async def _return(self, ears: asyncpg.Connection[Any], name: str) -> None:
         """The others took this daemon for dead, or the store has forgotten it."""
