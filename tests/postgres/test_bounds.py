@@ -9,6 +9,8 @@ from typing import Any, Final
 import pytest
 
 from covenant import AgentId, Json, Mailbox, OpenMailbox, Result, Task, Text
+from covenant.model import command as c
+from covenant.model.peer import Capability, Grant, Role
 from covenant.model.record import TaskRecord
 from covenant.store.postgres import lane as lanes
 from covenant.store.postgres.lane import Lane
@@ -131,3 +133,40 @@ async def test_what_looks_like_the_kind_in_what_a_task_carries_is_not_taken_for_
     await alice.send_tasks([*decoys, Task(id=uid(1), recipient=BOB, intent_text="x", task_kind="a")])
     taken = await soon(bob.recv_tasks(1, wait_ms=0, kinds={"a"}))
     assert [delivery.task.id for delivery in taken] == [uid(1)]
+
+
+async def test_a_commit_may_have_more_events_than_a_block_of_numbers(box: OpenMailbox) -> None:
+    engine: Any = box._engine
+    action = "a2a.send.bob@lab"
+    grants = tuple(Grant(Capability(uid(number), ALICE, action, BOB, 1), "") for number in range(2 * lanes.BLOCK))
+    await box.of(ALICE).send_task(large(0))
+    await soon(engine.run(c.EnrollPeer(None, ALICE, Role.PEER, "token", grants)))
+    await box.of(ALICE).send_task(large(1))
+    everything = await engine.log(0, 100)
+    assert [len(logged.events) for logged in everything] == [1, 1 + len(grants), 1]
+    enrolled = everything[1]
+    assert enrolled.last - enrolled.seq == len(grants)
+    for within in (enrolled.seq, enrolled.seq + lanes.BLOCK + 5, enrolled.last - 1):
+        assert [logged.seq for logged in await engine.log(within, 100)] == [enrolled.seq, everything[2].seq]
+    assert [logged.seq for logged in await engine.log(enrolled.last, 100)] == [everything[2].seq]
+
+
+async def test_numbers_that_others_draw_between_two_blocks_are_passed_over(box: OpenMailbox) -> None:
+    engine: Any = box._engine
+    lane = engine._lanes[0]
+    work = Working(engine.trust, engine.depth_of)
+
+    class Crowded:
+        """Somebody else draws a number before the second block, once."""
+
+        numbers = iter((4096, 12288, 16384, 20480))
+
+        async def fetch(self, sql: str, count: int) -> list[dict[str, int]]:
+            return [{"number": next(self.numbers)} for _ in range(count)]
+
+    connection, lane._connection = lane._connection, Crowded()
+    try:
+        await lane._draw(work, 2 * lanes.BLOCK)
+    finally:
+        lane._connection = connection
+    assert (work.order, lane._block_end) == (12288, 20480 + lanes.BLOCK)

@@ -82,6 +82,7 @@ POLL_S: Final = 5.0  # the slow look, in case nobody rang
 TIDY_S: Final = 60.0
 _STEPS_AT_ONCE: Final = 10
 _GIVING_BACK_S: Final = 2.0
+_ENDING_S: Final = 5.0  # for what is on its way when the store is closed
 _DEPTH_AGE_S: Final = 1.0
 _DEPTH_AGE_FAR_S: Final = 60.0
 _REGISTER: Final = """
@@ -144,6 +145,7 @@ class Postgres:
         self.housekeeper = Housekeeper(self)
         self._log = CommitLog(self._reader, self.space)
         self._jobs: list[asyncio.Task[None]] = []
+        self._writing: list[asyncio.Task[None]] = []  # those of them that commit
         self._steps: set[asyncio.Task[None]] = set()
         self._depths: dict[str, tuple[int, float]] = {}
         self._ready_waiters = Waiters(limits.waiters_max)
@@ -203,9 +205,9 @@ class Postgres:
         except CovenantError:
             await self._let_go()
             raise
-        workers = [*(lane.work() for lane in self._lanes), self._reader.work(), self._bell.work(), self._pulse.work()]
-        workers += [self._keep_looking(), self._keep_house()]
-        self._jobs = [asyncio.create_task(work) for work in workers]
+        self._writing = [asyncio.create_task(lane.work()) for lane in self._lanes]
+        others = (self._reader.work(), self._bell.work(), self._pulse.work(), self._keep_looking(), self._keep_house())
+        self._jobs = [*self._writing, *(asyncio.create_task(work) for work in others)]
         await self._look(at_start=True)
 
     async def register(self, connection: asyncpg.Connection[Any]) -> None:
@@ -274,6 +276,8 @@ class Postgres:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        self._ring_lanes()
+        await asyncio.wait(self._writing, timeout=_ENDING_S)  # what was begun gets its true answer
         for job in self._jobs:
             job.cancel()
         await asyncio.gather(*self._jobs, return_exceptions=True)
@@ -338,6 +342,7 @@ class Postgres:
             self._ring_lane()
 
     async def next_batch(self, lane: Lane) -> list[Entry]:
+        """Nothing once this ends."""
         self._free += 1
         try:
             return await self._next_batch(lane)
@@ -345,7 +350,7 @@ class Postgres:
             self._free -= 1
 
     async def _next_batch(self, lane: Lane) -> list[Entry]:
-        while True:
+        while not self.is_closing:
             if lane.own:
                 return [lane.own.popleft()]
             batch: list[Entry] = []
@@ -367,6 +372,7 @@ class Postgres:
             waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._idle.append(waiting)
             await waiting
+        return []
 
     def put_back(self, entries: Sequence[Entry], alone: bool = False) -> None:
         """To the front of the queue, in their order."""
@@ -774,7 +780,7 @@ class Postgres:
 
     def _tell_push(self, task_id: str) -> None:
         """One daemon posts for all of them."""
-        if self._on_push is not None and self._pulse.leads:
+        if self._on_push is not None and self.leads():
             self._on_push(task_id)
 
     # --- time -----------------------------------------------------------------------------------------------
@@ -856,7 +862,7 @@ class Postgres:
         return session_of(self.daemon_id)
 
     def leads(self) -> bool:
-        return self._pulse.leads
+        return self._pulse.leads and self.is_on_time
 
     def companions(self) -> int:
         return self._pulse.companions
@@ -937,7 +943,10 @@ class Postgres:
         steps += [SettleSlot(None, slot) for slot in await self._unsettled()]
         steps += [EndGrants(None, pubkey) for pubkey in self.trust.left_grants()]
         for step in steps:
-            await self._submit(step, SYSTEM).future
+            try:
+                await self._submit(step, SYSTEM).future
+            except CovenantError as refused:  # one of them, and no reason to leave the others
+                log.warning("a step is left for later: %s", refused)
 
     async def _look_at_watched(self) -> None:
         """Tasks that have moved on, though nobody rang."""

@@ -45,7 +45,6 @@ TOGETHER_MAX: Final = 8  # tries of a whole batch; then each command stands for 
 LOAD_BYTES: Final = 16 << 20  # of records, in one look; at least one is loaded, and the rest when its turn comes
 SAVE_BYTES: Final = 16 << 20  # of lines, in one transaction; those of one command are not parted
 EXPIRY_STEPS: Final = 20  # of the clock, in one transaction
-PATIENCE_S: Final = 20.0  # how long a command waits for a database that is away
 _EXCLUSIVE: Final = (
     c.EnrollPeer,
     c.RotateToken,
@@ -176,11 +175,13 @@ class Lane:
             if not engine.has_work and self._connection is not None:
                 await self._roll_back(self._connection)  # begun for a batch that another lane has taken
             batch = await engine.next_batch(self)
+            if not batch:
+                return
             try:
                 await self._do(batch)
             except asyncio.CancelledError:
                 for entry in batch:
-                    entry.fail(engine.closed_error())
+                    entry.fail(engine.closed_error() if self._pending is None else _unknown())
                 raise
             except Exception as failed:  # a fault of ours must not leave anybody waiting for ever
                 log.exception("a batch could not be decided")
@@ -190,8 +191,6 @@ class Lane:
 
     async def _do(self, batch: list[Entry]) -> None:
         """Until every command is answered, or given back to the queue."""
-        loop = asyncio.get_running_loop()
-        until = loop.time() + PATIENCE_S
         tries = 0
         self._asked: set[str] = set()
         self._heeds_clock = True
@@ -206,10 +205,8 @@ class Lane:
                 continue
             except RETRIED as conflict:
                 if self._pending is not None:  # of a commit: how that ended has to be looked for
-                    recovered = await self._recover(batch, conflict, until)
-                    if recovered is None:
-                        return
-                    batch = batch[recovered:]
+                    recovered = await self._recover(batch, conflict)
+                    batch = [entry for entry in batch[recovered:] if not entry.is_over]
                     continue
                 tries += 1
                 batch[0].tries += 1
@@ -223,10 +220,12 @@ class Lane:
                     await asyncio.sleep(min(0.001 * tries, 0.02))
                 continue
             except LOST as lost:
-                recovered = await self._recover(batch, lost, until)
-                if recovered is None:
+                recovered = await self._recover(batch, lost)
+                batch = [entry for entry in batch[recovered:] if not entry.is_over]
+                if batch and recovered:
+                    self._engine.put_back(batch)
                     return
-                done = recovered
+                continue
             except asyncpg.PostgresError as failed:
                 if failed.sqlstate == LANE_CLOSED:
                     self.id = 0
@@ -258,12 +257,13 @@ class Lane:
                     break
         self._heeds_clock = False
 
-    async def _recover(self, batch: list[Entry], lost: BaseException, until: float) -> int | None:
-        """The connection was lost. How many of the batch were committed all the same, or none if nobody can tell."""
+    async def _recover(self, batch: list[Entry], lost: BaseException) -> int:
+        """The connection was lost. How many of the batch were committed all the same. Who has waited long enough is
+        told, and is over; where nobody is left who waits, what became of the commit is not looked for any more."""
         loop = asyncio.get_running_loop()
         outcome = "unknown" if self._pending is not None else "not_stored"
         await self.close()
-        while loop.time() < until and not self._engine.is_closing:
+        while not self._engine.is_closing:
             try:
                 if self._pending is not None:
                     if await self._was_committed():
@@ -276,11 +276,14 @@ class Lane:
             except (*LOST, asyncpg.PostgresError) as still:
                 lost = still
                 await self.close()
-                await asyncio.sleep(0.1)
+            self._give_up([entry for entry in batch if entry.until_s <= loop.time()], told(lost, outcome))
+            if all(entry.is_over for entry in batch):
+                break
+            await asyncio.sleep(0.1)
         self._give_up(batch, told(lost, outcome))
         self._pending = None
         self.id = 0  # whatever became of it: a new chain begins
-        return None
+        return 0
 
     def _give_up(self, batch: Iterable[Entry], failure: CovenantError) -> None:
         for entry in batch:
@@ -335,9 +338,7 @@ class Lane:
                     if work.order + len(commit.events) >= self._block_end:
                         if done:
                             break
-                        entry.refusal = StoreUnavailable("this is more than one commit holds", outcome="not_stored")
-                        done += 1
-                        continue
+                        await self._draw(work, len(commit.events))
                     if commit.events or commit.audit:
                         chain.append(self._apply(entry, commit, work, now))
                     entry.commit = commit
@@ -471,6 +472,20 @@ class Lane:
             work.trust = self._engine.trust
         return due
 
+    async def _draw(self, work: Working, count: int) -> None:
+        """So many numbers without a gap: others may draw between two of our blocks, and then we draw on."""
+        assert self._connection is not None
+        blocks = count // BLOCK + 1
+        drawn: list[int] = []
+        while len(drawn) < blocks:
+            sql = "select nextval('block') as number from generate_series(1, $1)"
+            for row in await self._connection.fetch(sql, blocks - len(drawn)):
+                if drawn and row["number"] != drawn[-1] + BLOCK:
+                    drawn.clear()
+                drawn.append(row["number"])
+        work.order = drawn[0]
+        self._block_end = drawn[-1] + BLOCK
+
     async def _list(self, work: Working, listing: Listing) -> None:
         """Only which ones they are: each is loaded with its lock before anything is decided on it."""
         assert self._connection is not None
@@ -571,6 +586,10 @@ def _places(moved: Sequence[tuple[Place, Key]]) -> Sequence[str]:
         numbers([place[2] for place, _ in moved]),
         texts([key for _, key in moved]),
     )
+
+
+def _unknown() -> CovenantError:
+    return StoreUnavailable("the mailbox was closed while this was being committed", outcome="unknown")
 
 
 async def _close(connection: asyncpg.Connection[Any]) -> None:

@@ -64,7 +64,9 @@ class CommitLog:
     async def after(self, seq: int, limit: int) -> list[Logged]:
         until = await self._settled()
         rows = await self._reader.fetch(
-            "select lines from log where last > $1 and seq > $1 - 4096 and seq <= $2 order by seq limit $3",
+            """select lines from log where last > $1 and seq <= $2
+               and seq >= coalesce((select seq from log where seq <= $1 order by seq desc limit 1), 0)
+               order by seq limit $3""",
             seq,
             until,
             min(limit, _ROWS),

@@ -65,7 +65,9 @@ class Pulse:
         self._answered_s = 0.0
         self.leads = False  # it does what one daemon does for all, as long as this connection lives
         self.companions = 1
-        self.skew_ms = 0  # by which the clock here is ahead, beyond what the way to the database may take
+        self._skew_ms = 0  # by which the clock here was ahead, beyond what the way to the database may take
+        self._was_astray = False
+        self._compared: tuple[float, int] | None = None  # when that was: by the clock that never jumps, and by ours
 
     @property
     def is_answered(self) -> bool:
@@ -131,6 +133,15 @@ class Pulse:
             await self._end_sessions(ears, row["id"])
 
     @property
+    def skew_ms(self) -> int:
+        """By which the clock here is ahead: as it was found, and as it has jumped since."""
+        if self._compared is None:
+            return 0
+        at_s, at_ms = self._compared
+        passed_ms = (asyncio.get_running_loop().time() - at_s) * 1000
+        return round(self._skew_ms + self._engine.now() - at_ms - passed_ms)
+
+    @property
     def is_astray(self) -> bool:
         """What goes by the clock is left to others."""
         return abs(self.skew_ms) > SKEW_MS_MAX
@@ -146,13 +157,14 @@ class Pulse:
             raise ClockAstray(self._told_skew(), skew_ms=self.skew_ms)
 
     async def _compare(self, ears: asyncpg.Connection[Any], before_ms: int, there_ms: int) -> None:
-        was_astray = self.is_astray
+        was_astray = self._was_astray
         self._learn_skew(before_ms, there_ms)
-        if self.is_astray and not was_astray:
+        self._was_astray = is_astray = self.is_astray
+        if is_astray and not was_astray:
             log.error("%s: what goes by the clock is left to others", self._told_skew())
-        elif was_astray and not self.is_astray:
+        elif was_astray and not is_astray:
             log.warning("the clock is right again")
-        if self.is_astray and self.leads:
+        if is_astray and self.leads:
             self.leads = False
             await ears.fetch("select pg_advisory_unlock($1, 3)", self._engine.space)
 
@@ -160,7 +172,8 @@ class Pulse:
         """The database looked at its clock some time between two looks at ours."""
         if self._engine.is_wall_clock:
             after_ms = self._engine.now()
-            self.skew_ms = max(before_ms - there_ms, 0) + min(after_ms - there_ms, 0)
+            self._skew_ms = max(before_ms - there_ms, 0) + min(after_ms - there_ms, 0)
+            self._compared = (asyncio.get_running_loop().time(), after_ms)
 
     def _told_skew(self) -> str:
         side = "ahead of" if self.skew_ms > 0 else "behind"
