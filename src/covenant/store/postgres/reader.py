@@ -114,15 +114,24 @@ class Reader:
             asked = [self._queue.popleft() for _ in range(min(len(self._queue), _BATCH))]
             asked = [one for one in asked if not one.future.done()]
             try:
-                await self._answer(asked)
+                await self._answer_each(asked)
             except asyncio.CancelledError:
                 for one in [*asked, *self._queue]:
                     _fail(one, self._engine.closed_error())
                 raise
-            except Exception as failed:
+
+    async def _answer_each(self, asked: list[Asked]) -> None:
+        """Together; where that fails, each by itself: one of them is the cause."""
+        try:
+            await self._answer(asked)
+        except Exception as failed:
+            left = [one for one in asked if not one.future.done()]
+            if len(left) == 1:
                 log.exception("a question could not be answered")
-                for one in asked:
-                    _fail(one, told(failed, "not_stored"))
+                _fail(left[0], told(failed, "not_stored"))
+                return
+            for one in left:
+                await self._answer_each([one])
 
     async def _answer(self, asked: list[Asked]) -> None:
         until = asyncio.get_running_loop().time() + PATIENCE_S
