@@ -1,12 +1,13 @@
-"""The URL of a store: what is Covenant's own in it, and what nobody else may read."""
+"""The URL and the settings of a store: what nobody else may read, and what is refused."""
 
 from __future__ import annotations
 
 import pytest
 
-from covenant import Mailbox
-from covenant.model.error import UnknownStore
+from covenant import Limits, Mailbox
+from covenant.model.error import BadSetting, UnknownStore
 from covenant.store.postgres.connection import safe
+from tests.postgres import store_url
 
 
 @pytest.mark.parametrize(
@@ -21,6 +22,12 @@ from covenant.store.postgres.connection import safe
 )
 def test_no_password_is_shown(url: str, shown: str) -> None:
     assert safe(url) == shown
+
+
+async def test_a_bound_that_is_not_kept_is_refused() -> None:
+    with pytest.raises(BadSetting, match="retention_ms") as refused:
+        await Mailbox.open(store_url(), limits=Limits(retention_bytes=1_000_000))
+    assert refused.value.details["name"] == "retention_bytes"
 
 
 async def test_a_refused_url_does_not_tell_its_password() -> None:

@@ -33,8 +33,8 @@ from covenant.model.command import (
     SweepRun,
 )
 from covenant.model.daemon import DaemonState, DaemonView
-from covenant.model.error import ClockAstray, CovenantError, StoreClosed, StoreUnavailable
-from covenant.model.limits import Limits
+from covenant.model.error import BadSetting, ClockAstray, CovenantError, StoreClosed, StoreUnavailable
+from covenant.model.limits import RETENTION_BYTES, Limits
 from covenant.model.peer import Caller, Grant, Peer, peer_key
 from covenant.model.query import GetTask, ListInputs, Query
 from covenant.model.record import Key, TaskRecord
@@ -185,6 +185,9 @@ class Postgres:
     # --- life ---------------------------------------------------------------------------------------------
 
     async def open(self) -> None:
+        if self.limits.retention_bytes != RETENTION_BYTES:
+            why = "retention_bytes is a bound of the journal: on PostgreSQL, retention_ms bounds what is kept"
+            raise BadSetting(why, name="retention_bytes")
         try:
             connection = await self._reader.connected()
             if not (await checked(connection, self.where.schema)).is_current:
