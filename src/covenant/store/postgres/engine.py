@@ -285,7 +285,7 @@ class Postgres:
             job.cancel()
         await asyncio.gather(*self._jobs, return_exceptions=True)
         self._jobs = []
-        for entry in self._queue:
+        for entry in (*self._queue, *(entry for lane in self._lanes for entry in lane.own)):
             entry.fail(self.closed_error())
         self._queue.clear()
         for waiters in self._waiters:
