@@ -20,6 +20,7 @@ from covenant.store.clock import ManualClock
 from covenant.store.postgres import connection as connections
 from covenant.store.postgres import engine as engines
 from covenant.store.postgres import pulse as pulses
+from covenant.store.postgres import reader as readers
 from covenant.store.postgres.connection import Where, connect
 from covenant.store.postgres.engine import Postgres
 from covenant.store.postgres.verify import StoreReport, verify
@@ -108,6 +109,32 @@ async def test_a_connection_that_says_nothing_is_taken_for_lost(monkeypatch: pyt
             assert (await soon(alice.get_task(uid(2)))).task.id == uid(2)
             assert [delivery.task.id for delivery in await soon(bob.recv_tasks(5, wait_ms=0))] == [uid(1), uid(2)]
     forget(server)
+
+
+async def test_a_question_waits_for_a_database_that_is_away_as_long_as_it_would_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with Mailbox.open(f"{store_url()}&lanes=1") as box:
+        sent = await box.of(ALICE).send_task(plain(box.of(BOB)))
+        reader, is_away = engine_of(box)._reader, True
+        connected = reader.connected
+
+        async def away() -> asyncpg.Connection[Any]:
+            if is_away:
+                raise OSError("nobody is there")
+            return await connected()
+
+        monkeypatch.setattr(reader, "connected", away)
+        monkeypatch.setattr(readers, "PATIENCE_S", 0.0)
+        hasty = asyncio.ensure_future(box.of(ALICE).get_task(sent.task_id))
+        await asyncio.sleep(0)  # it has asked
+        monkeypatch.setattr(readers, "PATIENCE_S", 30.0)
+        patient = asyncio.ensure_future(box.of(ALICE).get_task(sent.task_id))
+        with pytest.raises(StoreUnavailable) as refused:
+            await soon(hasty)
+        assert refused.value.details["outcome"] == "not_stored" and not patient.done()
+        is_away = False
+        assert (await soon(patient)).task.id == sent.task_id
 
 
 # --- a daemon that was taken for dead ---------------------------------------------------------------------------

@@ -98,6 +98,7 @@ class Housekeeper:
         self._engine = engine
         self._passed = 0  # the tasks up to here were looked at in this round
         self._retired = 0  # the lanes likewise
+        self._is_told = False  # what this role may not do
         self.sign: Sign | None = None
 
     async def tidy(self) -> tuple[int, int]:
@@ -127,7 +128,9 @@ class Housekeeper:
             while await self._step(connection, self._retire) == STEP:
                 pass
         except asyncpg.InsufficientPrivilegeError as refused:
-            log.warning("the rows of daemons that are long gone stay, as this role may not remove them: %s", refused)
+            level = logging.DEBUG if self._is_told else logging.WARNING
+            log.log(level, "the rows of daemons that are long gone stay, as this role may not remove them: %s", refused)
+            self._is_told = True
 
     async def _step(self, connection: asyncpg.Connection[Any], work: Callable[..., Any]) -> int:
         """One transaction; nothing if another daemon is at it."""

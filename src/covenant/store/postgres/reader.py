@@ -39,12 +39,13 @@ class _Behind(Exception):
 
 
 class Asked:
-    __slots__ = ("caller", "future", "query")
+    __slots__ = ("caller", "future", "query", "until_s")
 
     def __init__(self, query: Query, caller: Caller | None, future: asyncio.Future[Any]) -> None:
         self.query = query
         self.caller = caller
         self.future = future
+        self.until_s = asyncio.get_running_loop().time() + PATIENCE_S
 
 
 class Reader:
@@ -134,7 +135,6 @@ class Reader:
                 await self._answer_each([one])
 
     async def _answer(self, asked: list[Asked]) -> None:
-        until = asyncio.get_running_loop().time() + PATIENCE_S
         is_behind = False
         while asked:
             try:
@@ -151,12 +151,12 @@ class Reader:
             except _Behind:
                 is_behind = True
             except LOST as lost:
-                try:
-                    await self._lost(lost, until)
-                except CovenantError as failure:
-                    for one in asked:
-                        _fail(one, type(failure)(failure.message, **failure.details))
-                    return
+                await self.close()
+                now_s = asyncio.get_running_loop().time()
+                for one in asked:  # each waits as long as it would alone
+                    if self._engine.is_closing or one.until_s <= now_s:
+                        _fail(one, told(lost, "not_stored"))
+                await asyncio.sleep(0.1)
             asked = [one for one in asked if not one.future.done()]
 
     async def _answer_at_once(self, asked: list[Asked]) -> list[Asked]:
