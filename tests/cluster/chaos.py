@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from time import monotonic
 from typing import Final, Literal
 
-from covenant.store.postgres.engine import BEAT_S, LAPSE_S
+from covenant.store.postgres.pulse import BEAT_S, LAPSE_S
 from tests.cluster.caller import Progress
 from tests.cluster.daemons import Cluster, ServedDaemon
 from tests.cluster.frozen import Play

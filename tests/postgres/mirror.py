@@ -55,7 +55,8 @@ class Mirrored(Postgres):
         for job in jobs:
             job.cancel()
         await asyncio.gather(*jobs, return_exceptions=True)
-        await self._bell.close()
+        self._bell.close()
+        self._pulse.close()
         admin = await asyncpg.connect(server_url())
         for pid in self._left:
             await admin.execute("select pg_terminate_backend($1, 5000)", pid)

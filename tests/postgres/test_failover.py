@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -11,13 +12,40 @@ from urllib.parse import urlencode
 import asyncpg
 import pytest
 
-from covenant import Mailbox
+from covenant import AgentId, CovenantError, Mailbox, OpenMailbox
+from covenant.model import command as c
 from covenant.model.error import StoreUnavailable
-from covenant.store.postgres import engine as engines
+from covenant.model.peer import Caller, Role
+from covenant.store.postgres import pulse as pulses
 from covenant.store.postgres.engine import Postgres
 from tests.conformance.support import PATIENCE_MS, finish, plain, take
-from tests.postgres import started_server
+from tests.postgres import started_server, store_url
 from tests.postgres.servers import forget, over_tcp, replica_of, socket_of
+from tests.postgres.support import sql
+
+ANN, BOB = AgentId.named("ann@lab"), AgentId.named("bob@lab")
+
+
+@asynccontextmanager
+async def connected(server: Any) -> AsyncIterator[asyncpg.Connection[Any]]:
+    connection = await asyncpg.connect(server.get_uri())
+    try:
+        yield connection
+    finally:
+        await connection.close()
+
+
+async def said(connection: asyncpg.Connection[Any], sql: str, *values: Any) -> None:
+    """Until the server says so."""
+    async with asyncio.timeout(30):
+        while not await connection.fetchval(sql, *values):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+def engine_of(box: OpenMailbox) -> Postgres:
+    engine = box._engine
+    assert isinstance(engine, Postgres)
+    return engine
 
 
 async def until(is_true: Callable[[], bool]) -> None:
@@ -39,7 +67,7 @@ async def test_a_server_without_tls_is_refused_where_tls_is_asked_for(certified:
 
 
 async def test_a_database_that_is_away_is_told_and_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engines, "BEAT_S", 0.1)
+    monkeypatch.setattr(pulses, "BEAT_S", 0.1)
     server = started_server()
     async with Mailbox.open(f"{server.get_uri()}&schema=away") as box:
         store = box._engine
@@ -50,6 +78,63 @@ async def test_a_database_that_is_away_is_told_and_comes_back(monkeypatch: pytes
         await until(lambda: store.is_up)
         await finish(box.of("ann@lab"), box.of("bob@lab"), plain(box.of("bob@lab")))
     forget(server)
+
+
+async def test_what_a_replica_lacks_is_trusted_no_more() -> None:
+    """Acknowledged by the primary, and lost with it: those who ran before know as much as those who come after."""
+    primary = started_server()
+    replica = await asyncio.to_thread(replica_of, primary)
+    async with connected(replica) as standby, AsyncExitStack() as stack:
+        hosts = {"host": f"{socket_of(primary)},{socket_of(replica)}", "port": "5432,5432"}
+        url = (
+            f"postgresql://postgres@/postgres?{urlencode({**hosts, 'target_session_attrs': 'read-write', 'lanes': 1})}"
+        )
+        box = await stack.enter_async_context(Mailbox.open(url))
+        store = engine_of(box)
+        lost: list[str] = []
+        store.join("key of the realm", lost.append)
+        await store.run(c.EnrollPeer(None, ANN, Role.PEER, "kept"))
+        async with connected(primary) as owner:
+            written = await owner.fetchval("select pg_current_wal_lsn()")
+            await said(standby, "select pg_last_wal_replay_lsn() >= $1", written)
+            await standby.execute("alter system set primary_conninfo = ''")
+            await standby.execute("select pg_reload_conf()")
+            await said(owner, "select not exists (select from pg_stat_replication)")
+        await store.run(c.EnrollPeer(None, BOB, Role.PEER, "lost"))
+        assert store.caller_of("lost") is not None
+        await asyncio.to_thread(primary.stop)
+        assert await standby.fetchval("select pg_promote()")
+        other = engine_of(await stack.enter_async_context(Mailbox.open(url)))
+        for number in range(50):  # so that trust has gone further than it had, by its numbers
+            await other.run(c.EnrollPeer(None, AgentId.named(f"{number}@lab"), Role.PEER, f"new {number}"))
+        await other.run(c.RevokePeer(None, ANN.pubkey, "a thief"))
+        for token, agent in (("kept", ANN), ("lost", BOB)):
+            with pytest.raises(CovenantError) as refused:
+                await store.run(c.Call(Caller(agent, Role.PEER, token), c.LeaseTasks(agent, agent, "worker", 1)))
+            assert refused.value.code == "unauthenticated"
+            assert store.caller_of(token) is None
+        assert set(lost) == {ANN.pubkey, BOB.pubkey}
+    forget(primary, replica)
+
+
+async def test_a_store_whose_trust_has_gone_back_is_believed() -> None:
+    """As when a backup was put in its place, with the connections as they were."""
+    url = f"{store_url()}&lanes=1"
+    async with Mailbox.open(url) as box, sql(url) as owner:
+        store = engine_of(box)
+        await store.run(c.EnrollPeer(None, ANN, Role.PEER, "kept"))
+        await store.refresh()
+        before = store.known.learnt
+        await store.run(c.EnrollPeer(None, BOB, Role.PEER, "lost"))
+        await store.refresh()
+        await owner.execute("delete from place where shelf = 'N' and ord > $1", before)
+        await owner.execute("delete from record where kind = 'e' and ord > $1", before)
+        await owner.execute("update meta set trust = $1", before)
+        with pytest.raises(CovenantError) as refused:
+            await store.run(c.Call(Caller(BOB, Role.PEER, "lost"), c.LeaseTasks(BOB, BOB, "worker", 1)))
+        assert refused.value.code == "unauthenticated"
+        assert (store.caller_of("lost"), store.known.learnt) == (None, before)
+        assert store.caller_of("kept") is not None
 
 
 async def test_a_replica_takes_over_with_everything_that_was_acknowledged() -> None:

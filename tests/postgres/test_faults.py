@@ -3,6 +3,7 @@ is there once. (Contract 1, 3, 5; DESIGN 4.)"""
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable
 from typing import Any, Final, Literal, TypeAlias, TypeVar
@@ -12,6 +13,8 @@ import pytest
 
 from covenant import Mailbox, OpenMailbox, Result
 from covenant.model.error import StoreUnavailable
+from covenant.store.postgres import engine as engines
+from covenant.store.postgres import entry as entries
 from covenant.store.postgres import lane as lanes
 from covenant.store.postgres.connection import Where, connect
 from tests.conformance.support import DONE, drain, keyed, plain, soon, take, uid
@@ -32,9 +35,15 @@ class Knife:
         self.only: str | None = None
         self.cut: list[str] = []
         self.is_down = False
+        self._held: str | None = None
+        self.is_held, self.go_on = asyncio.Event(), asyncio.Event()
 
     def set(self, left: int, when: When, only: str | None = None) -> None:
         self._left, self._when, self.only = left, when, only
+
+    def hold(self, name: str) -> None:
+        """A statement that is on its way, and not answered yet."""
+        self._held = name
 
     def lay_down(self) -> None:
         self._left = None
@@ -45,6 +54,13 @@ class Knife:
             self._left -= 1
         if is_now and self._when == "before":
             await self._end(name, connection)
+        if name == self._held:
+            self.is_held.set()
+            try:
+                await self.go_on.wait()
+            except asyncio.CancelledError:
+                said.close()  # type: ignore[attr-defined]  # it was never begun
+                raise
         answer = await said
         if is_now and self._when == "after":
             await self._end(name, connection)
@@ -134,7 +150,7 @@ async def test_a_round_of_a_task_is_done_once_whichever_statement_is_cut(
 async def test_a_commit_of_which_nobody_can_tell_is_told_so_and_sent_again_it_is_there_once(
     box: OpenMailbox, knife: Knife, when: When, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lanes, "PATIENCE_S", 0.3)
+    monkeypatch.setattr(entries, "PATIENCE_S", 0.3)
     alice, bob = box.of("alice@lab"), box.of("bob@lab")
     knife.set(0, when, only="commit")
     knife.is_down = True
@@ -151,7 +167,7 @@ async def test_a_commit_of_which_nobody_can_tell_is_told_so_and_sent_again_it_is
 async def test_a_commit_that_was_never_asked_for_is_not_stored(
     box: OpenMailbox, knife: Knife, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lanes, "PATIENCE_S", 0.3)
+    monkeypatch.setattr(entries, "PATIENCE_S", 0.3)
     alice, bob = box.of("alice@lab"), box.of("bob@lab")
     knife.set(0, "before", only="save")
     knife.is_down = True
@@ -175,3 +191,51 @@ async def test_a_batch_that_was_cut_is_done_once(box: OpenMailbox, knife: Knife)
     keys = Counter(event.key for logged in await engine.log_back(None, 10_000) for event in logged.events)
     assert set(keys.values()) == {2}
     assert knife.cut == ["commit", "commit"]
+
+
+async def test_each_command_waits_as_long_as_it_would_alone(
+    box: OpenMailbox, knife: Knife, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alice, bob = box.of("alice@lab"), box.of("bob@lab")
+    knife.set(0, "before", only="load")
+    knife.is_down = True
+    monkeypatch.setattr(entries, "PATIENCE_S", 0.0)
+    hasty = asyncio.ensure_future(alice.send_task(plain(bob, id=uid(1))))
+    await asyncio.sleep(0)  # it is in the queue
+    monkeypatch.setattr(entries, "PATIENCE_S", 30.0)
+    patient = asyncio.ensure_future(alice.send_task(plain(bob, id=uid(2))))
+    with pytest.raises(StoreUnavailable) as refused:
+        await soon(hasty)
+    assert refused.value.details["outcome"] == "not_stored"
+    assert not patient.done()
+    knife.is_down = False
+    assert (await soon(patient)).task_id == uid(2)
+    assert [delivery.task.id for delivery in await soon(bob.recv_tasks(10, wait_ms=0))] == [uid(2)]
+
+
+async def test_a_store_that_is_closed_in_the_middle_of_a_commit_tells_how_it_ended(
+    box: OpenMailbox, knife: Knife
+) -> None:
+    alice, bob = box.of("alice@lab"), box.of("bob@lab")
+    knife.hold("commit")
+    sending = asyncio.ensure_future(alice.send_task(plain(bob, id=uid(1))))
+    await soon(knife.is_held.wait())
+    closing = asyncio.ensure_future(box.close())
+    await asyncio.sleep(0)  # it waits for the lane
+    knife.go_on.set()
+    assert (await soon(sending)).task_id == uid(1)
+    await soon(closing)
+
+
+async def test_a_commit_that_does_not_end_with_the_store_is_told_to_be_unknown(
+    box: OpenMailbox, knife: Knife, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engines, "_ENDING_S", 0.01)
+    alice, bob = box.of("alice@lab"), box.of("bob@lab")
+    knife.hold("commit")
+    sending = asyncio.ensure_future(alice.send_task(plain(bob, id=uid(1))))
+    await soon(knife.is_held.wait())
+    await soon(box.close())
+    with pytest.raises(StoreUnavailable) as refused:
+        await soon(sending)
+    assert refused.value.details["outcome"] == "unknown"

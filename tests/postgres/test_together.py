@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
+
+import pytest
 
 from covenant import AgentId, CovenantError, Mailbox, Task, TaskState
 from covenant.exchange.bounds import Refusals
@@ -62,3 +65,24 @@ async def test_every_denial_is_written_or_counted() -> None:
         rows = (await box.recent_audit(1000))[before:]
         assert len(rows) == 70
         assert sum(row.counts.get("not_written", 0) for row in rows) == 30
+
+
+async def test_one_step_that_is_refused_does_not_keep_the_others_from_being_done(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with Mailbox.open(store_url()) as box:
+        engine: Any = box._engine
+        asked: list[str] = []
+        submit = engine._submit
+
+        def refuses(command: c.Command, by: str | None = None) -> Any:
+            entry = submit(c.Expire(None), by)
+            if isinstance(command, c.EndGrants):
+                asked.append(command.pubkey)
+                entry.fail(CovenantError("not today"))
+            return entry
+
+        monkeypatch.setattr(engine, "_submit", refuses)
+        monkeypatch.setattr(engine.trust, "left_grants", lambda: ["one", "two", "three"])
+        await engine._look()
+        assert asked == ["one", "two", "three"]

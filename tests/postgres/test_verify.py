@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator
 from typing import Any, NamedTuple
 
@@ -297,3 +298,63 @@ async def test_retention_takes_only_the_beginning_of_a_chain_whatever_the_clocks
         await daemon.store.housekeeper.tidy()
         assert await connection.fetchval("select count(*) from log") == count
     await daemon.exchange.close()
+
+
+async def test_daemons_that_are_long_gone_leave_with_their_lanes() -> None:
+    store = store_url()
+    clock = ManualClock(time.time_ns() // 1_000_000)
+    first, gone = await started(store, clock), await started(store, clock)
+    two = Two(store, first, gone)
+    left = two.lane(1)
+    async with Mailbox.open(f"{store}&lanes=1", clock=clock) as box:
+        await box.of("ann@lab").send_task(plain(box.of("bob@lab")))
+    for which in (0, 1):
+        await two.work(which)
+    await two.sign()
+    await gone.exchange.close()
+    assert isinstance(first.store, Postgres)
+    clock.advance(6 * DAY_MS)
+    await two.work(0)
+    await first.exchange.sign_head()
+    await first.store.housekeeper.tidy()
+    async with sql(store) as connection:
+        counts = "select (select count(*) from daemon), (select count(*) from lane)"
+        assert tuple(await connection.fetchrow(counts) or ()) == (3, 3)
+        clock.advance(2 * DAY_MS)
+        await first.store.housekeeper.tidy()
+        assert [row["id"] for row in await connection.fetch("select id from lane")] == [two.lane(0)]
+        keys = {row["pubkey"] for row in await connection.fetch("select pubkey from daemon")}
+        assert keys == {first.exchange.realm.pubkey, gone.exchange.realm.pubkey}  # what it signed stays genuine
+    report = await verified(store)
+    assert report.damage == [] and [lane.lane for lane in report.lanes] == [two.lane(0)] != [left]
+    row = (await rows(two, 0))[0]
+    damage = await tampered(two, "update log set lines = $1 where seq = $2", row["lines"][:-70], row["seq"])
+    assert any(f"lane {two.lane(0)}" in told for told in damage)
+    await first.exchange.close()
+
+
+@pytest.mark.parametrize("is_hidden", [False, True])
+async def test_a_lane_that_was_cut_off_by_hand_stays_to_tell_of_it(is_hidden: bool) -> None:
+    store = store_url()
+    clock = ManualClock(time.time_ns() // 1_000_000)
+    first, gone = await started(store, clock), await started(store, clock)
+    two = Two(store, first, gone)
+    left = two.lane(1)
+    await two.work(1)
+    await two.sign()
+    await gone.exchange.close()
+    async with sql(store) as connection:
+        await connection.execute("delete from log where lane = $1", left)
+        if is_hidden:
+            await connection.execute(
+                """insert into anchor select id, seq, hash, (select pubkey from daemon where id = l.daemon), 'forged'
+                   from lane l where id = $1""",
+                left,
+            )
+    clock.advance(8 * DAY_MS)
+    await two.work(0)
+    await first.exchange.sign_head()
+    assert isinstance(first.store, Postgres)
+    await first.store.housekeeper.tidy()
+    assert any(told.startswith(f"lane {left}: ") for told in (await verified(store)).damage)
+    await first.exchange.close()

@@ -87,6 +87,7 @@ _BY_CODE: Final[dict[str, Kind]] = {
     "draining": AWAY,
     "store_unavailable": AWAY,
     "store_closed": AWAY,
+    "clock_astray": AWAY,
     "store_full": AWAY,
 }
 

@@ -288,6 +288,13 @@ class StoreUnavailable(StoreError):
     code = "store_unavailable"
 
 
+class ClockAstray(StoreError):
+    """The clock of this machine and that of the store's database are too far apart: what is due, past its time or
+    expired would be so for all daemons. `skew_ms` says by how much this one is ahead."""
+
+    code = "clock_astray"
+
+
 class StoreFull(StoreUnavailable):
     """No room on the disk. The store reopens by itself when there is room."""
 

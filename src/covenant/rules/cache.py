@@ -15,7 +15,7 @@ from covenant.model.record import Key, Slot, TaskRecord
 from covenant.model.task import Result
 from covenant.model.view import CachedResult
 from covenant.rules.context import Commit, Context, View
-from covenant.rules.envelope import check_size, check_text
+from covenant.rules.envelope import check_asked, check_text
 from covenant.rules.sight import lent
 
 
@@ -56,7 +56,7 @@ def settle(command: SettleSlot, view: View, ctx: Context) -> Commit:
 
 def forget(command: ForgetCached, view: View, ctx: Context) -> Commit:
     check_text(command.reason, "reason", ctx.limits.text_bytes_max)
-    check_size(command.slot, "entry_id", ctx.limits.text_bytes_max)
+    check_asked(command.slot, "entry_id", ctx.limits.text_bytes_max)
     slot = visible_slot(command.slot, command.by, view)
     if command.by is not None and ctx.granted is None:
         raise NotPermitted("only the operator forgets cached results", entry_id=command.slot)

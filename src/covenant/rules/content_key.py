@@ -30,7 +30,7 @@ import rfc8785
 
 from covenant.model.error import BadId, Malformed
 from covenant.model.limits import CONTENT_DEPTH_MAX, KEY_BYTES_MAX
-from covenant.rules.envelope import check_id, check_text
+from covenant.rules.envelope import check_id, check_key
 
 _HASH_BYTES: Final = 16
 _MARK: Final = b"covenant.task-key.v1\n"
@@ -52,9 +52,9 @@ def canonical(value: Any) -> bytes:
 def task_key(run_id: str, kind: str, value: Any, *, key: str | None = None, instance: str | int | None = None) -> str:
     """Under what a run finds this task again. `key` stands in place of the content; `instance` tells apart tasks that
     are meant to be there twice."""
-    check_text(run_id, "run_id", KEY_BYTES_MAX)
+    check_key(run_id, "run_id", KEY_BYTES_MAX)
     if key is not None:
-        check_text(key, "key", KEY_BYTES_MAX)
+        check_key(key, "key", KEY_BYTES_MAX)
     if instance is not None and type(instance) not in (str, int):
         raise Malformed("an instance is text or a whole number", field="instance")
     name = _utf8(kind, "kind")

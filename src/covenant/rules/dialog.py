@@ -32,7 +32,7 @@ from covenant.rules.envelope import (
     check_count,
     check_flag,
     check_id,
-    check_text,
+    check_key,
     digest_of_message,
     seal_artifact,
     seal_spoken,
@@ -122,7 +122,7 @@ def _is_repeated(receipt: str | None, record: TaskRecord, ctx: Context) -> bool:
     had no database, or that was frozen, while the holder went on by another."""
     if receipt is None:
         return False
-    check_text(receipt, "receipt", ctx.limits.key_bytes_max)
+    check_key(receipt, "receipt", ctx.limits.key_bytes_max)
     return receipt in record.receipts
 
 

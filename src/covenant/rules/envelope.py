@@ -78,7 +78,7 @@ def _check_idempotency(idempotency: Idempotency, limits: Limits) -> None:
         raise Malformed("idempotency must be an Idempotency", field="idempotency")
     if idempotency.duplicate_safety not in ("unsafe", "idempotent"):
         raise Malformed("duplicate_safety is `unsafe` or `idempotent`", field="duplicate_safety")
-    check_text(idempotency.key, "idempotency.key", limits.key_bytes_max)
+    check_key(idempotency.key, "idempotency.key", limits.key_bytes_max)
 
 
 def seal_result(result: Result, limits: Limits) -> Result:
@@ -172,7 +172,7 @@ def _check_portable(value: Any, field: str, limits: Limits) -> None:
 
 def check_name(value: str, field: str, limits: Limits) -> str:
     """An id that the other side has chosen: any text that says something."""
-    check_text(value, field, limits.key_bytes_max)
+    check_key(value, field, limits.key_bytes_max)
     return value
 
 
@@ -247,6 +247,24 @@ def check_text(value: str, field: str, limit: int) -> None:
     check_size(value, field, limit)
     if not value or value.isspace():
         raise BlankText(f"{field} must not be blank", field=field)
+
+
+def check_key(value: str, field: str, limit: int) -> None:
+    """Text by which something is found again."""
+    check_text(value, field, limit)
+    _check_writable(value, field)
+
+
+def check_asked(value: str, field: str, limit: int) -> None:
+    """The same where it is only looked for: what could never have been written is refused, not found missing."""
+    check_size(value, field, limit)
+    _check_writable(value, field)
+
+
+def _check_writable(value: str, field: str) -> None:
+    """Databases have no NUL in a text."""
+    if "\0" in value:
+        raise Malformed(f"{field} must be text without a NUL", field=field)
 
 
 def check_size(value: str, field: str, limit: int) -> None:

@@ -33,7 +33,7 @@ from covenant.model.run import (
     step_key,
 )
 from covenant.rules.context import Context, View
-from covenant.rules.envelope import check_count, check_cursor, check_id, check_text
+from covenant.rules.envelope import check_count, check_cursor, check_id, check_key
 from covenant.rules.page import Room
 from covenant.rules.protocol import first_message
 from covenant.rules.repair import declared_safety
@@ -126,7 +126,7 @@ def look_around(query: LookAround, view: View, ctx: Context) -> Standing:
 
 def find_entry(query: FindEntry, view: View, ctx: Context) -> EntryFound | None:
     record, _ = held_run(query.lease_id, query.by, view, ctx)
-    check_text(query.key, "key", ctx.limits.key_bytes_max)
+    check_key(query.key, "key", ctx.limits.key_bytes_max)
     mark = view.get(marked(record.task.id, query.key))
     if not isinstance(mark, Mark):
         return None

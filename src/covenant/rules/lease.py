@@ -71,11 +71,17 @@ def _of_kinds(
     what lies behind those is found when some of them are gone."""
     size = min(max(limit, 1), ctx.limits.scan_max)
     while True:
-        listed = view.ready(recipient, size)
-        fitting = list(islice((record for record in listed if kind_in(record.task) in kinds), limit))
-        if fitting or len(listed) < size or size == ctx.limits.scan_max:
+        fitting, is_all = view.ready_of(recipient, kinds, limit, size)
+        if fitting or is_all or size == ctx.limits.scan_max:
             return fitting
         size = min(size * _FURTHER, ctx.limits.scan_max)
+
+
+def of_kinds(
+    listed: Sequence[TaskRecord], kinds: frozenset[str], limit: int, depth: int
+) -> tuple[Sequence[TaskRecord], bool]:
+    """Those of these kinds, and whether there is nothing behind what was listed."""
+    return list(islice((record for record in listed if kind_in(record.task) in kinds), limit)), len(listed) < depth
 
 
 def kind_in(task: Task) -> str:

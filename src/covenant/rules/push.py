@@ -24,7 +24,7 @@ from covenant.model.view import Pushed
 from covenant.rules.address import is_surely_private
 from covenant.rules.context import Commit, Context, View
 from covenant.rules.dialect import VERSIONS
-from covenant.rules.envelope import check_id, check_name, check_size
+from covenant.rules.envelope import check_asked, check_id, check_name, check_size
 from covenant.rules.retention import is_retained
 from covenant.rules.sight import is_hidden, visible_task
 
@@ -110,6 +110,7 @@ def _check_secrets(config: PushConfig, ctx: Context) -> None:
 def drop_push(command: DropPush, view: View, ctx: Context) -> Commit:
     """Again changes nothing."""
     record = _own(command.task_id, command.by, view, ctx)
+    check_asked(command.config_id, "id", ctx.limits.text_bytes_max)
     key = push_key(record.task.id, command.config_id)
     return Commit(() if view.get(key) is None else (e.PushDropped(key),))
 
@@ -132,6 +133,7 @@ def note_push(command: NotePush, view: View, ctx: Context) -> Commit:
 
 def get_push(query: GetPush, view: View, ctx: Context) -> PushConfig:
     record = _own(query.task_id, query.by, view, ctx)
+    check_asked(query.config_id, "id", ctx.limits.text_bytes_max)
     push = view.get(push_key(record.task.id, query.config_id))
     if not isinstance(push, Push):
         raise UnknownPush(f"no webhook {query.config_id}", config=query.config_id)

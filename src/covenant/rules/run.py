@@ -80,6 +80,7 @@ from covenant.rules.envelope import (
     check_count,
     check_id,
     check_json,
+    check_key,
     check_text,
     check_time,
     digest_of,
@@ -509,7 +510,7 @@ def _signal_id(command: SignalRun, ctx: Context) -> str:
     """One under a key of its sender has an id made of both."""
     if command.key is None:
         return ctx.ids.lease()
-    check_text(command.key, "key", ctx.limits.key_bytes_max)
+    check_key(command.key, "key", ctx.limits.key_bytes_max)
     sender = "" if command.by is None else command.by.pubkey
     return "k" + sha256(f"{sender}\n{command.key}".encode()).hexdigest()[:32]
 
@@ -824,13 +825,13 @@ def _checked_result(result: Result, ctx: Context) -> Result:
 def _checked_entry(draft: EntryDraft, ctx: Context) -> EntryDraft:
     if type(draft) is not EntryDraft or type(draft.role) is not EntryRole or type(draft.type) is not EntryType:
         raise Malformed("an entry has a role and a type", field="entries")
-    check_text(draft.id, "entry.id", ctx.limits.key_bytes_max)
+    check_key(draft.id, "entry.id", ctx.limits.key_bytes_max)
     check_count(draft.parent, "entry.parent", _NUMBER_MAX)
     if draft.said is not None:
         check_count(draft.said, "entry.said", _NUMBER_MAX)
     for name in ("turn", "key"):
         if getattr(draft, name) is not None:
-            check_text(getattr(draft, name), f"entry.{name}", ctx.limits.key_bytes_max)
+            check_key(getattr(draft, name), f"entry.{name}", ctx.limits.key_bytes_max)
     content = check_value(draft.content, "entry.content", ctx)
     says = draft.says
     if says is not None:
@@ -841,9 +842,9 @@ def _checked_entry(draft: EntryDraft, ctx: Context) -> EntryDraft:
 def _checked_memo(memo: Memo, ctx: Context) -> Memo:
     if type(memo) is not Memo:
         raise Malformed("a memo is needed", field="memos")
-    check_text(memo.key, "memo.key", ctx.limits.key_bytes_max)
+    check_key(memo.key, "memo.key", ctx.limits.key_bytes_max)
     if memo.begun is not None:
-        check_text(memo.begun, "memo.begun", ctx.limits.key_bytes_max)
+        check_key(memo.begun, "memo.begun", ctx.limits.key_bytes_max)
     if memo.entry is not None:
         check_count(memo.entry, "memo.entry", _NUMBER_MAX)
     if memo.task is not None:
@@ -865,11 +866,11 @@ def checked_wait(wait: Wait, ctx: Context) -> Wait:
         if check_id(task_id, "wait.tasks") != task_id:
             raise Malformed("ids are in small letters", field="wait.tasks")
     for pattern in wait.signals:
-        check_text(pattern, "wait.signals", ctx.limits.key_bytes_max)
+        check_key(pattern, "wait.signals", ctx.limits.key_bytes_max)
     if wait.until_ms is not None:
         check_time(wait.until_ms, "wait.until_ms")
     if wait.doubt is not None:
-        check_text(wait.doubt, "wait.doubt", ctx.limits.key_bytes_max)
+        check_key(wait.doubt, "wait.doubt", ctx.limits.key_bytes_max)
         if len(wait.signals) != 1 or not wait.signals[0].startswith(EFFECT):
             raise Malformed("what is in doubt waits for its own decision", field="wait.doubt")
     return wait
@@ -896,14 +897,14 @@ def check_value(value: Raw, field: str, ctx: Context) -> Raw:
 
 def check_name(value: str, field: str, ctx: Context) -> str:
     """A signal's name. Those of decisions are nobody's to send."""
-    check_text(value, field, ctx.limits.key_bytes_max)
+    check_key(value, field, ctx.limits.key_bytes_max)
     if value.startswith(EFFECT) or "*" in value:
         raise Malformed(f"{field} is no pattern, and does not begin with {EFFECT}", field=field)
     return value
 
 
 def check_text_of(value: Any, field: str, ctx: Context) -> str:
-    check_text(value, field, ctx.limits.key_bytes_max)
+    check_key(value, field, ctx.limits.key_bytes_max)
     return str(value)
 
 

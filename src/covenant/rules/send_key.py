@@ -11,13 +11,13 @@ import hashlib
 from covenant.model.error import IdempotencyConflict
 from covenant.model.record import SEND_KEY_PREFIX, Key, SendKey, TaskRecord
 from covenant.rules.context import Context, View
-from covenant.rules.envelope import check_text
+from covenant.rules.envelope import check_key
 from covenant.rules.retention import is_retained
 
 
 def send_key(sender: str, recipient: str, key: str, ctx: Context, task_id: str = "") -> Key:
     """Nothing but the key may hold a line break, so no two of these are written alike."""
-    check_text(key, "Idempotency-Key", ctx.limits.key_bytes_max)
+    check_key(key, "Idempotency-Key", ctx.limits.key_bytes_max)
     name = "\n".join((sender, recipient, task_id, key))
     return SEND_KEY_PREFIX + hashlib.sha256(name.encode()).hexdigest()
 

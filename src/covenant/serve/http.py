@@ -189,7 +189,8 @@ class Http:
         if is_up and not self.exchange.is_draining:
             await respond(send, Response(200, b'{"kind":"ready"}'))
         else:
-            why = "draining" if self.exchange.is_draining else "store_unavailable"
+            ails = getattr(self.exchange.store, "ails", "store_unavailable")
+            why = "draining" if self.exchange.is_draining else ails
             await respond(send, Response(503, _encoder.encode({"kind": "not_ready", "reason": why})))
 
     async def _version(self, scope: Scope, receive: Receive, send: Send) -> None:

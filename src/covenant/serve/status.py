@@ -65,6 +65,7 @@ HTTP_STATUS: Final[dict[str, int]] = {
     "store_locked": 503,
     "store_unavailable": 503,
     "store_closed": 503,
+    "clock_astray": 503,
     "store_full": 507,
     "draining": 503,
     "unreachable": 503,

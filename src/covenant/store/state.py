@@ -43,6 +43,7 @@ from covenant.model.run import Entry, Mark, Run, Signal, Step
 from covenant.rules.context import Context
 from covenant.rules.evolve import CREATING, EVOLVE
 from covenant.rules.grant import pin_of
+from covenant.rules.lease import of_kinds
 from covenant.rules.retention import at_rest, is_forgotten, is_retained, tombstone_of
 from covenant.rules.sight import is_listed
 from covenant.store.ledger import DueTimes, LazyLedger, Ledger, Shelf
@@ -690,6 +691,11 @@ class State:
     def ready(self, recipient: str | None, limit: int) -> Sequence[TaskRecord]:
         ledger = self._all_ready() if recipient is None else self._ready.get(recipient)
         return [self.records[key] for key in ledger.oldest(limit)]  # type: ignore[misc]
+
+    def ready_of(
+        self, recipient: str | None, kinds: frozenset[str], limit: int, depth: int
+    ) -> tuple[Sequence[TaskRecord], bool]:
+        return of_kinds(self.ready(recipient, depth), kinds, limit, depth)
 
     def _all_ready(self) -> LazyLedger:
         if self._ready_all is None:

@@ -18,6 +18,7 @@ COMMAND_S: Final = 12.0  # then a connection is taken for lost: a machine may ha
 LANES: Final = 2
 LANES_MAX: Final = 32
 _GOODBYE_S: Final = 2.0
+_SECRET: Final = re.compile(r"([?&](?:ssl)?password=)[^&#]*", re.IGNORECASE)
 _NAME: Final = re.compile(r"[a-z_][a-z0-9_]{0,40}")
 _SETTINGS: Final = {
     "application_name": "covenant",
@@ -81,11 +82,11 @@ class Where(Struct, frozen=True):
 
 
 def safe(url: str) -> str:
-    """The URL without its password, for messages and logs."""
+    """The URL without its passwords, for messages and logs."""
     parts = urlsplit(url)
-    if parts.password is None:
-        return url
-    return url.replace(f":{parts.password}@", ":***@", 1)
+    if parts.password is not None:
+        url = url.replace(f":{parts.password}@", ":***@", 1)
+    return _SECRET.sub(r"\1***", url)
 
 
 async def connect(where: Where, command_s: float | None = COMMAND_S, /, **settings: str) -> asyncpg.Connection[Any]:

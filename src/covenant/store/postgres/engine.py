@@ -33,8 +33,8 @@ from covenant.model.command import (
     SweepRun,
 )
 from covenant.model.daemon import DaemonState, DaemonView
-from covenant.model.error import CovenantError, StoreClosed
-from covenant.model.limits import Limits
+from covenant.model.error import BadSetting, ClockAstray, CovenantError, StoreClosed, StoreUnavailable
+from covenant.model.limits import RETENTION_BYTES, Limits
 from covenant.model.peer import Caller, Grant, Peer, peer_key
 from covenant.model.query import GetTask, ListInputs, Query
 from covenant.model.record import Key, TaskRecord
@@ -43,7 +43,7 @@ from covenant.rules.audit import rows_of
 from covenant.rules.context import Context, Ids, actor
 from covenant.rules.lease import kind_in
 from covenant.rules.undo import undo
-from covenant.store.clock import Clock, Timer
+from covenant.store.clock import Clock, SystemClock, Timer
 from covenant.store.embedded import CARDS_SHOWN, SYSTEM, is_under_way
 from covenant.store.postgres.bell import Bell
 from covenant.store.postgres.connection import LOST, Where, borrowed, told
@@ -52,6 +52,7 @@ from covenant.store.postgres.housekeeping import Housekeeper
 from covenant.store.postgres.lane import EXPIRY_STEPS, Lane, Moved, is_exclusive
 from covenant.store.postgres.listing import DEPTH
 from covenant.store.postgres.log import CommitLog
+from covenant.store.postgres.pulse import LAPSE_S, Pulse, session_of
 from covenant.store.postgres.reader import Reader
 from covenant.store.postgres.rows import (
     ANSWERS,
@@ -65,11 +66,11 @@ from covenant.store.postgres.rows import (
     PUSHES,
     READY,
     SWEEPS,
-    TRUST,
     TRUSTED,
     decoded,
 )
 from covenant.store.postgres.schema import checked, migrate
+from covenant.store.postgres.trust import Trust
 from covenant.store.postgres.view import Working
 from covenant.store.process import label_of_process
 from covenant.store.state import Counts, State, Tally
@@ -77,33 +78,13 @@ from covenant.store.waiters import ALL, Waiters
 
 _SHARE_MIN: Final = 16
 BATCH: Final = 256  # commands in one transaction
-BEAT_S: Final = 2.0  # a sign of life, and a look at who else is there
 POLL_S: Final = 5.0  # the slow look, in case nobody rang
-SILENCE_BEATS: Final = 3  # without an answer, and the database counts as away
 TIDY_S: Final = 60.0
-LAPSE_S: Final = 15.0  # so long silent, and a daemon is taken for dead
 _STEPS_AT_ONCE: Final = 10
 _GIVING_BACK_S: Final = 2.0
+_ENDING_S: Final = 5.0  # for what is on its way when the store is closed
 _DEPTH_AGE_S: Final = 1.0
 _DEPTH_AGE_FAR_S: Final = 60.0
-_TRUST: Final = """
-    select p.ord, p.key, r.kind, r.body from place p left join record r on r.key = p.key
-    where p.shelf = $1 and p.name = '' and p.ord > $2 order by p.ord
-"""
-
-_BEAT: Final = """
-    with alive as (
-        update daemon set seen = clock_timestamp() where id = $1 and ended is null
-    ), silent as (
-        update daemon set ended = clock_timestamp(), proof = 'silent'
-        where ended is null and id <> $1 and seen < clock_timestamp() - $2::text::interval
-        returning id, label
-    ), closed as (
-        update lane set closed = true where daemon in (select id from silent)
-    )
-    select id, label from silent
-    union all select id, null from daemon where ended is null and id <> $1 and id not in (select id from silent)
-"""
 _REGISTER: Final = """
     insert into daemon (id, pubkey, label, started_ms) values ($1, $2, $3, $4)
     on conflict (id) do update set seen = clock_timestamp() where daemon.ended is null returning id
@@ -111,7 +92,6 @@ _REGISTER: Final = """
 _OPEN_LANE: Final = f"""
     with mine as ({_REGISTER}) insert into lane (daemon, hash) select id, $5 from mine returning id
 """
-_END_SESSIONS: Final = "select pg_terminate_backend(pid) from pg_stat_activity where application_name = $1"
 _COUNTED: Final = (READY, FOLLOWERS, HELD, ANSWERS, PARKED, DELAYED, ENDED)
 _COUNT: Final = "select shelf, name, count(*) from place where shelf = any($1) group by shelf, name"
 _SILENT: Final = """
@@ -129,7 +109,6 @@ _DAEMONS: Final = """
     from daemon d where ended is null or ended > clock_timestamp() - interval '7 days'
     order by started_ms desc limit 1000
 """
-_KEYS: Final = "select distinct pubkey from daemon where pubkey is not null"
 _ANCHORS_MAX: Final = 64
 _WATCHED_MAX: Final = 20_000
 
@@ -145,15 +124,12 @@ class Postgres:
         self.where = Where.of(url)
         self.limits = limits
         self.context = Context(0, ids, limits)
-        self.trust = State()
-        self.epoch = 0  # up to which event trust is known
+        self.known = Trust(self.context)
+        self.known.on_anew = self._begin_anew
         self.daemon_id = ids.lease()
         self.pubkey: str | None = None
-        self._keys: set[str] = set()
-        self._on_lost_trust: Callable[[str], None] = lambda pubkey: None
         self._refreshing: asyncio.Task[int] | None = None
         self.is_closing = True
-        self._answered_s = 0.0
         self.space = crc32(self.where.schema.encode()) & 0x7FFFFFFF
         self.expiring = asyncio.Lock()
         self._clock = clock
@@ -163,10 +139,13 @@ class Postgres:
         self._free = 0  # lanes that have nothing to do
         self._lanes: list[Lane] = []
         self._reader = Reader(self)
+        self.channel = f"covenant_{self.where.schema}"
         self._bell = Bell(self)
+        self._pulse = Pulse(self)
         self.housekeeper = Housekeeper(self)
         self._log = CommitLog(self._reader, self.space)
         self._jobs: list[asyncio.Task[None]] = []
+        self._writing: list[asyncio.Task[None]] = []  # those of them that commit
         self._steps: set[asyncio.Task[None]] = set()
         self._depths: dict[str, tuple[int, float]] = {}
         self._ready_waiters = Waiters(limits.waiters_max)
@@ -178,7 +157,6 @@ class Postgres:
         self._expiring: asyncio.Task[None] | None = None
         self._timer_ms: int | None = None
         self._pushed: set[str] = set()  # tasks with webhooks
-        self._companions = 1
         self._watched: dict[Key, int] = {}  # tasks that somebody waits for, as the last slow look saw them
         self._on_push: Callable[[str], None] | None = None
 
@@ -187,36 +165,52 @@ class Postgres:
 
     @property
     def is_up(self) -> bool:
-        """The database has answered of late."""
-        return not self.is_closing and asyncio.get_running_loop().time() - self._answered_s < SILENCE_BEATS * BEAT_S
+        """The database has answered of late, and its clock is ours."""
+        return not self.is_closing and self._pulse.is_answered and not self._pulse.is_astray
+
+    @property
+    def ails(self) -> str:
+        """Why it is not up."""
+        return ClockAstray.code if self._pulse.is_astray else StoreUnavailable.code
+
+    @property
+    def is_wall_clock(self) -> bool:
+        """One that a test moves by hand is compared with nothing."""
+        return isinstance(self._clock, SystemClock)
+
+    @property
+    def is_on_time(self) -> bool:
+        return not self._pulse.is_astray
 
     # --- life ---------------------------------------------------------------------------------------------
 
     async def open(self) -> None:
+        if self.limits.retention_bytes != RETENTION_BYTES:
+            why = "retention_bytes is a bound of the journal: on PostgreSQL, retention_ms bounds what is kept"
+            raise BadSetting(why, name="retention_bytes")
         try:
             connection = await self._reader.connected()
             if not (await checked(connection, self.where.schema)).is_current:
                 async with borrowed(self.where) as patient:  # which may take long
                     await migrate(patient, self.where.schema)
+            await self._pulse.check_clock(connection)
             await self.register(connection)
-            await self.learn_trust(connection)
+            await self.known.meet(connection)
             self.is_closing = False
             self._lanes = [Lane(self) for _ in range(self.where.lanes)]
             for lane in self._lanes:
                 await lane.open()
-            await self._bell.open()
-            await self._bell.try_to_lead()
-            self._bell.ring((), (), (), True)  # the others learn that somebody listens
+            await self._pulse.open()
+            self.tell_of_me()
         except (*LOST, asyncpg.PostgresError) as failed:
             await self._let_go()
             raise told(failed, "not_stored") from failed
         except CovenantError:
             await self._let_go()
             raise
-        self._answered_s = asyncio.get_running_loop().time()
-        workers = [*(lane.work() for lane in self._lanes), self._reader.work(), self._bell.work()]
-        workers += [self._watch(), self._keep_house()]
-        self._jobs = [asyncio.create_task(work) for work in workers]
+        self._writing = [asyncio.create_task(lane.work()) for lane in self._lanes]
+        others = (self._reader.work(), self._bell.work(), self._pulse.work(), self._keep_looking(), self._keep_house())
+        self._jobs = [*self._writing, *(asyncio.create_task(work) for work in others)]
         await self._look(at_start=True)
 
     async def register(self, connection: asyncpg.Connection[Any]) -> None:
@@ -230,19 +224,33 @@ class Postgres:
             lane: int | None = await connection.fetchval(_OPEN_LANE, *self._myself(), head)
             if lane is not None:
                 return lane
-            if name == self.daemon_id:  # no other lane has found that out meanwhile
-                log.warning("others took this daemon for dead; it goes on under a new name")
-                self.daemon_id = self._ids.lease()
+            self.rename(name)
+
+    def rename(self, name: str) -> None:
+        """The others took the daemon of this name for dead."""
+        if name == self.daemon_id:  # nobody else here has found that out meanwhile
+            log.warning("others took this daemon for dead; it goes on under a new name")
+            self.daemon_id = self._ids.lease()
+
+    def tell_of_me(self) -> None:
+        """The others learn that somebody listens."""
+        self._bell.ring((), (), (), True)
+
+    def lead(self) -> None:
+        """From now on, for all of them."""
+        if self._on_push is not None:
+            for task_id in self._pushed:
+                self._on_push(task_id)
 
     def _myself(self) -> tuple[str, str | None, str, int]:
         return self.daemon_id, self.pubkey, label_of_process(), self.now()
 
     def join(self, pubkey: str, lost: Callable[[str], None]) -> None:
         self.pubkey = pubkey
-        self._on_lost_trust = lost
+        self.known.on_lost = lost
 
     def keys(self) -> Collection[str]:
-        return self._keys
+        return self.known.keys
 
     async def refresh(self) -> int:
         """Who asks while somebody else does shares the answer."""
@@ -253,9 +261,9 @@ class Postgres:
     async def _refresh(self) -> int:
         try:
             (row,) = await self._reader.fetch("select trust from meta")
-            if row["trust"] > self.epoch:
-                await self._reader.use(self.learn_trust)
-            return self.epoch
+            if row["trust"] != self.known.learnt:
+                await self._reader.use(self.known.learn)
+            return self.known.learnt
         finally:
             self._refreshing = None
 
@@ -271,11 +279,13 @@ class Postgres:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
+        self._ring_lanes()
+        await asyncio.wait(self._writing, timeout=_ENDING_S)  # what was begun gets its true answer
         for job in self._jobs:
             job.cancel()
         await asyncio.gather(*self._jobs, return_exceptions=True)
         self._jobs = []
-        for entry in self._queue:
+        for entry in (*self._queue, *(entry for lane in self._lanes for entry in lane.own)):
             entry.fail(self.closed_error())
         self._queue.clear()
         for waiters in self._waiters:
@@ -286,7 +296,8 @@ class Postgres:
 
     async def _let_go(self) -> None:
         self.is_closing = True
-        await self._bell.close()
+        self._bell.close()
+        self._pulse.close()
         for lane in self._lanes:
             await lane.close()
         self._lanes = []
@@ -334,6 +345,7 @@ class Postgres:
             self._ring_lane()
 
     async def next_batch(self, lane: Lane) -> list[Entry]:
+        """Nothing once this ends."""
         self._free += 1
         try:
             return await self._next_batch(lane)
@@ -341,7 +353,7 @@ class Postgres:
             self._free -= 1
 
     async def _next_batch(self, lane: Lane) -> list[Entry]:
-        while True:
+        while not self.is_closing:
             if lane.own:
                 return [lane.own.popleft()]
             batch: list[Entry] = []
@@ -363,6 +375,7 @@ class Postgres:
             waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._idle.append(waiting)
             await waiting
+        return []
 
     def put_back(self, entries: Sequence[Entry], alone: bool = False) -> None:
         """To the front of the queue, in their order."""
@@ -467,11 +480,12 @@ class Postgres:
             if type(now) is TaskRecord and _has_moved(was, now):
                 changed.append(key)
             if type(now) in TRUSTED or type(was) in TRUSTED:
-                self._trusted(key, now)
+                if work.trust is self.trust:
+                    self.known.put(key, now)
                 is_trust = is_trust or not isinstance(now, Grant) or not isinstance(was, Grant) or now.uses == was.uses
         if work.touched:
             self._wake(readied, answered, changed)
-            if self._companions > 1:
+            if self._pulse.companions > 1:
                 self._bell.ring([name for name, _ in readied], answered, changed, is_trust)
         for entry in entries:
             self._answer(entry)
@@ -536,24 +550,15 @@ class Postgres:
 
     # --- what is known --------------------------------------------------------------------------------------
 
-    async def learn_trust(self, connection: asyncpg.Connection[Any]) -> None:
-        """Peers, grants, cards and the horizon, as they are now."""
-        trust = await connection.fetchval("select trust from meta")  # before the look: no more is claimed than was seen
-        found = await connection.fetch(_TRUST, TRUST, self.epoch)
-        self._keys |= {row["pubkey"] for row in await connection.fetch(_KEYS)}
-        for order, key, kind, body in found:
-            self._trusted(key, None if kind is None else decoded(kind, body))
-            self.epoch = max(self.epoch, order)
-        self.epoch = max(self.epoch, trust)
+    @property
+    def trust(self) -> State:
+        return self.known.state
 
-    def _trusted(self, key: Key, record: Any) -> None:
-        """Memory is told. What it knows already may be newer: another lane was faster."""
-        known = self.trust.get(key)
-        if record is not None and known is not None and (record.order < known.order or record == known):
-            return
-        self.trust.put(key, record)
-        if isinstance(known, Peer) and isinstance(record, Peer) and (known.token != record.token or is_revoked(record)):
-            self._on_lost_trust(record.agent.pubkey)
+    def _begin_anew(self) -> None:
+        """The store is not what it was: nothing that was counted there holds."""
+        self._depths.clear()
+        self._log.forget()
+        self.wake_all()
 
     def depth_of(self, recipient: str) -> int | None:
         """As far as it is known: counted anew now and then, the more often the closer it is to its bound."""
@@ -731,7 +736,6 @@ class Postgres:
 
     def rung(self, readied: Iterable[str], answered: Iterable[str], changed: Iterable[Key], is_trust: bool) -> None:
         """Another daemon has committed, or has just come."""
-        self._companions = max(2, self._companions)
         for name in readied:
             self._ready_waiters.wake_some(name)
         for name in answered:
@@ -779,7 +783,7 @@ class Postgres:
 
     def _tell_push(self, task_id: str) -> None:
         """One daemon posts for all of them."""
-        if self._on_push is not None and self._bell.leads:
+        if self._on_push is not None and self.leads():
             self._on_push(task_id)
 
     # --- time -----------------------------------------------------------------------------------------------
@@ -800,6 +804,8 @@ class Postgres:
             self._set_timer(self._timer_ms)
             return
         self._timer_ms = None
+        if not self.is_on_time:  # the next look sets it again
+            return
         self._expiring = asyncio.ensure_future(self._expire())
         self._steps.add(self._expiring)
         self._expiring.add_done_callback(self._expired)
@@ -828,66 +834,41 @@ class Postgres:
     # --- housekeeping ---------------------------------------------------------------------------------------
 
     async def compact(self, command: CompactHistory | Call) -> Compaction:
+        self._pulse.must_be_on_time()
         await self.run(command)
         return Compaction(*await self.housekeeper.tidy())
 
-    async def _watch(self) -> None:
-        """Signs of life, and the slow look."""
-        last = asyncio.get_running_loop().time()
+    async def _keep_looking(self) -> None:
         while True:
-            await asyncio.sleep(BEAT_S)
+            await asyncio.sleep(POLL_S)
             try:
-                await self._beat()
-                if asyncio.get_running_loop().time() - last >= POLL_S:
-                    last = asyncio.get_running_loop().time()
-                    await self._look()
+                await self._look()
             except CovenantError as failed:
                 log.warning("the database could not be looked at: %s", failed)
             except Exception:
                 log.exception("the slow look failed")
 
     async def _keep_house(self) -> None:
-        """Beside the signs of life: it may last, and who gives none for so long is taken for dead."""
         while True:
             await asyncio.sleep(TIDY_S)
             try:
-                await self.housekeeper.tidy()
+                if self.is_on_time:
+                    await self.housekeeper.tidy()
             except CovenantError as failed:
                 log.warning("what is past its time is left for later: %s", failed)
             except Exception:
                 log.exception("what is past its time could not be forgotten")
 
-    async def _beat(self) -> None:
-        """A sign of life. Who has given none for long is taken for dead, and can write no more."""
-        silent = await self._reader.fetch(_BEAT, self.daemon_id, f"{LAPSE_S} seconds")
-        self._answered_s = asyncio.get_running_loop().time()
-        self._companions = 1 + sum(row["label"] is None for row in silent)
-        if await self._bell.try_to_lead() and self._on_push is not None:
-            for task_id in self._pushed:
-                self._on_push(task_id)
-        for row in silent:
-            if row["label"] is None:
-                continue
-            log.warning("daemon %s (%s) has been silent for long: it is taken for dead", row["id"], row["label"])
-            await self._end_sessions(row["id"])
-
-    async def _end_sessions(self, daemon_id: str) -> None:
-        """Of one that was taken for dead: it may be frozen with locks that others wait for."""
-        try:
-            await self._reader.fetch(_END_SESSIONS, _session_of(daemon_id))
-        except CovenantError as refused:
-            log.warning("its sessions could not be ended: %s", refused)
-
     @property
     def session(self) -> str:
         """What the sessions of this daemon are called in the database."""
-        return _session_of(self.daemon_id)
+        return session_of(self.daemon_id)
 
     def leads(self) -> bool:
-        return self._bell.leads
+        return self._pulse.leads and self.is_on_time
 
     def companions(self) -> int:
-        return self._companions
+        return self._pulse.companions
 
     async def tally(self, leases_max: int) -> Tally:
         """Counted in the listings: as many as are open, and no more."""
@@ -953,7 +934,7 @@ class Postgres:
         self._tell_growth()
         for waiters in (self._ready_waiters, self._answer_waiters):
             waiters.wake(ALL)
-        if told_of.get("d"):
+        if told_of.get("d") and self.is_on_time:
             self._set_timer(int(told_of["d"][0]))
         await self._look_at_watched()
         pushed = set(told_of.get("u", ()))
@@ -965,8 +946,10 @@ class Postgres:
         steps += [SettleSlot(None, slot) for slot in await self._unsettled()]
         steps += [EndGrants(None, pubkey) for pubkey in self.trust.left_grants()]
         for step in steps:
-            entry = self._submit(step, SYSTEM)
-            await entry.future
+            try:
+                await self._submit(step, SYSTEM).future
+            except CovenantError as refused:  # one of them, and no reason to leave the others
+                log.warning("a step is left for later: %s", refused)
 
     async def _look_at_watched(self) -> None:
         """Tasks that have moved on, though nobody rang."""
@@ -990,14 +973,6 @@ class Postgres:
             FOLLOWERS,
         )
         return [row["name"] for row in found]
-
-
-def is_revoked(peer: Peer) -> bool:
-    return peer.revoked_ms is not None
-
-
-def _session_of(daemon_id: str) -> str:
-    return f"covenant {daemon_id}"
 
 
 def _goes_alone(entry: Entry) -> bool:

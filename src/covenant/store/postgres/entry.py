@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, Final
 
 from covenant.model.command import Call, Command
 from covenant.model.error import CovenantError
 from covenant.rules.context import Commit, Ids
+
+PATIENCE_S: Final = 20.0  # how long a command waits for a database that is away
 
 
 class Drawn:
@@ -46,12 +48,14 @@ class Entry:
         "is_alone",
         "is_begun",
         "is_exclusive",
+        "is_over",
         "is_step",
         "lane",
         "not_written",
         "refusal",
         "settled",
         "tries",
+        "until_s",
     )
 
     def __init__(self, command: Command | Call, by: str, ids: Ids, future: asyncio.Future[Any]) -> None:
@@ -63,7 +67,9 @@ class Entry:
         self.is_begun = False
         self.is_step = False  # of what another left to be done, and so is what it leaves itself
         self.is_alone = False  # decided without others, of which one may have been the cause of a failure
+        self.is_over = False  # it has failed, and is not tried again
         self.tries = 0
+        self.until_s = asyncio.get_running_loop().time() + PATIENCE_S
         self.lane: int | None = None  # the chain that it is about, and no other
         self.not_written: int | None = None  # drawn once, however often it is decided
         self.settled: asyncio.Future[None] | None = None  # there once its caller has gone away
@@ -71,6 +77,7 @@ class Entry:
         self.refusal: CovenantError | None = None
 
     def fail(self, failure: BaseException) -> None:
+        self.is_over = True
         if not self.future.done():
             self.future.set_exception(failure)
         self.settle()

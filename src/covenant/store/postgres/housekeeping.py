@@ -1,11 +1,13 @@
 """What is past its time goes, in steps of a bounded size, by one daemon at a time. (Contract 9, 28.)
 
 A task past retention leaves a tombstone, and what belonged to it goes; a tombstone goes when its id need not be
-remembered any more. The log goes from its beginning, and leaves behind where each chain went on from.
+remembered any more. The log goes from its beginning, and leaves behind where each chain went on from. Daemons that are
+long gone leave the list, with chains of which nothing is left.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,6 +26,7 @@ from covenant.model.record import (
 from covenant.model.run import ENTRY_PREFIX, MARK_PREFIX, SIGNAL_PREFIX, STEP_PREFIX, run_key
 from covenant.rules.context import Context
 from covenant.rules.retention import is_forgotten, is_retained, tombstone_of
+from covenant.rules.signature import head_bytes, is_signed
 from covenant.store.postgres.connection import LOST, connect, told
 from covenant.store.postgres.line import mark_in
 from covenant.store.postgres.rows import BURIED, KINDS, SEND_KEYS, Place, decoded, encoded, places_of
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
 STEP: Final = 100
 _LOG_STEP: Final = 1000
 _FOREVER: Final = 2**62
+_NAMED_MS: Final = 3_600_000  # how long after its end a lane may still be named, whatever the clocks say
 _OF_A_RUN: Final = (ENTRY_PREFIX, MARK_PREFIX, STEP_PREFIX, SIGNAL_PREFIX)
 _OLDEST: Final = """
     select r.key, r.kind, r.body from place p join record r on r.key = p.key
@@ -67,13 +71,34 @@ _PRUNE: Final = """
     order by lane, last desc
 """
 
+# A lane is retired when all of it was pruned up to its signed end, and nothing is left in the log that could name it:
+# who signs names the lanes that are open.
+_RETIRED: Final = """
+    select l.id, l.seq, l.hash, d.pubkey is not null as is_signed, a.pubkey, a.signature
+    from lane l join daemon d on d.id = l.daemon left join anchor a on a.lane = l.id
+    where l.closed and d.ended < to_timestamp($1 / 1000.0) and (l.seq = 0 or (a.seq, a.hash) = (l.seq, l.hash))
+      and d.ended < to_timestamp((coalesce((select at from log order by seq limit 1), $2) - $3) / 1000.0)
+      and not exists (select from seam s where s.lane = l.id)
+      and l.id > $4 order by l.id limit $5
+"""
+# The last one with its key stays: what that key has signed stays genuine.
+_GONE: Final = """
+    delete from daemon d where ended < to_timestamp($1 / 1000.0) and not exists (select from lane where daemon = d.id)
+      and (pubkey is null or exists (
+          select from daemon o where o.pubkey = d.pubkey and (o.started_ms, o.id) > (d.started_ms, d.id)))
+"""
+
 Sign = Callable[[int, str], tuple[str, str]]  # a signature under an event and its hash, and whose it is
+
+log = logging.getLogger("covenant.store")
 
 
 class Housekeeper:
     def __init__(self, engine: Postgres) -> None:
         self._engine = engine
         self._passed = 0  # the tasks up to here were looked at in this round
+        self._retired = 0  # the lanes likewise
+        self._is_told = False  # what this role may not do
         self.sign: Sign | None = None
 
     async def tidy(self) -> tuple[int, int]:
@@ -84,18 +109,28 @@ class Housekeeper:
             raise told(failed, "not_stored") from failed
         try:
             buried = forgotten = 0
-            self._passed = 0
+            self._passed = self._retired = 0
             while (step := await self._step(connection, self._bury)) > 0:
                 buried += step
             while (step := await self._step(connection, self._forget)) > 0:
                 forgotten += step
             while await self._step(connection, self._prune) == _LOG_STEP:
                 pass
+            await self._retire_all(connection)
             return buried, forgotten
         except (*LOST, asyncpg.PostgresError) as failed:
             raise told(failed, "unknown") from failed
         finally:
             connection.terminate()
+
+    async def _retire_all(self, connection: asyncpg.Connection[Any]) -> None:
+        try:
+            while await self._step(connection, self._retire) == STEP:
+                pass
+        except asyncpg.InsufficientPrivilegeError as refused:
+            level = logging.DEBUG if self._is_told else logging.WARNING
+            log.log(level, "the rows of daemons that are long gone stay, as this role may not remove them: %s", refused)
+            self._is_told = True
 
     async def _step(self, connection: asyncpg.Connection[Any], work: Callable[..., Any]) -> int:
         """One transaction; nothing if another daemon is at it."""
@@ -182,6 +217,25 @@ class Housekeeper:
                 signature,
             )
         return int(ends[0]["count"]) if ends else 0
+
+    async def _retire(self, connection: asyncpg.Connection[Any], ctx: Context) -> int:
+        """Daemons that are gone for longer than anything of theirs is kept, and their lanes."""
+        before = ctx.now - ctx.limits.retention_ms
+        found = await connection.fetch(_RETIRED, before, ctx.now, _NAMED_MS, self._retired, STEP)
+        lanes = [row["id"] for row in found if self._is_vouched_for(row)]
+        await connection.execute("delete from anchor where lane = any($1)", lanes)
+        await connection.execute("delete from lane where id = any($1)", lanes)
+        await connection.execute(_GONE, before)
+        self._retired = found[-1]["id"] if found else 0
+        return len(found)
+
+    def _is_vouched_for(self, lane: Any) -> bool:
+        """What somebody has cut off by hand stays, for `audit verify` to tell."""
+        if not lane["seq"] or not (lane["is_signed"] or lane["signature"]):
+            return True
+        if lane["pubkey"] not in self._engine.known.keys:
+            return False
+        return is_signed(lane["pubkey"], lane["signature"], head_bytes(lane["seq"], lane["hash"]))
 
 
 def _past(rows: Iterable[Any], ctx: Context) -> dict[Key, TaskRecord]:

@@ -30,8 +30,9 @@ from covenant.store.postgres.entry import Entry, observed
 from covenant.store.postgres.hint import hint
 from covenant.store.postgres.line import marks_of
 from covenant.store.postgres.listing import DEEP, DIALOG_COUNT, LISTINGS
-from covenant.store.postgres.rows import DIALOGS, KINDS, READY, TRUST, Place, encoded
-from covenant.store.postgres.view import Depth, First, Listing, Working
+from covenant.store.postgres.pulse import name_session
+from covenant.store.postgres.rows import DIALOGS, KINDS, READY, TRUST, Place, encoded, marks_of_kinds
+from covenant.store.postgres.view import Depth, First, Listing, ShelfName, Working
 
 if TYPE_CHECKING:
     from covenant.store.postgres.engine import Postgres
@@ -41,8 +42,9 @@ Moved: TypeAlias = tuple[list[tuple[Place, Key]], list[tuple[Place, Key]]]
 BLOCK: Final = 4096  # the increment of the sequence
 TRIES_MAX: Final = 40
 TOGETHER_MAX: Final = 8  # tries of a whole batch; then each command stands for itself
+LOAD_BYTES: Final = 16 << 20  # of records, in one look; at least one is loaded, and the rest when its turn comes
+SAVE_BYTES: Final = 16 << 20  # of lines, in one transaction; those of one command are not parted
 EXPIRY_STEPS: Final = 20  # of the clock, in one transaction
-PATIENCE_S: Final = 20.0  # how long a command waits for a database that is away
 _EXCLUSIVE: Final = (
     c.EnrollPeer,
     c.RotateToken,
@@ -67,7 +69,7 @@ _TRUST_EVENTS: Final = frozenset(
         e.Compacted,
     )
 )
-_LOAD: Final = "select what, key, kind, ord, body from load($1, $2, $3, $4, $5, $6, $7)"
+_LOAD: Final = "select what, key, kind, ord, body from load($1, $2, $3, $4, $5, $6, $7, $8, $9)"
 # Arrays go out as text, which the server reads faster than the driver writes its own form of them; bodies do not.
 _SAVE: Final = """select save($1, $2, $3, $4, $5,
     $6::text::text[], $7::text::"char"[], $8::text::bigint[], $9,
@@ -86,6 +88,22 @@ class DueFirst(Exception):
 
 def is_exclusive(command: c.Command | c.Call) -> bool:
     return isinstance(command.command if type(command) is c.Call else command, _EXCLUSIVE)
+
+
+class _Chain:
+    """The lines of a transaction, each bound to the one before it."""
+
+    def __init__(self, mark: bytes) -> None:
+        self.mark = mark
+        self.lines: list[Line] = []
+        self.raws: list[bytes] = []
+        self.size = 0
+
+    def append(self, line: Line) -> None:
+        raw, self.mark = encode(line, self.mark)
+        self.lines.append(line)
+        self.raws.append(raw)
+        self.size += len(raw)
 
 
 class Lane:
@@ -119,10 +137,14 @@ class Lane:
         lane's own row tells, once whoever still works on it is done."""
         if self._connection is not None and not self._connection.is_closed():
             return self._connection
-        connection = await connect(self._engine.where, application_name=self._engine.session)
+        session = self._engine.session
+        connection = await connect(self._engine.where, application_name=session)
         try:
+            await self._engine.known.meet(connection)
             if self.id == 0:
                 self.id = await self._engine.open_lane(connection, GENESIS.decode())
+                if session != self._engine.session:  # so that who takes the new one for dead can end this session
+                    await name_session(connection, self._engine.session)
                 self.hash, self.seq, self.signed, self._pending = GENESIS, 0, 0, None
             self._load_statement = await connection.prepare(_LOAD)
             self._save_statement = await connection.prepare(_SAVE)
@@ -153,11 +175,13 @@ class Lane:
             if not engine.has_work and self._connection is not None:
                 await self._roll_back(self._connection)  # begun for a batch that another lane has taken
             batch = await engine.next_batch(self)
+            if not batch:
+                return
             try:
                 await self._do(batch)
             except asyncio.CancelledError:
                 for entry in batch:
-                    entry.fail(engine.closed_error())
+                    entry.fail(engine.closed_error() if self._pending is None else _unknown())
                 raise
             except Exception as failed:  # a fault of ours must not leave anybody waiting for ever
                 log.exception("a batch could not be decided")
@@ -167,8 +191,6 @@ class Lane:
 
     async def _do(self, batch: list[Entry]) -> None:
         """Until every command is answered, or given back to the queue."""
-        loop = asyncio.get_running_loop()
-        until = loop.time() + PATIENCE_S
         tries = 0
         self._asked: set[str] = set()
         self._heeds_clock = True
@@ -183,10 +205,8 @@ class Lane:
                 continue
             except RETRIED as conflict:
                 if self._pending is not None:  # of a commit: how that ended has to be looked for
-                    recovered = await self._recover(batch, conflict, until)
-                    if recovered is None:
-                        return
-                    batch = batch[recovered:]
+                    recovered = await self._recover(batch, conflict)
+                    batch = [entry for entry in batch[recovered:] if not entry.is_over]
                     continue
                 tries += 1
                 batch[0].tries += 1
@@ -200,10 +220,12 @@ class Lane:
                     await asyncio.sleep(min(0.001 * tries, 0.02))
                 continue
             except LOST as lost:
-                recovered = await self._recover(batch, lost, until)
-                if recovered is None:
+                recovered = await self._recover(batch, lost)
+                batch = [entry for entry in batch[recovered:] if not entry.is_over]
+                if batch and recovered:
+                    self._engine.put_back(batch)
                     return
-                done = recovered
+                continue
             except asyncpg.PostgresError as failed:
                 if failed.sqlstate == LANE_CLOSED:
                     self.id = 0
@@ -235,12 +257,13 @@ class Lane:
                     break
         self._heeds_clock = False
 
-    async def _recover(self, batch: list[Entry], lost: BaseException, until: float) -> int | None:
-        """The connection was lost. How many of the batch were committed all the same, or none if nobody can tell."""
+    async def _recover(self, batch: list[Entry], lost: BaseException) -> int:
+        """The connection was lost. How many of the batch were committed all the same. Who has waited long enough is
+        told, and is over; where nobody is left who waits, what became of the commit is not looked for any more."""
         loop = asyncio.get_running_loop()
         outcome = "unknown" if self._pending is not None else "not_stored"
         await self.close()
-        while loop.time() < until and not self._engine.is_closing:
+        while not self._engine.is_closing:
             try:
                 if self._pending is not None:
                     if await self._was_committed():
@@ -253,11 +276,14 @@ class Lane:
             except (*LOST, asyncpg.PostgresError) as still:
                 lost = still
                 await self.close()
-                await asyncio.sleep(0.1)
+            self._give_up([entry for entry in batch if entry.until_s <= loop.time()], told(lost, outcome))
+            if all(entry.is_over for entry in batch):
+                break
+            await asyncio.sleep(0.1)
         self._give_up(batch, told(lost, outcome))
         self._pending = None
         self.id = 0  # whatever became of it: a new chain begins
-        return None
+        return 0
 
     def _give_up(self, batch: Iterable[Entry], failure: CovenantError) -> None:
         for entry in batch:
@@ -285,20 +311,22 @@ class Lane:
             await connection.execute("begin")
         try:
             due = await self._load(work, mode, wanted)
-            if due is not None and due <= now and not is_expiry and self._heeds_clock:
+            if due is not None and due <= now and not is_expiry and self._heeds_clock and engine.is_on_time:
                 raise DueFirst
-            lines: list[Line] = []
+            chain = _Chain(self.hash)
             self._left_taken = ([], [])
             done = 0
-            while done < len(batch):
+            while done < len(batch) and chain.size < SAVE_BYTES:
                 entry = batch[done]
                 try:
                     commit = self._decide(entry, work, now)
                     work.require(commit.events)
                 except Need as need:
-                    if done and any(isinstance(want, Listing) for want in need.wanted):
-                        break  # it wants to see what is committed
-                    more = [*need.wanted, *self._wanted(batch[done + 1 :], work, now, is_first=False)]
+                    if done and (work.is_full or any(isinstance(want, Listing) for want in need.wanted)):
+                        break  # it wants to see what is committed, or more than is held at once
+                    more = [*need.wanted]
+                    if not work.is_full:
+                        more += self._wanted(batch[done + 1 :], work, now, is_first=False)
                     await self._load(work, 0, more)
                     continue
                 except CovenantError as refusal:
@@ -310,19 +338,17 @@ class Lane:
                     if work.order + len(commit.events) >= self._block_end:
                         if done:
                             break
-                        entry.refusal = StoreUnavailable("this is more than one commit holds", outcome="not_stored")
-                        done += 1
-                        continue
+                        await self._draw(work, len(commit.events))
                     if commit.events or commit.audit:
-                        lines.append(self._apply(entry, commit, work, now))
+                        chain.append(self._apply(entry, commit, work, now))
                     entry.commit = commit
                 if type(entry.command) is not c.Expire:  # one step of the clock goes on from what the one before saw
                     work.lists.clear()
                 done += 1
-                if work.due_ms is not None and work.due_ms <= now:
+                if work.due_ms is not None and work.due_ms <= now and engine.is_on_time:
                     break  # the clock comes before the next command
-            if lines:
-                await self._save(work, lines, mode)
+            if chain.lines:
+                await self._save(work, chain, mode)
             await connection.execute("commit and chain" if engine.has_work else "commit")
         except BaseException:
             if self._pending is None:
@@ -391,19 +417,21 @@ class Lane:
         """Lock and load; a fresh block of numbers; trust brought up to date. What is due next."""
         assert self._connection is not None
         keys: set[str] = set()
-        firsts: dict[tuple[bytes, str], int] = {}
+        firsts: dict[ShelfName, int] = {}
         for want in wanted:
             if type(want) is str:
                 keys.add(want)
             elif type(want) is First:
-                firsts[want.shelf, want.name] = firsts.get((want.shelf, want.name), 0) + want.limit
+                firsts[want.place] = firsts.get(want.place, 0) + want.limit
             elif type(want) is Depth:
                 await self._engine.learn_depth(self._connection, want.recipient)
             else:
                 await self._list(work, want)
         self._asked |= keys
-        asked = [First(shelf, name, limit) for (shelf, name), limit in firsts.items()]
+        asked = [First(shelf, name, limit, kinds, depth) for (shelf, name, kinds, depth), limit in firsts.items()]
         found: list[list[str]] = [[] for _ in asked]
+        counts = [0] * len(asked)
+        cuts: dict[int, str] = {}
         due: int | None = None
         trust = 0
         for what, key, kind, order, body in await self._load_statement.fetch(
@@ -412,11 +440,15 @@ class Lane:
             sorted(keys),
             [first.shelf for first in asked],
             [first.name for first in asked],
-            [-1] * len(asked),
             [first.limit for first in asked],
+            [None if first.kinds is None else marks_of_kinds(first.kinds) for first in asked],
+            [first.depth for first in asked],
+            LOAD_BYTES,
         ):
             if what == -1:
                 work.take_in(key, kind, body)
+            elif what > 0 and key is None:
+                counts[what - 1] = order
             elif what > 0:
                 work.take_in(key, kind, body)
                 found[what - 1].append(key)
@@ -425,14 +457,34 @@ class Lane:
             elif what == -3:
                 work.order = order
                 self._block_end = order + BLOCK
+            elif what == -5:
+                cuts[order] = key
             else:
                 due = order
+        if 0 in cuts:
+            work.is_full = True
+            keys = {key for key in keys if key <= cuts[0]}  # in their order, and so looked for
         work.take_absent(keys)
-        for first, standing in zip(asked, found, strict=True):
-            work.take_shelf(first, standing)
-        if trust > self._engine.epoch:
-            await self._engine.learn_trust(self._connection)
+        for at, first in enumerate(asked):
+            work.take_shelf(first, found[at], at + 1 in cuts, counts[at])
+        if trust != self._engine.known.learnt:
+            await self._engine.known.learn(self._connection)
+            work.trust = self._engine.trust
         return due
+
+    async def _draw(self, work: Working, count: int) -> None:
+        """So many numbers without a gap: others may draw between two of our blocks, and then we draw on."""
+        assert self._connection is not None
+        blocks = count // BLOCK + 1
+        drawn: list[int] = []
+        while len(drawn) < blocks:
+            sql = "select nextval('block') as number from generate_series(1, $1)"
+            for row in await self._connection.fetch(sql, blocks - len(drawn)):
+                if drawn and row["number"] != drawn[-1] + BLOCK:
+                    drawn.clear()
+                drawn.append(row["number"])
+        work.order = drawn[0]
+        self._block_end = drawn[-1] + BLOCK
 
     async def _list(self, work: Working, listing: Listing) -> None:
         """Only which ones they are: each is loaded with its lock before anything is decided on it."""
@@ -461,12 +513,8 @@ class Lane:
             taken[:] = [(place, key) for place, key in taken if key not in cards]
             taken += [((TRUST, "", work.order), key) for key in cards]
 
-    async def _save(self, work: Working, lines: list[Line], mode: int) -> None:
-        mark = self.hash
-        raws = []
-        for line in lines:
-            raw, mark = encode(line, mark)
-            raws.append(raw)
+    async def _save(self, work: Working, chain: _Chain, mode: int) -> None:
+        lines, raws, mark = chain.lines, chain.raws, chain.mark
         # A row is a stretch of numbers without a gap: others may have drawn theirs between two looks.
         starts = [0, *(at for at in range(1, len(lines)) if lines[at].seq != lines[at - 1].last + 1)]
         ends = [*starts[1:], len(lines)]
@@ -538,6 +586,10 @@ def _places(moved: Sequence[tuple[Place, Key]]) -> Sequence[str]:
         numbers([place[2] for place, _ in moved]),
         texts([key for _, key in moved]),
     )
+
+
+def _unknown() -> CovenantError:
+    return StoreUnavailable("the mailbox was closed while this was being committed", outcome="unknown")
 
 
 async def _close(connection: asyncpg.Connection[Any]) -> None:

@@ -35,6 +35,11 @@ class CommitLog:
         self._looks: deque[tuple[int, int]] = deque()  # what was drawn, and the transaction after that
         self._horizon = 0
 
+    def forget(self) -> None:
+        """Numbers and transactions may come again."""
+        self._looks.clear()
+        self._horizon = 0
+
     async def _settled(self) -> int:
         """Every commit up to this number is visible, or will never be."""
         for _ in range(2):
@@ -59,7 +64,9 @@ class CommitLog:
     async def after(self, seq: int, limit: int) -> list[Logged]:
         until = await self._settled()
         rows = await self._reader.fetch(
-            "select lines from log where last > $1 and seq > $1 - 4096 and seq <= $2 order by seq limit $3",
+            """select lines from log where last > $1 and seq <= $2
+               and seq >= coalesce((select seq from log where seq <= $1 order by seq desc limit 1), 0)
+               order by seq limit $3""",
             seq,
             until,
             min(limit, _ROWS),

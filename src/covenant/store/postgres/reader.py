@@ -34,13 +34,18 @@ PATIENCE_S: Final = 20.0
 log = logging.getLogger("covenant.store")
 
 
+class _Behind(Exception):
+    """A snapshot shows that trust has changed."""
+
+
 class Asked:
-    __slots__ = ("caller", "future", "query")
+    __slots__ = ("caller", "future", "query", "until_s")
 
     def __init__(self, query: Query, caller: Caller | None, future: asyncio.Future[Any]) -> None:
         self.query = query
         self.caller = caller
         self.future = future
+        self.until_s = asyncio.get_running_loop().time() + PATIENCE_S
 
 
 class Reader:
@@ -66,8 +71,14 @@ class Reader:
 
     async def connected(self) -> asyncpg.Connection[Any]:
         if self._connection is None or self._connection.is_closed():
-            self._connection = await connect(self._engine.where, application_name=self._engine.session)
-            self._look = None
+            connection = await connect(self._engine.where, application_name=self._engine.session)
+            try:
+                if not self._engine.is_closing:  # at the start there may be no store yet
+                    await self._engine.known.meet(connection)
+            except BaseException:
+                connection.terminate()
+                raise
+            self._connection, self._look = connection, None
         return self._connection
 
     async def fetch(self, sql: str, *values: Any) -> list[Any]:
@@ -104,34 +115,48 @@ class Reader:
             asked = [self._queue.popleft() for _ in range(min(len(self._queue), _BATCH))]
             asked = [one for one in asked if not one.future.done()]
             try:
-                await self._answer(asked)
+                await self._answer_each(asked)
             except asyncio.CancelledError:
                 for one in [*asked, *self._queue]:
                     _fail(one, self._engine.closed_error())
                 raise
-            except Exception as failed:
+
+    async def _answer_each(self, asked: list[Asked]) -> None:
+        """Together; where that fails, each by itself: one of them is the cause."""
+        try:
+            await self._answer(asked)
+        except Exception as failed:
+            left = [one for one in asked if not one.future.done()]
+            if len(left) == 1:
                 log.exception("a question could not be answered")
-                for one in asked:
-                    _fail(one, told(failed, "not_stored"))
+                _fail(left[0], told(failed, "not_stored"))
+                return
+            for one in left:
+                await self._answer_each([one])
 
     async def _answer(self, asked: list[Asked]) -> None:
-        until = asyncio.get_running_loop().time() + PATIENCE_S
+        is_behind = False
         while asked:
             try:
                 async with self._turn:
                     connection = await self.connected()
+                    if is_behind:
+                        await self._engine.known.learn(connection)
+                        is_behind = False
                     left = await self._answer_at_once(asked)
                     if left:
                         async with connection.transaction(isolation="repeatable_read", readonly=True):
                             await self._answer_all(left)
                 return
+            except _Behind:
+                is_behind = True
             except LOST as lost:
-                try:
-                    await self._lost(lost, until)
-                except CovenantError as failure:
-                    for one in asked:
-                        _fail(one, type(failure)(failure.message, **failure.details))
-                    return
+                await self.close()
+                now_s = asyncio.get_running_loop().time()
+                for one in asked:  # each waits as long as it would alone
+                    if self._engine.is_closing or one.until_s <= now_s:
+                        _fail(one, told(lost, "not_stored"))
+                await asyncio.sleep(0.1)
             asked = [one for one in asked if not one.future.done()]
 
     async def _answer_at_once(self, asked: list[Asked]) -> list[Asked]:
@@ -193,14 +218,23 @@ class Reader:
             self._look = await self._connection.prepare(_LOOK)
         for key, kind, order, body in await self._look.fetch(list(keys)):
             if key is None:
-                if order > self._engine.epoch:
-                    await self._engine.learn_trust(self._connection)
+                if order != self._engine.known.learnt:
+                    await self._catch_up(work, order)
             else:
                 work.take_in(key, kind, body)
         work.take_absent(keys)
         work.is_fresh = True
         for want in dict.fromkeys(want for want in wanted if type(want) is not str):
             await self._load_listing(work, want)
+
+    async def _catch_up(self, work: Working, trust: int) -> None:
+        """A snapshot cannot tell what memory should know by now: it is left first."""
+        assert self._connection is not None
+        if not self._connection.is_in_transaction():
+            await self._engine.known.learn(self._connection)
+            work.trust = self._engine.trust
+        elif trust > self._engine.known.learnt:
+            raise _Behind
 
     async def _load_listing(self, work: Working, want: Any) -> None:
         connection = self._connection

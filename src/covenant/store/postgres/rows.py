@@ -6,7 +6,7 @@ the places before and after a commit and moves the rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, TypeAlias
 
 import msgspec
@@ -93,6 +93,11 @@ def encoded(record: Record | Tombstone) -> bytes:
 
 def decoded(kind: bytes, body: bytes) -> Any:
     return _DECODERS[kind](body)
+
+
+def marks_of_kinds(kinds: Iterable[str]) -> str:
+    """What stands in the body of every task of one of these kinds, a line for each. Others may have it, too."""
+    return "\n".join(f'"task_kind":{_encoder.encode(kind).decode()}' for kind in kinds)
 
 
 def places_of(key: Key, record: Record | Tombstone | None) -> list[Place]:

@@ -100,18 +100,23 @@ create table seam (
     primary key (lane, seq)
 );
 
--- Load for a command: lock the records with these keys, and the first ones of some listings. The last row says how far
--- trust is, which block of numbers was drawn, and what is due next.
+-- Load for a command: lock the records with these keys, and the first ones of some listings, as many as there is room
+-- for. The last rows say how far trust is, which block of numbers was drawn, and what is due next.
 create function load(
     mode integer,                                 -- 0: further in a transaction, 1: its beginning, 2: to change trust
     space integer,
     keys text[],
-    shelves "char"[], names text[], afters bigint[], limits integer[]
+    shelves "char"[], names text[], limits integer[],
+    marks text[],                                 -- only records with one of these lines in their body, or null: all
+    depths integer[],                             -- how far into the listing such records are looked for
+    room bigint                                   -- bytes of bodies
 ) returns table (what integer, key text, kind "char", ord bigint, body bytea)
 language plpgsql as $$
 #variable_conflict use_column
 declare
     i integer;
+    standing refcursor;
+    is_bounded boolean;
 begin
     if mode = 1 then
         perform pg_advisory_xact_lock_shared(space, 1);
@@ -119,16 +124,23 @@ begin
         perform pg_advisory_xact_lock(space, 1);
     end if;
     perform pg_current_xact_id();
-    if mode = 0 then
-        return query select -1, r.key, r.kind, r.ord, r.body from record r
-            where r.key = any(keys) order by r.key for update nowait;
-    elsif cardinality(keys) > 0 then
-        return query select -1, r.key, r.kind, r.ord, r.body from record r
-            where r.key = any(keys) order by r.key for update;
-    end if;
-    for i in 1 .. coalesce(cardinality(shelves), 0) loop
-        if names[i] = '*' then
-            return query
+    for i in 0 .. coalesce(cardinality(shelves), 0) loop
+        is_bounded := i = 0 or shelves[i] in ('R', 'A');  -- of the others, one that is left out would be missed
+        if is_bounded and room < 0 then
+            return query select -5, ''::text, null::"char", i::bigint, null::bytea;
+            continue;
+        end if;
+        if i = 0 then
+            continue when cardinality(keys) = 0;
+            if mode = 0 then
+                open standing for select -1, r.key, r.kind, r.ord, r.body from record r
+                    where r.key = any(keys) order by r.key for update nowait;
+            else
+                open standing for select -1, r.key, r.kind, r.ord, r.body from record r
+                    where r.key = any(keys) order by r.key for update;
+            end if;
+        elsif names[i] = '*' then
+            open standing for
                 with recursive each_name as (
                     (select p.name from place p where p.shelf = shelves[i] order by p.name limit 1)
                     union all
@@ -137,23 +149,48 @@ begin
                 ), oldest as (
                     select p.* from each_name e cross join lateral (
                         select q.ord, q.key from place q
-                        where q.shelf = shelves[i] and q.name = e.name and q.ord > afters[i]
-                        order by q.ord limit limits[i]
+                        where q.shelf = shelves[i] and q.name = e.name order by q.ord limit limits[i]
                     ) p where e.name is not null order by p.ord limit limits[i]
                 )
                 select i, r.key, r.kind, r.ord, r.body from oldest o join record r on r.key = o.key
                 order by o.ord for update of r skip locked;
-        elsif shelves[i] in ('R', 'A') then
-            return query select i, r.key, r.kind, r.ord, r.body
-                from place p join record r on r.key = p.key
-                where p.shelf = shelves[i] and p.name = names[i] and p.ord > afters[i]
+        elsif marks[i] is not null then  -- what does not have them is passed by without a lock
+            return query select i, null::text, null::"char", count(*), null::bytea from (
+                select from place p where p.shelf = shelves[i] and p.name = names[i] limit depths[i]
+            ) p;
+            open standing for select i, r.key, r.kind, r.ord, r.body from (
+                    select p.ord, p.key from place p where p.shelf = shelves[i] and p.name = names[i]
+                    order by p.ord limit depths[i]
+                ) p join record r on r.key = p.key
+                where exists (
+                    select from string_to_table(marks[i], E'\n') m where position(convert_to(m, 'UTF8') in r.body) > 0
+                )
                 order by p.ord limit limits[i] for update of r skip locked;
-        else  -- where what is passed over would be missed
-            return query select i, r.key, r.kind, r.ord, r.body
+        elsif shelves[i] in ('R', 'A') then
+            open standing for select i, r.key, r.kind, r.ord, r.body
                 from place p join record r on r.key = p.key
-                where p.shelf = shelves[i] and p.name = names[i] and p.ord > afters[i]
+                where p.shelf = shelves[i] and p.name = names[i]
+                order by p.ord limit limits[i] for update of r skip locked;
+        else
+            open standing for select i, r.key, r.kind, r.ord, r.body
+                from place p join record r on r.key = p.key
+                where p.shelf = shelves[i] and p.name = names[i]
                 order by p.ord limit limits[i] for update of r nowait;
         end if;
+        loop
+            fetch standing into what, key, kind, ord, body;
+            exit when not found;
+            return next;
+            room := room - case when is_bounded then octet_length(body) else 0 end;
+            if room < 0 and is_bounded then  -- there may be more
+                what := -5;
+                ord := i;
+                body := null;
+                return next;
+                exit;
+            end if;
+        end loop;
+        close standing;
     end loop;
     return query select -2, null::text, null::"char", m.trust, null::bytea from meta m;
     return query select -3, null::text, null::"char", nextval('block'), null::bytea;

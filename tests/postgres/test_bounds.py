@@ -1,0 +1,172 @@
+"""Much at once: what a transaction loads and saves is bounded in bytes, and locks no more than it takes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any, Final
+
+import pytest
+
+from covenant import AgentId, Json, Mailbox, OpenMailbox, Result, Task, Text
+from covenant.model import command as c
+from covenant.model.peer import Capability, Grant, Role
+from covenant.model.record import TaskRecord
+from covenant.store.postgres import lane as lanes
+from covenant.store.postgres.lane import Lane
+from covenant.store.postgres.view import Working
+from tests.conformance.support import DONE, soon, uid
+from tests.postgres import store_url
+
+ALICE, BOB = AgentId.named("alice@lab"), AgentId.named("bob@lab")
+_BYTES: Final = 20_000
+_BOUND: Final = 100_000
+
+
+@pytest.fixture
+async def box(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[OpenMailbox]:
+    monkeypatch.setattr(lanes, "LOAD_BYTES", _BOUND)
+    monkeypatch.setattr(lanes, "SAVE_BYTES", _BOUND)
+    async with Mailbox.open(f"{store_url()}&lanes=1") as box:
+        yield box
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many bytes of records each transaction held, once it had loaded."""
+    held: list[int] = []
+    load = Lane._load
+
+    async def noted(lane: Lane, work: Working, mode: int, wanted: Any) -> int | None:
+        due = await load(lane, work, mode, wanted)
+        tasks = [record for record in work.were.values() if isinstance(record, TaskRecord)]
+        held.append(_BYTES * sum(bool(record.task.content) for record in tasks))
+        return due
+
+    monkeypatch.setattr(Lane, "_load", noted)
+    return held
+
+
+def large(number: int, kind: str | None = None) -> Task:
+    return Task(id=uid(number), recipient=BOB, intent_text="x", content=(Text("x" * _BYTES),), task_kind=kind)
+
+
+async def saved(box: OpenMailbox) -> list[int]:
+    """The bytes of lines that each transaction has saved."""
+    engine: Any = box._engine
+    return [row["size"] for row in await engine._reader.fetch("select octet_length(lines) as size from log")]
+
+
+async def test_many_large_sends_at_once_are_parted_into_transactions(box: OpenMailbox) -> None:
+    sent = await soon(asyncio.gather(*(box.of(ALICE).send_task(large(number)) for number in range(40))))
+    assert [one.task_id for one in sent] == [uid(number) for number in range(40)]
+    assert max(await saved(box)) <= _BOUND + 2 * _BYTES
+    assert len(await saved(box)) < 40
+
+
+async def test_a_receive_of_large_tasks_loads_them_in_portions(box: OpenMailbox, held: list[int]) -> None:
+    for number in range(0, 40, 4):
+        await box.of(ALICE).send_tasks([large(n) for n in range(number, number + 4)])
+    bob = box.of(BOB)
+    taken = []
+    while more := await soon(bob.recv_tasks(1000, wait_ms=0)):
+        assert len(more) < 10
+        taken += more
+    assert [delivery.task.id for delivery in taken] == [uid(number) for number in range(40)]
+    assert max(held) <= _BOUND + 2 * _BYTES
+
+
+async def test_receivers_at_the_same_time_miss_nothing_that_there_was_no_room_for(
+    box: OpenMailbox, held: list[int]
+) -> None:
+    await box.of(ALICE).send_tasks([large(number) for number in range(30)])
+    bob = box.of(BOB)
+    taken = await soon(asyncio.gather(*(bob.recv_tasks(1, wait_ms=0) for _ in range(30))))
+    assert [[delivery.task.id for delivery in one] for one in taken] == [[uid(number)] for number in range(30)]
+    assert max(held) <= _BOUND + 2 * _BYTES
+
+
+async def test_results_of_large_tasks_at_the_same_time_all_find_their_task(box: OpenMailbox, held: list[int]) -> None:
+    await box.of(ALICE).send_tasks([large(number) for number in range(30)])
+    bob = box.of(BOB)
+    taken = await soon(asyncio.gather(*(bob.recv_tasks(1, wait_ms=0) for _ in range(30))))
+    posted = await soon(asyncio.gather(*(bob.send_result(Result.ok(one[0], DONE)) for one in reversed(taken))))
+    assert [reply.duplicate for reply in posted] == [False] * 30
+    drained = [result.task_id for result in await soon(box.of(ALICE).recv_results(1000, wait_ms=0))]
+    while len(drained) < 30:
+        drained += [result.task_id for result in await soon(box.of(ALICE).recv_results(1000, wait_ms=0))]
+    assert sorted(drained) == [uid(number) for number in range(30)]
+    assert max(held) <= _BOUND + 2 * _BYTES
+
+
+async def test_a_receive_of_some_kinds_locks_what_it_takes_and_nothing_else(
+    box: OpenMailbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alice, bob = box.of(ALICE), box.of(BOB)
+    quote = '"task_kind":"wanted"'
+    tasks = [Task(id=uid(n), recipient=BOB, intent_text=quote, task_kind="other") for n in range(50)]
+    tasks += [Task(id=uid(n), recipient=BOB, intent_text="x", task_kind="wanted") for n in range(50, 53)]
+    await alice.send_tasks(tasks)
+    loaded: set[str] = set()
+    take_in = Working.take_in
+
+    def noted(work: Working, key: str, kind: bytes, body: bytes) -> None:
+        loaded.add(key)
+        take_in(work, key, kind, body)
+
+    monkeypatch.setattr(Working, "take_in", noted)
+    taken = await soon(bob.recv_tasks(2, wait_ms=0, kinds={"wanted"}))
+    assert [delivery.task.id for delivery in taken] == [uid(50), uid(51)]
+    assert loaded == {uid(50), uid(51)}
+    taken = await soon(asyncio.gather(*(bob.recv_tasks(1, wait_ms=0, kinds={"wanted"}) for _ in range(2))))
+    assert [[delivery.task.id for delivery in one] for one in taken] == [[uid(52)], []]
+    assert loaded == {uid(50), uid(51), uid(52)}
+    assert not await soon(bob.recv_tasks(1, wait_ms=0, kinds={"nothing"}))
+    assert len(await soon(bob.recv_tasks(100, wait_ms=0, kinds={"", "other"}))) == 50
+
+
+async def test_what_looks_like_the_kind_in_what_a_task_carries_is_not_taken_for_it(box: OpenMailbox) -> None:
+    alice, bob = box.of(ALICE), box.of(BOB)
+    decoys = [
+        Task(recipient=BOB, intent_text="x", content=(Json({"task_kind": "a"}),), task_kind="b") for _ in range(5)
+    ]
+    await alice.send_tasks([*decoys, Task(id=uid(1), recipient=BOB, intent_text="x", task_kind="a")])
+    taken = await soon(bob.recv_tasks(1, wait_ms=0, kinds={"a"}))
+    assert [delivery.task.id for delivery in taken] == [uid(1)]
+
+
+async def test_a_commit_may_have_more_events_than_a_block_of_numbers(box: OpenMailbox) -> None:
+    engine: Any = box._engine
+    action = "a2a.send.bob@lab"
+    grants = tuple(Grant(Capability(uid(number), ALICE, action, BOB, 1), "") for number in range(2 * lanes.BLOCK))
+    await box.of(ALICE).send_task(large(0))
+    await soon(engine.run(c.EnrollPeer(None, ALICE, Role.PEER, "token", grants)))
+    await box.of(ALICE).send_task(large(1))
+    everything = await engine.log(0, 100)
+    assert [len(logged.events) for logged in everything] == [1, 1 + len(grants), 1]
+    enrolled = everything[1]
+    assert enrolled.last - enrolled.seq == len(grants)
+    for within in (enrolled.seq, enrolled.seq + lanes.BLOCK + 5, enrolled.last - 1):
+        assert [logged.seq for logged in await engine.log(within, 100)] == [enrolled.seq, everything[2].seq]
+    assert [logged.seq for logged in await engine.log(enrolled.last, 100)] == [everything[2].seq]
+
+
+async def test_numbers_that_others_draw_between_two_blocks_are_passed_over(box: OpenMailbox) -> None:
+    engine: Any = box._engine
+    lane = engine._lanes[0]
+    work = Working(engine.trust, engine.depth_of)
+
+    class Crowded:
+        """Somebody else draws a number before the second block, once."""
+
+        numbers = iter((4096, 12288, 16384, 20480))
+
+        async def fetch(self, sql: str, count: int) -> list[dict[str, int]]:
+            return [{"number": next(self.numbers)} for _ in range(count)]
+
+    connection, lane._connection = lane._connection, Crowded()
+    try:
+        await lane._draw(work, 2 * lanes.BLOCK)
+    finally:
+        lane._connection = connection
+    assert (work.order, lane._block_end) == (12288, 20480 + lanes.BLOCK)

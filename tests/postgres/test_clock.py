@@ -1,0 +1,104 @@
+"""A clock that is wrong: nobody's tasks are ended, expired or buried by it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+import pytest
+
+from covenant import AgentId, Limits, Mailbox, OpenMailbox, Result, TaskState
+from covenant.model.error import ClockAstray
+from covenant.store.clock import SystemClock
+from covenant.store.postgres import engine as engines
+from covenant.store.postgres import pulse as pulses
+from covenant.store.postgres.engine import Postgres
+from tests.conformance.support import DONE, drain, plain, take
+from tests.postgres import store_url
+
+ALICE, BOB = AgentId.named("alice@lab"), AgentId.named("bob@lab")
+MONTH_MS = 31 * 24 * 3600 * 1000
+
+
+class Shifted(SystemClock):
+    def __init__(self, by_ms: int = 0) -> None:
+        self.by_ms = by_ms
+
+    def now_ms(self) -> int:
+        return super().now_ms() + self.by_ms
+
+
+def engine_of(box: OpenMailbox) -> Postgres:
+    assert isinstance(box._engine, Postgres)
+    return box._engine
+
+
+async def until(is_true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not is_true():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("by_ms", [MONTH_MS, 10_000, -10_000])
+async def test_a_daemon_with_a_wrong_clock_does_not_start(by_ms: int) -> None:
+    url = store_url()
+    async with Mailbox.open(url) as box:
+        with pytest.raises(ClockAstray, match=r"s (ahead of|behind) the database's") as refused:
+            await Mailbox.open(url, clock=Shifted(by_ms))
+        assert abs(refused.value.details["skew_ms"] - by_ms) < 2_000
+        assert len(await engine_of(box).daemons()) == 1
+    async with Mailbox.open(url, clock=Shifted(by_ms // abs(by_ms) * 3_000)):
+        pass
+
+
+async def test_a_clock_that_goes_wrong_ends_nothing_until_it_is_right_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(pulses, "BEAT_S", 0.05)
+    monkeypatch.setattr(pulses, "SILENCE_BEATS", 100)
+    monkeypatch.setattr(engines, "POLL_S", 0.05)
+    monkeypatch.setattr(engines, "TIDY_S", 0.05)
+    url, clock = store_url(), Shifted()
+    async with Mailbox.open(url) as right, Mailbox.open(url, clock=clock, limits=Limits()) as box:
+        alice, bob, engine = box.of(ALICE), box.of(BOB), engine_of(box)
+        engine.join("key of the realm", lambda pubkey: None)
+        await until(engine.leads)
+        done = await alice.send_task(plain(bob))
+        await bob.send_result(Result.ok(await take(bob), DONE))
+        await drain(alice)
+        due = await alice.send_task(plain(bob, deadline_ms=int(time.time() * 1000) + 3_600_000))
+        clock.by_ms = MONTH_MS
+        assert not engine.is_on_time  # before the next beat can tell
+        await until(lambda: not engine.is_up)
+        assert engine.ails == "clock_astray" and not engine.leads()
+        await until(lambda: not engine._pulse.leads)  # so another may
+        with pytest.raises(ClockAstray):
+            await box.compact()
+        looks = 0
+        look = engine._look
+
+        async def noted(at_start: bool = False) -> None:
+            nonlocal looks
+            await look(at_start)
+            looks += 1
+
+        monkeypatch.setattr(engine, "_look", noted)
+        await alice.send_task(plain(bob))
+        await until(lambda: looks > 2)
+        for task_id, state in ((done.task_id, TaskState.RESOLVED), (due.task_id, TaskState.QUEUED)):
+            assert (await right.get_task(task_id)).state is state
+        clock.by_ms = 0
+        await until(lambda: engine.is_up and engine.leads())
+    told = [row.getMessage() for row in caplog.records if "clock" in row.getMessage() and row.levelno > logging.INFO]
+    assert len(told) == 2 and "left to others" in told[0] and "right again" in told[1]
+
+
+async def test_a_slow_answer_is_no_wrong_clock() -> None:
+    async with Mailbox.open(store_url()) as box:
+        pulse = engine_of(box)._pulse
+        now = int(time.time() * 1000)
+        for before, there, skew in ((now - 9_000, now - 8_000, 0), (now - 9_000, now - 9_500, 500)):
+            pulse._learn_skew(before, there)
+            assert pulse._skew_ms == skew

@@ -1,0 +1,62 @@
+"""Texts that a database cannot hold: refused by the rules, so alike on every engine, and nobody else's trouble."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from covenant import AgentId, Mailbox, OpenMailbox
+from covenant.model import command as c
+from covenant.model import query as q
+from covenant.model.error import Malformed, StoreUnavailable
+from covenant.model.push import PushConfig
+from covenant.rules import query as queries
+from tests.conformance.support import keyed, plain
+from tests.postgres import store_url
+
+ALICE, BOB = AgentId.named("alice@lab"), AgentId.named("bob@lab")
+BAD = ["a\0b", "\0", "a\ud800"]
+
+
+@pytest.fixture(params=["memory", "postgres"])
+async def box(request: pytest.FixtureRequest) -> AsyncIterator[OpenMailbox]:
+    async with Mailbox.open("memory:" if request.param == "memory" else store_url()) as box:
+        yield box
+
+
+@pytest.mark.parametrize("bad", BAD)
+async def test_a_key_that_no_database_holds_is_malformed(box: OpenMailbox, bad: str) -> None:
+    engine: Any = box._engine
+    sent = await box.of(ALICE).send_task(plain(box.of(BOB)))
+    config = PushConfig(id=bad, url="https://example.com/hook")
+    asked = [
+        engine.ask(q.GetPush(ALICE, sent.task_id, bad)),
+        engine.run(c.DropPush(ALICE, sent.task_id, bad)),
+        engine.run(c.SetPush(ALICE, sent.task_id, config)),
+        engine.run(c.SignalRun(ALICE, sent.task_id, bad)),
+        engine.run(c.SignalRun(ALICE, sent.task_id, "name", key=bad)),
+        engine.run(c.SendTask(ALICE, plain(box.of(BOB)), key=bad)),
+        engine.run(c.SendTask(ALICE, keyed(box.of(BOB), key=bad))),
+        engine.run(c.ForgetCached(None, bad, "a reason")),
+    ]
+    beside: list[Any] = [box.of(ALICE).get_task(sent.task_id) for _ in range(5)]
+    beside += [box.of(ALICE).send_task(plain(box.of(BOB))) for _ in range(5)]
+    replies = await asyncio.gather(*asked, *beside, return_exceptions=True)
+    assert [type(reply) for reply in replies[: len(asked)]] == [Malformed] * len(asked)
+    assert not any(isinstance(reply, BaseException) for reply in replies[len(asked) :])
+
+
+async def test_a_question_that_cannot_be_answered_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the cause: here, a rule that looks for what the server refuses."""
+    async with Mailbox.open(store_url()) as box:
+        engine: Any = box._engine
+        sent = await box.of(ALICE).send_task(plain(box.of(BOB)))
+        monkeypatch.setitem(queries.ANSWER, q.GetPush, lambda query, view, ctx: view.get(query.config_id))
+        asked = [engine.ask(q.GetPush(ALICE, sent.task_id, "a\0b"))]
+        asked += [box.of(ALICE).get_task(sent.task_id) for _ in range(20)]
+        replies: list[Any] = await asyncio.gather(*asked, return_exceptions=True)
+        assert isinstance(replies[0], StoreUnavailable)
+        assert [reply.task.id for reply in replies[1:]] == [sent.task_id] * 20

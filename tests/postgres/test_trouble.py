@@ -1,0 +1,270 @@
+"""Trouble of one daemon, connection or command, and what the others notice of it: little, and not for long."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import asyncpg
+import pytest
+
+from covenant import AgentId, CovenantError, Limits, Mailbox, OpenMailbox, Result
+from covenant.exchange.realm import Realm
+from covenant.model import command as c
+from covenant.model.error import StoreUnavailable
+from covenant.model.peer import Caller, Role
+from covenant.serve.daemon import Daemon, Settings
+from covenant.store.clock import ManualClock
+from covenant.store.postgres import connection as connections
+from covenant.store.postgres import engine as engines
+from covenant.store.postgres import pulse as pulses
+from covenant.store.postgres import reader as readers
+from covenant.store.postgres.connection import Where, connect
+from covenant.store.postgres.engine import Postgres
+from covenant.store.postgres.verify import StoreReport, verify
+from tests.conformance.support import DAY_MS, DONE, drain, plain, soon, take, uid
+from tests.daemons import OPERATOR_TOKEN
+from tests.postgres import started_server, store_url
+from tests.postgres.servers import forget, socket_of
+from tests.postgres.support import sql
+
+ALICE, BOB = AgentId.named("alice@lab"), AgentId.named("bob@lab")
+
+
+def engine_of(box: OpenMailbox) -> Postgres:
+    assert isinstance(box._engine, Postgres)
+    return box._engine
+
+
+async def until(is_true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not is_true():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+# --- a connection that says nothing -----------------------------------------------------------------------------
+
+
+class Line:
+    """A way to a server on which those who speak now can be silenced: as when a machine goes without a word."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._heard: list[asyncio.Event] = []
+        self._piping: set[asyncio.Task[None]] = set()
+
+    async def connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, back = await asyncio.open_unix_connection(self._path)
+        speaks = asyncio.Event()
+        speaks.set()
+        self._heard.append(speaks)
+        for source, target in ((reader, back), (there, writer)):
+            piping = asyncio.create_task(self._pipe(source, target, speaks))
+            self._piping.add(piping)
+            piping.add_done_callback(self._piping.discard)
+
+    async def _pipe(self, source: asyncio.StreamReader, target: asyncio.StreamWriter, speaks: asyncio.Event) -> None:
+        try:
+            while block := await source.read(1 << 16):
+                await speaks.wait()
+                target.write(block)
+        except OSError:
+            pass
+        finally:
+            target.close()
+
+    def silence(self) -> None:
+        for speaks in self._heard:
+            speaks.clear()
+
+    async def close(self) -> None:
+        for piping in [*self._piping]:
+            piping.cancel()
+        await asyncio.gather(*self._piping, return_exceptions=True)
+
+
+@asynccontextmanager
+async def over_a_line(server: Any) -> AsyncIterator[tuple[Line, int]]:
+    line = Line(str(socket_of(server) / ".s.PGSQL.5432"))
+    listening = await asyncio.start_server(line.connect, "127.0.0.1", 0)
+    try:
+        yield line, listening.sockets[0].getsockname()[1]
+    finally:
+        listening.close()
+        await line.close()
+
+
+async def test_a_connection_that_says_nothing_is_taken_for_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connect, "__defaults__", (0.3,))
+    server = started_server()
+    async with over_a_line(server) as (line, port):
+        url = f"postgresql://postgres@127.0.0.1:{port}/postgres?sslmode=disable&schema=silent&lanes=1"
+        async with Mailbox.open(url) as box:
+            alice, bob = box.of(ALICE), box.of(BOB)
+            await alice.send_task(plain(bob, id=uid(1)))
+            line.silence()
+            assert (await soon(alice.send_task(plain(bob, id=uid(2))))).task_id == uid(2)
+            assert (await soon(alice.get_task(uid(2)))).task.id == uid(2)
+            assert [delivery.task.id for delivery in await soon(bob.recv_tasks(5, wait_ms=0))] == [uid(1), uid(2)]
+    forget(server)
+
+
+async def test_a_question_waits_for_a_database_that_is_away_as_long_as_it_would_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with Mailbox.open(f"{store_url()}&lanes=1") as box:
+        sent = await box.of(ALICE).send_task(plain(box.of(BOB)))
+        reader, is_away = engine_of(box)._reader, True
+        connected = reader.connected
+
+        async def away() -> asyncpg.Connection[Any]:
+            if is_away:
+                raise OSError("nobody is there")
+            return await connected()
+
+        monkeypatch.setattr(reader, "connected", away)
+        monkeypatch.setattr(readers, "PATIENCE_S", 0.0)
+        hasty = asyncio.ensure_future(box.of(ALICE).get_task(sent.task_id))
+        await asyncio.sleep(0)  # it has asked
+        monkeypatch.setattr(readers, "PATIENCE_S", 30.0)
+        patient = asyncio.ensure_future(box.of(ALICE).get_task(sent.task_id))
+        with pytest.raises(StoreUnavailable) as refused:
+            await soon(hasty)
+        assert refused.value.details["outcome"] == "not_stored" and not patient.done()
+        is_away = False
+        assert (await soon(patient)).task.id == sent.task_id
+
+
+# --- a daemon that was taken for dead ---------------------------------------------------------------------------
+
+
+async def test_the_sessions_of_one_that_is_taken_for_dead_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be frozen with locks that others wait for."""
+    monkeypatch.setattr(pulses, "BEAT_S", 0.05)
+    url = f"{store_url()}&lanes=1"
+    async with Mailbox.open(url) as here, Mailbox.open(url) as there, sql(url) as owner:
+        frozen = engine_of(there)
+        lane: Any = frozen._lanes[0]
+        pids = [lane._connection.get_server_pid(), frozen._reader._connection.get_server_pid()]  # type: ignore[union-attr]
+        monkeypatch.setattr(frozen._pulse, "_beat", lambda ears: asyncio.sleep(0))  # it gives no sign of life
+        await owner.execute("update daemon set seen = seen - interval '1 minute' where id = $1", frozen.daemon_id)
+        async with asyncio.timeout(10):
+            while await owner.fetchval("select exists (select from pg_stat_activity where pid = any($1))", pids):
+                pass
+        assert not engine_of(here).is_closing
+        sent = await soon(there.of(ALICE).send_task(plain(there.of(BOB))))  # it lives after all
+        assert (await take(here.of(BOB))).task.id == sent.task_id
+
+
+async def verified(url: str) -> StoreReport:
+    where = Where.of(url)
+    connection = await connect(where)
+    try:
+        return await verify(connection, where.schema)
+    finally:
+        await connection.close()
+
+
+async def test_a_signature_stands_in_the_chain_that_it_is_about_or_nowhere() -> None:
+    """The lane was closed by others just before: the chain that takes its place has another head."""
+    url = f"{store_url()}&lanes=1"
+    daemon = Daemon(Settings(store=url, http=None, ipc=None, limits=Limits()), Realm.throwaway(), OPERATOR_TOKEN)
+    await daemon.exchange.open(OPERATOR_TOKEN)
+    assert isinstance(daemon.store, Postgres)
+    for _ in range(2):
+        await daemon.exchange.note_stranger("http")
+        before = daemon.store._lanes[0].id
+        async with sql(url) as owner:
+            await owner.execute("update daemon set ended = clock_timestamp(), proof = 'silent' where ended is null")
+            await owner.execute("update lane set closed = true")
+        await soon(daemon.exchange.sign_head())
+        await daemon.exchange.note_stranger("http")
+        assert daemon.store._lanes[0].id != before
+        assert (await verified(url)).damage == []
+    await daemon.exchange.sign_head()
+    await daemon.exchange.close()
+    report = await verified(url)
+    assert report.damage == [] and report.lanes[-1].signed_until > 0
+
+
+# --- a command that finds what it wants in the hands of others --------------------------------------------------
+
+
+async def test_a_command_that_wants_what_somebody_holds_keeps_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a few tries of the whole batch each of its commands stands for itself."""
+    monkeypatch.setitem(connections._SETTINGS, "lock_timeout", "5ms")
+    url = f"{store_url()}&lanes=1"
+    async with Mailbox.open(url) as box, sql(url) as owner:
+        alice, bob = box.of(ALICE), box.of(BOB)
+        await alice.send_task(plain(bob, id=uid(1)))
+        delivery = await take(bob)
+        async with owner.transaction():
+            await owner.execute("select from record where key = $1 for update", uid(1))
+            sends = [alice.send_task(plain(bob, id=uid(number))) for number in range(2, 12)]
+            post, *sent = await soon(
+                asyncio.gather(bob.send_result(Result.ok(delivery, DONE)), *sends, return_exceptions=True)
+            )
+        assert isinstance(post, StoreUnavailable) and post.details["outcome"] == "not_stored"
+        assert [getattr(one, "task_id", one) for one in sent] == [uid(number) for number in range(2, 12)]
+        await soon(bob.send_result(Result.ok(delivery, DONE)))
+        assert (await drain(alice)).task_id == uid(1)
+
+
+async def test_what_is_open_is_not_locked_by_who_looks_for_what_is_past_its_time() -> None:
+    clock = ManualClock()
+    url = f"{store_url()}&lanes=1"
+    async with Mailbox.open(url, clock=clock) as box, sql(url) as owner, sql(url) as other:
+        alice, bob, engine = box.of(ALICE), box.of(BOB), engine_of(box)
+        await alice.send_task(plain(bob, id=uid(1)))
+        await bob.send_result(Result.ok(await take(bob), DONE))
+        await drain(alice)
+        await alice.send_task(plain(bob, id=uid(2)))
+        clock.advance(8 * DAY_MS)
+        ctx = engine.context
+        ctx.now = engine.now()
+        async with owner.transaction():
+            assert await engine.housekeeper._bury(owner, ctx) == 1
+            await other.execute("select from record where key = $1 for update nowait", uid(2))
+            with pytest.raises(asyncpg.LockNotAvailableError):
+                await other.execute("select from record where key = $1 for update nowait", uid(1))
+
+
+# --- a ring that nobody heard, and trust ------------------------------------------------------------------------
+
+
+async def test_who_watches_a_task_misses_nothing_though_no_ring_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engines, "POLL_S", 0.05)
+    url = f"{store_url()}&lanes=1"
+    async with Mailbox.open(url) as here, Mailbox.open(url) as there:
+        deaf = engine_of(there)
+        monkeypatch.setattr(deaf, "rung", lambda *rung: None)
+        sent = await here.of(ALICE).send_task(plain(here.of(BOB)))
+        watching = asyncio.create_task(there.of(ALICE).wait_generation(sent.task_id, after=1))
+        await until(lambda: bool(deaf._change_waiters.count))
+        await take(here.of(BOB))
+        assert (await soon(watching)).generation == 2
+
+
+async def test_trust_is_learnt_once_though_a_commit_that_could_have_changed_it_did_not() -> None:
+    """A refusal of such a command is a commit with a row and no peer."""
+    async with Mailbox.open(f"{store_url()}&lanes=1") as box:
+        engine = engine_of(box)
+        await engine.run(c.EnrollPeer(None, ALICE, Role.PEER, "token"))
+        await engine.refresh()
+        learnt = engine.known.learnt
+        denied = c.Call(Caller(ALICE, Role.PEER, "token"), c.RevokePeer(ALICE, BOB.pubkey, "no right to"))
+        with pytest.raises(CovenantError):
+            await engine.run(denied)
+        learn, count = engine.known.learn, 0
+
+        async def counted(connection: asyncpg.Connection[Any]) -> None:
+            nonlocal count
+            count += 1
+            await learn(connection)
+
+        engine.known.learn = counted  # type: ignore[method-assign]
+        for _ in range(10):
+            await box.of(ALICE).send_task(plain(box.of(BOB)))
+        assert count == 1 and engine.known.learnt > learnt

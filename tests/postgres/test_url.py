@@ -1,0 +1,36 @@
+"""The URL and the settings of a store: what nobody else may read, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from covenant import Limits, Mailbox
+from covenant.model.error import BadSetting, UnknownStore
+from covenant.store.postgres.connection import safe
+from tests.postgres import store_url
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("postgresql://ann:secret@db/x?lanes=2", "postgresql://ann:***@db/x?lanes=2"),
+        ("postgresql://db/x?user=ann&password=secret&lanes=2", "postgresql://db/x?user=ann&password=***&lanes=2"),
+        ("postgresql://db/x?sslpassword=secret", "postgresql://db/x?sslpassword=***"),
+        ("postgresql://ann:secret@db/x?Password=secret", "postgresql://ann:***@db/x?Password=***"),
+        ("postgresql://db/x?schema=password", "postgresql://db/x?schema=password"),
+    ],
+)
+def test_no_password_is_shown(url: str, shown: str) -> None:
+    assert safe(url) == shown
+
+
+async def test_a_bound_that_is_not_kept_is_refused() -> None:
+    with pytest.raises(BadSetting, match="retention_ms") as refused:
+        await Mailbox.open(store_url(), limits=Limits(retention_bytes=1_000_000))
+    assert refused.value.details["name"] == "retention_bytes"
+
+
+async def test_a_refused_url_does_not_tell_its_password() -> None:
+    with pytest.raises(UnknownStore) as refused:
+        await Mailbox.open("postgresql://db/x?password=secret&schema=Not-A-Name")
+    assert "secret" not in f"{refused.value} {refused.value.details}"
