@@ -340,14 +340,11 @@ class Driver:
         doubted = next((wait for wait in waits if wait.doubt is not None), None)
         if doubted is not None:
             return doubted
-        ended = self.memory.outcomes
+        ended = self.memory.outcomes  # an answer may carry a part of what is there: the rest is asked for
+        tasks = frozenset(i for wait in waits for i in wait.tasks if i not in ended)
         if len(waits) == 1:
             only = waits[0]
-            if not only.first:
-                return structs.replace(only, tasks=only.tasks - self.refused.keys()) if self.refused else only
-            left = frozenset(i for i in only.tasks if i not in ended)
-            return Wait(left, True, False, only.signals, only.until_ms)
-        tasks = frozenset(i for wait in waits for i in wait.tasks if i not in ended)
+            return Wait(tasks, only.first, only.fail_fast, only.signals, only.until_ms)
         signals = tuple(dict.fromkeys(name for wait in waits for name in wait.signals))
         times = [wait.until_ms for wait in waits if wait.until_ms is not None]
         return Wait(tasks, True, False, signals, min(times, default=None))
