@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 from covenant import AgentId, Json, Limits, Task
@@ -228,3 +229,38 @@ async def test_a_refusal_that_is_not_caught_ends_the_run(house: House) -> None:
 
     with pytest.raises(RunFailed, match="at most 1000 entries"):
         await house.through(endless)
+
+
+async def test_a_result_that_cannot_be_kept_has_failed(open_house: Open) -> None:
+    """What a task of its own came to is the task's fault, and not the end of the run."""
+    house = await open_house(Limits(content_bytes_max=1000, content_depth_max=8))
+    results: dict[str, Any] = {
+        "big": "x" * 2000,
+        "at the edge": ["x" * 960],
+        "deep": [[[[[[[[[["deep"]]]]]]]]]],
+        "odd": "a\ud800b",
+        "odd inside": {"a": "\udfff"},
+        "no number": [float("nan")],
+    }
+    edge = len(msgspec.json.encode([Json(results["at the edge"])]))
+    results["at the edge"][0] += "x" * (1001 - edge)
+
+    @task("make")
+    async def make(name: str) -> Any:
+        return results[name]
+
+    @agent("asks")
+    async def asks(ctx: AgentContext) -> list[str]:
+        await ctx.append("user", "before")
+        failed = []
+        for name in results:
+            try:
+                await ctx.task("make", name)
+            except TaskFailed as caught:
+                failed.append(name)
+                assert caught.message
+        return failed
+
+    run_id, failed = await house.through(asks, tasks=[make])
+    assert failed == list(results)
+    assert await house.told(run_id) == [("user", "before")]

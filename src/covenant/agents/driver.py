@@ -53,7 +53,7 @@ from covenant.model.task import Idempotency, Result, Task
 from covenant.model.view import Delivery
 from covenant.rules.content_key import digest_of_input, task_id, task_key
 from covenant.rules.context import Context
-from covenant.rules.envelope import seal_message
+from covenant.rules.envelope import seal_message, seal_result
 from covenant.rules.run import check_value, digest_of_entry, matches
 from covenant.store.clock import Clock, RandomIds
 
@@ -517,11 +517,19 @@ class Driver:
             return
         if child_id in self._canceled:
             return  # however it ended: that it was canceled stands
-        told = values.copied(result)  # as it will be read when it is read again
+        told = self._kept(result)
         self.memory.outcomes[child_id] = told
         self.batch.answers.append(told)
         if self._lingering is None:
             self._lingering = asyncio.get_running_loop().call_later(LINGER_S, self._linger_no_more)
+
+    def _kept(self, result: Result) -> Result:
+        """As it will be read when it is read again; or that it cannot be kept."""
+        try:
+            return seal_result(result, self._box.limits)
+        except CovenantError as refused:
+            message = f"{refused.code}: {refused.message}"
+            return Result(result.task_id, "error", (), message, result.lease_id)
 
     def _linger_no_more(self) -> None:
         self._lingering = None
