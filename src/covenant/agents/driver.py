@@ -125,7 +125,7 @@ class Driver:
         self.batch = Batch()
         self.taken: set[str] = set()  # signals that the store may still tell of
         self._spent: set[str] = set()  # of these, those that it has been told are taken
-        self._looks = 0  # under way: what they bring may be older than the last commit
+        self._looks = 0  # under way: the run is held meanwhile; what they bring may be older than the last commit
         self.leaf = 0
         self.state: Raw = NOTHING
         self.checkpoints = 0
@@ -324,7 +324,7 @@ class Driver:
         if only_mine:
             self.batch.begins += [i for i in sorted(mine) if i not in self._own and i not in self.batch.begins]
         goes_on = any(waiting.wait is None for waiting in self._waits)  # as soon as this is committed
-        if only_mine or goes_on or self._own or self._effects or self._cancels_due:
+        if only_mine or goes_on or self._own or self._effects or self._looks or self._cancels_due:
             return None
         return self._union()
 
@@ -648,7 +648,7 @@ class Driver:
         """The entry that was added under a key, also if it is not committed yet."""
         found = self._once.get(key)
         if found is None and self.is_resuming:
-            found = await self._ask(lambda: self._box.find_entry(self._lease_id, key))
+            found = await self._look_up(lambda: self._box.find_entry(self._lease_id, key))
         if found is not None:
             self._once[key] = found
             self.memory.entry_ids[found.number] = found.id
@@ -825,16 +825,26 @@ class Driver:
     async def look(self, wait: Wait) -> None:
         """See what is there, without waiting: of what has been committed."""
         sent = frozenset(i for i in wait.tasks if i not in self.batch.tasks)
-        if sent:
+        if wait.signals and not self._number:
+            await self.flush()  # a run hears what was said before it began once it has
+        if sent or wait.signals:
             looked = Wait(sent, wait.first, wait.fail_fast, wait.signals, wait.until_ms)
-            self._absorb(await self._look_around(looked))
+            self._absorb(await self._look_up(lambda: self._box.look_around(self._lease_id, looked)))
 
-    async def _look_around(self, looked: Wait, every: bool = False) -> Standing:
+    async def _look_up(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Ask the store as the holder of the run: another place in the function may have parked it. Who has lost it is
+        put away, and not told of an error that its code could catch."""
         self._looks += 1
         try:
-            return await self._ask(lambda: self._box.look_around(self._lease_id, looked, every=every))
+            if not self._is_held:
+                await self.flush()
+            return await self._ask(call)
+        except LOST as lost:
+            self.drop()
+            raise Suspended from lost
         finally:
             self._looks -= 1
+            self._news.set()
 
     async def hear(self, patterns: tuple[str, ...], until: int | None, doubt: str | None = None) -> SignalSeen | None:
         """The oldest signal that fits, or None when the time is over."""
@@ -843,20 +853,28 @@ class Driver:
         while True:  # another place may have been quicker to take what was there
             await self.wait(wait, lambda: self._heard(patterns) is not None or self._is_over(until))
             heard = self._heard(patterns)
+            if heard is None and self._is_over(until):
+                await self.look(wait)  # it may have come before the time was over
+                heard = self._heard(patterns)
             if heard is not None or self._is_over(until):
                 return heard
 
     async def first_of(self, wait: Wait) -> SignalSeen | None:
         outcomes = self.memory.outcomes
 
+        def has_come() -> bool:
+            return any(i in outcomes for i in wait.tasks) or self._heard(wait.signals) is not None
+
         def is_there() -> bool:
-            ended = any(i in outcomes for i in wait.tasks)
-            return ended or self._heard(wait.signals) is not None or self._is_over(wait.until_ms)
+            return has_come() or self._is_over(wait.until_ms)
 
         await self.make_room()
-        await self.wait(wait, is_there)
-        while not is_there():  # another place was quicker to take what was there
+        while True:  # another place may have been quicker to take what was there
             await self.wait(wait, is_there)
+            if not has_come() and is_there():
+                await self.look(wait)  # it may have come before the time was over
+            if is_there():
+                break
         if any(i in outcomes for i in wait.tasks):
             return None
         return self._heard(wait.signals)
@@ -874,10 +892,12 @@ class Driver:
         if not self._number or self.batch.takes or self.batch.entries:
             await self.flush()  # a run hears what was said before it began once it has; and a commit takes so many
         looked = Wait(signals=(pattern,))
-        standing = await self._look_around(looked, every=True)
+        standing = await self._look_up(lambda: self._box.look_around(self._lease_id, looked, every=True))
         return [signal for signal in standing.signals if signal.id not in self.taken]
 
     async def wait(self, wait: Wait, is_there: Callable[[], bool]) -> None:
+        if wait.signals:
+            self._inbox.clear()  # what was seen and left: there may be an older one that fits
         if wait.tasks and is_there():
             return
         waiting = _Waiting(wait, is_there)
