@@ -10,7 +10,17 @@ import msgspec
 import pytest
 
 from covenant import AgentId, Json, Limits, Task
-from covenant.agents import Agent, AgentContext, EffectFailed, RunFailed, TaskFailed, TaskRefused, agent, task
+from covenant.agents import (
+    Agent,
+    AgentContext,
+    EffectFailed,
+    PendingTask,
+    RunFailed,
+    TaskFailed,
+    TaskRefused,
+    agent,
+    task,
+)
 from covenant.model.error import CovenantError, TooLarge
 from tests.agents.conftest import Open
 from tests.agents.house import House, content_of, pause
@@ -174,6 +184,75 @@ async def test_what_is_too_much_is_refused_where_it_is_given(open_house: Open) -
     run_id, refused = await house.through(much)
     assert refused == ["an entry", "a deep entry", "a word", "a state", "an effect", "a task"]
     assert await house.told(run_id) == [("user", "after")]
+
+
+def _misnamed(ctx: AgentContext) -> dict[str, Callable[[], Any]]:
+    long = "x" * 2000
+    return {
+        "a turn": lambda: ctx.set_turn(long),
+        "a blank turn": lambda: ctx.set_turn(" "),
+        "an odd turn": lambda: ctx.set_turn("\ud800"),
+        "a key": lambda: ctx.append("user", 1, key=long),
+        "a blank key": lambda: ctx.say("x", key=""),
+        "an effect": lambda: ctx.run(long, lambda: 1),
+        "a blank effect": lambda: ctx.run("", lambda: 1),
+        "a signal": lambda: ctx.wait_for_signal(long),
+        "a blank signal": lambda: ctx.any_of(ctx.signal(""), ctx.timer(0)),
+        "a time": lambda: ctx.sleep(10**18),
+    }
+
+
+async def test_names_that_are_none_are_refused_where_they_are_given(house: House) -> None:
+    @agent("names")
+    async def names(ctx: AgentContext) -> list[str]:
+        refused = []
+        await ctx.append("user", "before")
+        for name, operation in _misnamed(ctx).items():
+            try:
+                done = operation()
+                if done is not None:
+                    await done
+            except CovenantError:
+                refused.append(name)
+        await pause(ctx)
+        return refused
+
+    run_id, refused = await house.through(names)
+    assert len(refused) == 10
+    assert await house.told(run_id) == [("user", "before")]
+
+
+async def test_more_than_one_commit_carries_is_done_in_several(open_house: Open) -> None:
+    """What no operation could be refused for: there is room made for it."""
+    house = await open_house(Limits(batch_max=5))
+
+    @agent("much")
+    async def much(ctx: AgentContext) -> list[Any]:
+        theirs: list[PendingTask] = []
+        mine: list[PendingTask] = []
+        for n in range(12):
+            theirs.append(ctx.task("look", n, recipient=CAROL))
+            mine.append(ctx.task("work", n))
+            await ctx.run("keep", lambda: None)
+        joined = len(await ctx.join_all(mine))
+        for pending in theirs:
+            await pending.cancel()
+        settled = await ctx.join_all_settled(theirs)
+        times = [await ctx.now() for _ in range(50)]
+        done = [await ctx.run("count", lambda: 1, idempotent=True) for _ in range(50)]
+        await pause(ctx)
+        heard = 0
+        while (await ctx.any_of(ctx.signal("a"), ctx.timer(0))).index == 0:
+            heard += 1
+        return [joined, {one.status for one in settled}, len(times), sum(done), heard]
+
+    async with house.worker(much, tasks=[work]):
+        run_id = await house.begin(much)
+        await house.paused(run_id)
+        for n in range(12):
+            await house.signal(run_id, "a", n)
+        await house.signal(run_id, "pause")
+        assert await house.result(run_id) == [12, ["canceled"], 50, 50, 12]
 
 
 async def test_what_no_commit_carries_is_refused_where_it_is_given(open_house: Open) -> None:

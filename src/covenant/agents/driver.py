@@ -53,8 +53,8 @@ from covenant.model.task import Idempotency, Result, Task
 from covenant.model.view import Delivery
 from covenant.rules.content_key import digest_of_input, task_id, task_key
 from covenant.rules.context import Context
-from covenant.rules.envelope import seal_message, seal_result
-from covenant.rules.run import check_value, digest_of_entry, matches
+from covenant.rules.envelope import check_text, seal_message, seal_result
+from covenant.rules.run import check_value, checked_wait, digest_of_entry, matches
 from covenant.store.clock import Clock, RandomIds
 
 T = TypeVar("T")
@@ -322,7 +322,8 @@ class Driver:
         mine = {i for i in wanted if i in self._own or self._can_do(i)}
         only_mine = wanted == mine and all(not wait.signals and wait.until_ms is None for wait in awaited)
         if only_mine:
-            self.batch.begins += [i for i in sorted(mine) if i not in self._own and i not in self.batch.begins]
+            begun, room = self.batch.begins, self._box.limits.batch_max - len(self.batch.begins)
+            begun += [i for i in sorted(mine) if i not in self._own and i not in begun][:room]
         goes_on = any(waiting.wait is None for waiting in self._waits)  # as soon as this is committed
         if only_mine or goes_on or self._own or self._effects or self._looks or self._cancels_due:
             return None
@@ -344,6 +345,8 @@ class Driver:
         tasks = frozenset(i for wait in waits for i in wait.tasks if i not in ended)
         if len(waits) == 1:
             only = waits[0]
+            if not only.first:  # of more than one wait may name, the others come next
+                tasks = frozenset(sorted(tasks)[: self._box.limits.batch_max])
             return Wait(tasks, only.first, only.fail_fast, only.signals, only.until_ms)
         signals = tuple(dict.fromkeys(name for wait in waits for name in wait.signals))
         times = [wait.until_ms for wait in waits if wait.until_ms is not None]
@@ -611,9 +614,15 @@ class Driver:
         raise TooLarge(f"a commit has at most {limit} {what}: wait for something in between", field=what, limit=limit)
 
     async def make_room(self) -> None:
-        """What is heard may become an entry, and must not be refused then."""
-        if len(self.batch.entries) >= self._box.limits.batch_max:
+        """What is heard may become an entry, and must not be refused then; nor is there an operation that could be
+        refused for each thing that is noted."""
+        batch = self.batch
+        most = max(len(batch.entries), len(batch.memos), len(batch.cancels) + len(self._cancels_due))
+        if most >= self._box.limits.batch_max:
             await self.flush()
+
+    def check_name(self, name: str, what: str) -> None:
+        check_text(name, what, self._box.limits.key_bytes_max)
 
     def _check_value(self, value: Raw) -> None:
         if value is NOTHING:
@@ -825,8 +834,8 @@ class Driver:
     async def look(self, wait: Wait) -> None:
         """See what is there, without waiting: of what has been committed."""
         sent = frozenset(i for i in wait.tasks if i not in self.batch.tasks)
-        if wait.signals and not self._number:
-            await self.flush()  # a run hears what was said before it began once it has
+        if wait.signals and (not self._number or self.batch.takes):
+            await self.flush()  # a run hears what was said before it began once it has; and the next when it took one
         if sent or wait.signals:
             looked = Wait(sent, wait.first, wait.fail_fast, wait.signals, wait.until_ms)
             self._absorb(await self._look_up(lambda: self._box.look_around(self._lease_id, looked)))
@@ -896,6 +905,8 @@ class Driver:
         return [signal for signal in standing.signals if signal.id not in self.taken]
 
     async def wait(self, wait: Wait, is_there: Callable[[], bool]) -> None:
+        if wait.signals or wait.until_ms is not None or wait.first:
+            checked_wait(wait, self._rules)
         if wait.signals:
             self._inbox.clear()  # what was seen and left: there may be an older one that fits
         if wait.tasks and is_there():
