@@ -196,6 +196,16 @@ FOUND = [
         [[["loop", 2, [["any", [["remote", 0, None], ["timer", 0]]], ["select", [["remote", 1, None]]]]]]],
         id="a-task-that-ended-before-the-time",
     ),
+    pytest.param(
+        [
+            [
+                ["lazy", ["remote", 0, None]],
+                ["task", ["remote", 1, None]],
+                ["any", [["remote", 0, None], ["remote", 1, None]]],
+            ]
+        ],
+        id="a-task-that-ended-unheard-before-another",
+    ),
 ]
 LEFT = [["message", None], ["any", [["signal", "a"], ["signal", "**"]]], ["sleep", 10], ["try", [["signal", "a", 0]]]]
 

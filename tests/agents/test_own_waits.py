@@ -11,6 +11,7 @@ import pytest
 from covenant import Result, Text
 from covenant.agents import AgentContext, agent
 from covenant.agents.local import HOUSE
+from covenant.model.record import TaskState
 from covenant.testing import AgentTest
 from covenant.testing.gate import Gate
 
@@ -53,6 +54,36 @@ async def test_what_a_function_does_while_its_run_is_parked_is_committed() -> No
         await test.signal(run, "word", "a")
         assert await run.result() == ["a", "b"]
         assert len(await test.entries(run)) == 1
+
+
+@pytest.mark.parametrize("idempotent", [False, True], ids=["unsafe", "idempotent"])
+async def test_a_run_is_held_while_an_effect_lasts_beside_a_wait(idempotent: bool) -> None:
+    """Put away in the middle of it, nobody would know what became of it."""
+    began, enough = asyncio.Event(), asyncio.Event()
+    done: list[str] = []
+
+    async def effect() -> str:
+        began.set()
+        await enough.wait()
+        done.append("once")
+        return "done"
+
+    @agent("does")
+    async def does(ctx: AgentContext) -> list[str]:
+        waiting = asyncio.create_task(ctx.wait_for_signal("word"))
+        outcome = await ctx.run("charge", effect, idempotent=idempotent)
+        return [await waiting, outcome]
+
+    async with AgentTest(agents=[does], warm_max=0) as test, asyncio.timeout(10):
+        run = await test.start(does)
+        await began.wait()
+        await run.say("nothing that is waited for")
+        assert (await test.box.get_task(run.id)).state is TaskState.IN_FLIGHT
+        enough.set()
+        await test.until_parked(run)
+        await test.signal(run, "word", "a")
+        assert await run.result() == ["a", "done"]
+    assert done == ["once"]
 
 
 async def peek(ctx: AgentContext) -> Any:

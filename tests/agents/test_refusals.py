@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import Callable
 from typing import Any
@@ -22,8 +23,10 @@ from covenant.agents import (
     task,
 )
 from covenant.model.error import CovenantError, TooLarge
+from covenant.testing import AgentTest
+from covenant.testing.gate import Gate
 from tests.agents.conftest import Open
-from tests.agents.house import House, content_of, pause
+from tests.agents.house import PATIENCE_S, House, content_of, pause
 from tests.daemons import enrolled
 
 CAROL = "carol@lab"
@@ -46,6 +49,13 @@ async def _begin(house: House, dan: AgentId, agent: Agent) -> str:
     )
     await house.alice.send_task(sent)
     return sent.id
+
+
+async def _until_asked(house: House, run_id: str) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        entry = await house.alice.get_task(run_id)
+        while entry.asks is None and entry.outcome is None:
+            entry = await house.alice.wait_generation(run_id, entry.generation)
 
 
 async def _told(house: House, run_id: str) -> list[Any]:
@@ -72,6 +82,7 @@ async def test_a_task_that_may_not_be_sent_has_failed(house: House, served: None
     dan = await _as_dan(house)
     async with house.worker(eager, tasks=[work], name="dan"):
         run_id = await _begin(house, dan, eager)
+        await _until_asked(house, run_id)
         await house.signal(run_id, "pause")
         assert await house.result(run_id) == ["missing_capability", "completed", "failed", "failed", "TaskRefused"]
     assert await _told(house, run_id) == ["before", "may not"]
@@ -282,13 +293,16 @@ async def test_what_no_commit_carries_is_refused_where_it_is_given(open_house: O
     assert [content_of(entry) for entry in entries] == [n for n in range(14) if n not in (5, 11, 13)]
 
 
-async def test_all_that_waits_is_drained_beside_entries_of_ones_own(open_house: Open) -> None:
+@pytest.mark.parametrize("beside", ["an entry", "a signal"])
+async def test_all_that_waits_is_drained_beside_what_was_noted_before(open_house: Open, beside: str) -> None:
     house = await open_house(Limits(batch_max=5))
 
     @agent("drains")
     async def drains(ctx: AgentContext) -> int:
         await pause(ctx)
-        await ctx.append("user", "one")
+        if beside == "an entry":
+            await ctx.run("keep", lambda: None)  # that it has paused
+            await ctx.append("user", "one")
         return len(await ctx.drain_signals("message"))
 
     async with house.worker(drains):
@@ -298,6 +312,57 @@ async def test_all_that_waits_is_drained_beside_entries_of_ones_own(open_house: 
             await house.say(run_id, str(n))
         await house.signal(run_id, "pause")
         assert await house.result(run_id) == 5
+
+
+async def test_a_message_that_waits_is_heard_beside_all_the_entries_that_a_commit_carries(open_house: Open) -> None:
+    house = await open_house(Limits(batch_max=5))
+
+    @agent("hears")
+    async def hears(ctx: AgentContext) -> str:
+        await pause(ctx)
+        await ctx.run("keep", lambda: None)  # that it has paused
+        for n in range(5):
+            await ctx.append("user", n)
+        return await ctx.wait_for_message(timeout_ms=0)
+
+    async with house.worker(hears):
+        run_id = await house.begin(hears)
+        await house.paused(run_id)
+        await house.say(run_id, "well?")
+        await house.signal(run_id, "pause")
+        assert await house.result(run_id) == "well?"
+
+
+async def test_what_was_noted_while_a_commit_was_refused_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    committing, noted, change = asyncio.Event(), asyncio.Event(), Gate._change
+
+    async def waits_for_a_note(gate: Gate, name: str, act: Callable[[], Any]) -> Any:
+        if name == "CommitRun" and not committing.is_set():
+            committing.set()
+            await noted.wait()
+        return await change(gate, name, act)
+
+    monkeypatch.setattr(Gate, "_change", waits_for_a_note)
+
+    @agent("both")
+    async def both(ctx: AgentContext) -> str:
+        async def beside() -> None:
+            await committing.wait()
+            await ctx.append("user", "meanwhile")
+            noted.set()
+
+        going = asyncio.create_task(beside())
+        try:
+            await ctx.task("x" * 1000, 1, recipient=CAROL)
+        except TaskRefused:
+            await going
+            return "refused"
+        return "sent"
+
+    async with AgentTest(agents=[both]) as test, asyncio.timeout(10):
+        run = await test.start(both)
+        assert await run.result() == "refused"
+        assert [content_of(entry) for entry in await test.entries(run)] == ["meanwhile"]
 
 
 async def test_a_refusal_that_is_not_caught_ends_the_run(house: House) -> None:
