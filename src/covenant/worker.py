@@ -93,6 +93,7 @@ class Worker:
         self._running: asyncio.Task[None] | None = None
         self._receiving: asyncio.Task[list[Delivery]] | None = None
         self._jobs: set[asyncio.Task[None]] = set()
+        self._begun: set[str] = set()  # the leases of these
 
     # --- life ---------------------------------------------------------------------------------------------
 
@@ -181,10 +182,17 @@ class Worker:
             stopped.cancel()
 
     def begin(self, delivery: Delivery) -> None:
-        """Work on a lease that this worker got in another way than by receiving."""
+        """Work on a lease, however this worker got it; once, also if it was told of it twice."""
+        if delivery.lease_id in self._begun:
+            return
+        self._begun.add(delivery.lease_id)
         job = asyncio.create_task(self._work(self.context_of(delivery)))
         self._jobs.add(job)
-        job.add_done_callback(self._jobs.discard)
+        job.add_done_callback(partial(self._end, delivery.lease_id))
+
+    def _end(self, lease_id: str, job: asyncio.Task[None]) -> None:
+        self._jobs.discard(job)
+        self._begun.discard(lease_id)
 
     def context_of(self, delivery: Delivery) -> WorkContext:
         return WorkContext(delivery, self._box, self._patience)

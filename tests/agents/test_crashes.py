@@ -16,7 +16,7 @@ from covenant.agents.driver import Driver
 from covenant.agents.memory import noted
 from covenant.model.run import Memo, RunCommit, Standing
 from covenant.rules import run as run_rules
-from covenant.testing import Answer, Pass, Report, Step, Tell, survives_crashes
+from covenant.testing import Answer, Pass, Report, Say, Step, Tell, survives_crashes
 from covenant.testing import crash as crash_module
 from covenant.testing.gate import Gate
 from tests.agents.programs import OTHERS, TASKS, phases, program, scripts
@@ -196,13 +196,31 @@ FOUND = [
         [[["loop", 2, [["any", [["remote", 0, None], ["timer", 0]]], ["select", [["remote", 1, None]]]]]]],
         id="a-task-that-ended-before-the-time",
     ),
+    pytest.param(
+        [
+            [
+                ["lazy", ["remote", 0, None]],
+                ["task", ["remote", 1, None]],
+                ["any", [["remote", 0, None], ["remote", 1, None]]],
+            ]
+        ],
+        id="a-task-that-ended-unheard-before-another",
+    ),
 ]
+LEFT = [["message", None], ["any", [["signal", "a"], ["signal", "**"]]], ["sleep", 10], ["try", [["signal", "a", 0]]]]
 
 
 @pytest.mark.parametrize("made", FOUND)
 @pytest.mark.parametrize("warm_max", [WARM, COLD], ids=["warm", "cold"])
 def test_no_death_of_a_worker_is_noticed_in(made: list[Any], warm_max: int) -> None:
     kill_everywhere(made, [], fresh_chance=True, warm_max=warm_max)
+
+
+@pytest.mark.parametrize("warm_max", [WARM, COLD], ids=["warm", "cold"])
+def test_a_signal_that_was_seen_and_left_is_heard_whoever_died(warm_max: int) -> None:
+    script: list[Step] = [Tell("b.c", 1), Tell("a", 2), Say("yes")]
+    report = kill_everywhere([LEFT], script, fresh_chance=True, warm_max=warm_max)
+    assert report.outcome["entries"][-1]["content"] == ["signal", 2]
 
 
 def test_an_entry_under_a_key_is_there_once() -> None:

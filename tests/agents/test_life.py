@@ -490,3 +490,23 @@ async def test_a_task_of_the_dead_that_may_not_be_done_twice_is_in_doubt(open_ho
         await house.box.repair_task(RepairRequest(seen.doubts[0], ForceError("the bank says no"), "looked it up"))
         assert "the bank says no" in await house.result(run_id)
     assert done == [1]
+
+
+async def test_a_run_that_two_looks_find_is_taken_up_once(house: House) -> None:
+    """One look for the runs of the dead may last until the next one begins: both are told of the same lease."""
+    calls = 0
+
+    @agent("counts")
+    async def counts(ctx: AgentContext) -> int:
+        nonlocal calls
+        calls += 1
+        await ctx.append("user", "one")
+        return calls
+
+    run_id = await house.begin(counts)
+    dead = house.box.of("bob@lab", incarnation="dead")
+    assert len(await dead.recv_tasks(1)) == 1
+    async with house.worker(counts) as worker:
+        await asyncio.gather(worker.take_all_over(), worker.take_all_over())
+        assert await house.result(run_id) == 1
+    assert calls == 1

@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 
 from covenant import AgentId, Json, Limits, Task
-from covenant.agents import Agent, AgentContext, EffectFailed, RunFailed, TaskFailed, TaskRefused, agent, task
+from covenant.agents import (
+    Agent,
+    AgentContext,
+    EffectFailed,
+    PendingTask,
+    RunFailed,
+    TaskFailed,
+    TaskRefused,
+    agent,
+    task,
+)
 from covenant.model.error import CovenantError, TooLarge
+from covenant.testing import AgentTest
+from covenant.testing.gate import Gate
 from tests.agents.conftest import Open
-from tests.agents.house import House, content_of, pause
+from tests.agents.house import PATIENCE_S, House, content_of, pause
 from tests.daemons import enrolled
 
 CAROL = "carol@lab"
@@ -35,6 +49,13 @@ async def _begin(house: House, dan: AgentId, agent: Agent) -> str:
     )
     await house.alice.send_task(sent)
     return sent.id
+
+
+async def _until_asked(house: House, run_id: str) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        entry = await house.alice.get_task(run_id)
+        while entry.asks is None and entry.outcome is None:
+            entry = await house.alice.wait_generation(run_id, entry.generation)
 
 
 async def _told(house: House, run_id: str) -> list[Any]:
@@ -61,6 +82,7 @@ async def test_a_task_that_may_not_be_sent_has_failed(house: House, served: None
     dan = await _as_dan(house)
     async with house.worker(eager, tasks=[work], name="dan"):
         run_id = await _begin(house, dan, eager)
+        await _until_asked(house, run_id)
         await house.signal(run_id, "pause")
         assert await house.result(run_id) == ["missing_capability", "completed", "failed", "failed", "TaskRefused"]
     assert await _told(house, run_id) == ["before", "may not"]
@@ -175,6 +197,75 @@ async def test_what_is_too_much_is_refused_where_it_is_given(open_house: Open) -
     assert await house.told(run_id) == [("user", "after")]
 
 
+def _misnamed(ctx: AgentContext) -> dict[str, Callable[[], Any]]:
+    long = "x" * 2000
+    return {
+        "a turn": lambda: ctx.set_turn(long),
+        "a blank turn": lambda: ctx.set_turn(" "),
+        "an odd turn": lambda: ctx.set_turn("\ud800"),
+        "a key": lambda: ctx.append("user", 1, key=long),
+        "a blank key": lambda: ctx.say("x", key=""),
+        "an effect": lambda: ctx.run(long, lambda: 1),
+        "a blank effect": lambda: ctx.run("", lambda: 1),
+        "a signal": lambda: ctx.wait_for_signal(long),
+        "a blank signal": lambda: ctx.any_of(ctx.signal(""), ctx.timer(0)),
+        "a time": lambda: ctx.sleep(10**18),
+    }
+
+
+async def test_names_that_are_none_are_refused_where_they_are_given(house: House) -> None:
+    @agent("names")
+    async def names(ctx: AgentContext) -> list[str]:
+        refused = []
+        await ctx.append("user", "before")
+        for name, operation in _misnamed(ctx).items():
+            try:
+                done = operation()
+                if done is not None:
+                    await done
+            except CovenantError:
+                refused.append(name)
+        await pause(ctx)
+        return refused
+
+    run_id, refused = await house.through(names)
+    assert len(refused) == 10
+    assert await house.told(run_id) == [("user", "before")]
+
+
+async def test_more_than_one_commit_carries_is_done_in_several(open_house: Open) -> None:
+    """What no operation could be refused for: there is room made for it."""
+    house = await open_house(Limits(batch_max=5))
+
+    @agent("much")
+    async def much(ctx: AgentContext) -> list[Any]:
+        theirs: list[PendingTask] = []
+        mine: list[PendingTask] = []
+        for n in range(12):
+            theirs.append(ctx.task("look", n, recipient=CAROL))
+            mine.append(ctx.task("work", n))
+            await ctx.run("keep", lambda: None)
+        joined = len(await ctx.join_all(mine))
+        for pending in theirs:
+            await pending.cancel()
+        settled = await ctx.join_all_settled(theirs)
+        times = [await ctx.now() for _ in range(50)]
+        done = [await ctx.run("count", lambda: 1, idempotent=True) for _ in range(50)]
+        await pause(ctx)
+        heard = 0
+        while (await ctx.any_of(ctx.signal("a"), ctx.timer(0))).index == 0:
+            heard += 1
+        return [joined, {one.status for one in settled}, len(times), sum(done), heard]
+
+    async with house.worker(much, tasks=[work]):
+        run_id = await house.begin(much)
+        await house.paused(run_id)
+        for n in range(12):
+            await house.signal(run_id, "a", n)
+        await house.signal(run_id, "pause")
+        assert await house.result(run_id) == [12, ["canceled"], 50, 50, 12]
+
+
 async def test_what_no_commit_carries_is_refused_where_it_is_given(open_house: Open) -> None:
     """The function waits in between, and goes on."""
     house = await open_house(Limits(batch_max=5, entries_max=11))
@@ -202,13 +293,16 @@ async def test_what_no_commit_carries_is_refused_where_it_is_given(open_house: O
     assert [content_of(entry) for entry in entries] == [n for n in range(14) if n not in (5, 11, 13)]
 
 
-async def test_all_that_waits_is_drained_beside_entries_of_ones_own(open_house: Open) -> None:
+@pytest.mark.parametrize("beside", ["an entry", "a signal"])
+async def test_all_that_waits_is_drained_beside_what_was_noted_before(open_house: Open, beside: str) -> None:
     house = await open_house(Limits(batch_max=5))
 
     @agent("drains")
     async def drains(ctx: AgentContext) -> int:
         await pause(ctx)
-        await ctx.append("user", "one")
+        if beside == "an entry":
+            await ctx.run("keep", lambda: None)  # that it has paused
+            await ctx.append("user", "one")
         return len(await ctx.drain_signals("message"))
 
     async with house.worker(drains):
@@ -220,6 +314,57 @@ async def test_all_that_waits_is_drained_beside_entries_of_ones_own(open_house: 
         assert await house.result(run_id) == 5
 
 
+async def test_a_message_that_waits_is_heard_beside_all_the_entries_that_a_commit_carries(open_house: Open) -> None:
+    house = await open_house(Limits(batch_max=5))
+
+    @agent("hears")
+    async def hears(ctx: AgentContext) -> str:
+        await pause(ctx)
+        await ctx.run("keep", lambda: None)  # that it has paused
+        for n in range(5):
+            await ctx.append("user", n)
+        return await ctx.wait_for_message(timeout_ms=0)
+
+    async with house.worker(hears):
+        run_id = await house.begin(hears)
+        await house.paused(run_id)
+        await house.say(run_id, "well?")
+        await house.signal(run_id, "pause")
+        assert await house.result(run_id) == "well?"
+
+
+async def test_what_was_noted_while_a_commit_was_refused_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    committing, noted, change = asyncio.Event(), asyncio.Event(), Gate._change
+
+    async def waits_for_a_note(gate: Gate, name: str, act: Callable[[], Any]) -> Any:
+        if name == "CommitRun" and not committing.is_set():
+            committing.set()
+            await noted.wait()
+        return await change(gate, name, act)
+
+    monkeypatch.setattr(Gate, "_change", waits_for_a_note)
+
+    @agent("both")
+    async def both(ctx: AgentContext) -> str:
+        async def beside() -> None:
+            await committing.wait()
+            await ctx.append("user", "meanwhile")
+            noted.set()
+
+        going = asyncio.create_task(beside())
+        try:
+            await ctx.task("x" * 1000, 1, recipient=CAROL)
+        except TaskRefused:
+            await going
+            return "refused"
+        return "sent"
+
+    async with AgentTest(agents=[both]) as test, asyncio.timeout(10):
+        run = await test.start(both)
+        assert await run.result() == "refused"
+        assert [content_of(entry) for entry in await test.entries(run)] == ["meanwhile"]
+
+
 async def test_a_refusal_that_is_not_caught_ends_the_run(house: House) -> None:
     @agent("endless")
     async def endless(ctx: AgentContext) -> None:
@@ -228,3 +373,38 @@ async def test_a_refusal_that_is_not_caught_ends_the_run(house: House) -> None:
 
     with pytest.raises(RunFailed, match="at most 1000 entries"):
         await house.through(endless)
+
+
+async def test_a_result_that_cannot_be_kept_has_failed(open_house: Open) -> None:
+    """What a task of its own came to is the task's fault, and not the end of the run."""
+    house = await open_house(Limits(content_bytes_max=1000, content_depth_max=8))
+    results: dict[str, Any] = {
+        "big": "x" * 2000,
+        "at the edge": ["x" * 960],
+        "deep": [[[[[[[[[["deep"]]]]]]]]]],
+        "odd": "a\ud800b",
+        "odd inside": {"a": "\udfff"},
+        "no number": [float("nan")],
+    }
+    edge = len(msgspec.json.encode([Json(results["at the edge"])]))
+    results["at the edge"][0] += "x" * (1001 - edge)
+
+    @task("make")
+    async def make(name: str) -> Any:
+        return results[name]
+
+    @agent("asks")
+    async def asks(ctx: AgentContext) -> list[str]:
+        await ctx.append("user", "before")
+        failed = []
+        for name in results:
+            try:
+                await ctx.task("make", name)
+            except TaskFailed as caught:
+                failed.append(name)
+                assert caught.message
+        return failed
+
+    run_id, failed = await house.through(asks, tasks=[make])
+    assert failed == list(results)
+    assert await house.told(run_id) == [("user", "before")]

@@ -364,3 +364,69 @@ async def test_one_signal_is_for_one_of_two_places(house: House) -> None:
             await house.until(run_id, is_so=lambda seen: not seen.signals)
             await house.signal(run_id, "n", n)
         assert await house.result(run_id) == [0, 1, 2]
+
+
+# --- before the time is over --------------------------------------------------------------------------------
+
+
+async def test_a_signal_that_waits_is_heard_before_a_time_of_nothing(house: House) -> None:
+    """However short the time: what is there is there."""
+
+    @agent("glances")
+    async def glances(ctx: AgentContext) -> list[Any]:
+        await pause(ctx)
+        heard = [await ctx.wait_for_signal("a", timeout_ms=0), (await ctx.any_of(ctx.timer(0), ctx.signal("b"))).index]
+        with pytest.raises(TimeoutError):
+            await ctx.wait_for_signal("c", timeout_ms=0)
+        return heard
+
+    async with house.worker(glances):
+        run_id = await house.begin(glances)
+        await house.paused(run_id)
+        for name in ("a", "b", "pause"):
+            await house.signal(run_id, name, name)
+        assert await house.result(run_id) == ["a", 1]
+
+
+async def test_a_message_that_came_before_the_run_is_heard_before_a_time_of_nothing(house: House) -> None:
+    @agent("glances")
+    async def glances(ctx: AgentContext) -> str:
+        return await ctx.wait_for_message(timeout_ms=0)
+
+    run_id = await house.begin(glances)
+    await house.say(run_id, "early")
+    async with house.worker(glances):
+        assert await house.result(run_id) == "early"
+
+
+async def test_a_signal_in_time_is_heard_by_a_worker_that_comes_too_late(house: House) -> None:
+    @agent("waits")
+    async def waits(ctx: AgentContext) -> list[Any]:
+        approved = await ctx.wait_for_signal("approve", timeout_ms=1000)
+        first = await ctx.any_of(ctx.timer(1000), ctx.signal("again"))
+        return [approved, first.index]
+
+    run_id = await house.begin(waits)
+    for name in ("approve", "again"):
+        async with house.worker(waits):
+            awaited = f"signal {name}"
+            await house.until(run_id, is_so=lambda seen, awaited=awaited: awaited in seen.awaits)  # type: ignore[misc]
+        await house.signal(run_id, name, 1)
+        house.clock.advance(2000)
+    async with house.worker(waits):
+        assert await house.result(run_id) == [1, 1]
+
+
+async def test_a_signal_that_was_seen_and_left_does_not_come_before_an_older_one(house: House) -> None:
+    @agent("picks")
+    async def picks(ctx: AgentContext) -> list[Any]:
+        await pause(ctx)
+        first = await ctx.any_of(ctx.signal("b"), ctx.signal("c"))
+        return [first.value, *[await ctx.wait_for_signal("*") for _ in range(2)]]
+
+    async with house.worker(picks):
+        run_id = await house.begin(picks)
+        await house.paused(run_id)
+        for name in ("a", "b", "c", "pause"):
+            await house.signal(run_id, name, name)
+        assert await house.result(run_id) == ["b", "a", "c"]

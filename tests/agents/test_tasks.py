@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from covenant import Text, WorkContext, Worker
+from covenant import Limits, Text, WorkContext, Worker
 from covenant.agents import (
     AgentContext,
     AllTasksFailed,
@@ -22,6 +22,7 @@ from covenant.model.error import Malformed, TaskConflict
 from covenant.model.record import Outcome, TaskState
 from covenant.model.run import RunStatus
 from covenant.rules.content_key import task_id, task_key
+from tests.agents.conftest import Open
 from tests.agents.house import PATIENCE_S, House, pause
 
 CAROL = "carol@lab"
@@ -561,3 +562,19 @@ async def test_the_end_of_a_run_leaves_its_tasks_to_their_fate(house: House) -> 
     await asked.answers("late")
     assert (await house.box.get_task(child)).state is TaskState.RESOLVED
     assert await house.bob.try_recv_result_for() is None
+
+
+@pytest.mark.parametrize("way", ["join_all", "join_all_settled"])
+async def test_results_that_one_answer_does_not_carry_are_joined(open_house: Open, way: str) -> None:
+    """What is there already is not asked for again: the rest would never come."""
+    house = await open_house(Limits(page_bytes_max=3000))
+
+    @agent("gathers")
+    async def gathers(ctx: AgentContext) -> int:
+        asked = [ctx.task("look", n, recipient=CAROL) for n in range(10)]
+        return len(await getattr(ctx, way)(asked))
+
+    async with house.worker(gathers), Worker(house.carol, lambda _: "x" * 1000), asyncio.timeout(PATIENCE_S):
+        run_id = await house.begin(gathers)
+        assert await house.result(run_id) == 10
+        assert (await house.bob.get_run(run_id)).step < 20

@@ -206,6 +206,34 @@ async def test_what_may_be_done_twice_is_done_again(alice: Mailbox, bob: Mailbox
     await second.send_result(Result(uid(10), "ok", DONE, None, again.lease_id))
 
 
+async def test_a_task_that_is_done_again_is_told_again(
+    alice: Mailbox, bob: Mailbox, second: Mailbox, box: OpenMailbox
+) -> None:
+    """Contract 23: the answer to a resume of a task may be lost, too; nobody else would do it then."""
+    await doing_two(alice, bob)
+    dead = await dead_holder(bob)
+    first = await second.resume_run(uid(10), dead=dead, evidence="attested", reason="crash")
+    again = await second.resume_run(uid(10), dead=dead, evidence="attested", reason="crash")
+    assert (again.lease_id, again.attempt, again.generation) == (first.lease_id, 2, first.generation)
+    assert len(await decided(box, "resume")) == 1
+    with refused("lease_mismatch"):
+        await box.of("bob@lab", incarnation="third").resume_run(uid(10), dead=dead, evidence="attested", reason="crash")
+    with refused("malformed"):
+        await second.resume_run(uid(10), dead="second", evidence="attested", reason="it is me")
+
+
+async def test_a_commit_that_is_repeated_does_not_hand_over_what_another_does(
+    alice: Mailbox, bob: Mailbox, second: Mailbox
+) -> None:
+    """Contract 2: a task that was taken from a silent holder meanwhile has one holder, the new one."""
+    commit = step(1, tasks=[part(10, bob, key="ten"), part(11, bob)], begins=[uid(10), uid(11)])
+    delivery, standing = await begin(alice, bob, commit)
+    assert set(standing.leases) == parts(10, 11)
+    await second.resume_run(uid(10), dead=await dead_holder(bob), evidence="attested", reason="it is silent")
+    again = await bob.commit_run(delivery, commit)
+    assert (again.leases, again.attempts) == ({uid(11): standing.leases[uid(11)]}, {uid(11): 1})
+
+
 async def test_what_may_not_be_done_twice_is_in_doubt(
     alice: Mailbox, bob: Mailbox, second: Mailbox, clock: ManualClock, box: OpenMailbox
 ) -> None:

@@ -88,6 +88,22 @@ async def test_what_is_waited_for_behind_a_checkpoint_is_kept(alice: Mailbox, bo
     await is_so(lambda: is_resolved(bob, 2))
 
 
+@pytest.mark.parametrize("steps", [1, 200], ids=["soon", "much-later"])
+async def test_what_is_asked_for_again_behind_a_checkpoint_is_kept_whatever_is_waited_for(
+    alice: Mailbox, bob: Mailbox, carol: Mailbox, steps: int
+) -> None:
+    """Contract 9, 20: a run that remembers it will come to it, when it has heard of something else."""
+    delivery, _ = await begin(alice, bob, step(1, tasks=[part(2, carol)], memos=[memo(2)]))
+    await bob.commit_run(delivery, step(2, checkpoint=raw({"phase": 2})))
+    last = 2 + steps
+    for number in range(3, last):
+        await bob.commit_run(delivery, step(number))
+    again = step(last, tasks=[part(2, carol)], memos=[memo(2)], wait=Wait(signals=("go",)))
+    assert (await bob.commit_run(delivery, again)).parked
+    await answered(carol)
+    assert not await is_resolved(bob, 2)
+
+
 async def _is_swept_to(bob: Mailbox, delivery: Delivery, number: int) -> bool:
     return all(seen.number > number for seen in (await bob.load_run(delivery)).steps)
 

@@ -359,6 +359,7 @@ async def test_a_receiver_that_goes_away_leaves_its_work_to_one_who_can_do_it(
     waiting = [asyncio.create_task(bob.recv_tasks(1, kinds=[kind])) for kind in ("saw", "dig", "saw")]
     await turn()
     sending = asyncio.create_task(alice.send_task(plain(bob, task_kind="saw")))
+    await asyncio.sleep(0)
     waiting[0].cancel()
     await sending
     assert (await soon(waiting[2]))[0].task.task_kind == "saw"

@@ -11,7 +11,8 @@ from covenant import AgentId, CovenantError, Mailbox, Task, TaskState
 from covenant.exchange.bounds import Refusals
 from covenant.model import command as c
 from covenant.model.peer import Caller, Role
-from tests.conformance.support import plain, take
+from covenant.store.postgres.engine import Postgres
+from tests.conformance.support import plain, take, uid
 from tests.postgres import store_url
 
 ALICE = AgentId.named("alice@lab")
@@ -28,6 +29,44 @@ async def test_a_ring_for_many_tasks_wakes_as_many_who_wait() -> None:
         async with asyncio.timeout(PATIENCE_S):
             taken = await asyncio.gather(*waiting)
         assert len({delivery.task.id for delivery in taken}) == 10
+
+
+async def test_a_ring_wakes_who_waits_for_that_kind() -> None:
+    """A ring does not say of what kind: whoever waited first may have no use for it."""
+    url = store_url()
+    async with Mailbox.open(url) as here, Mailbox.open(url) as there:
+        bob = there.of("bob@lab")
+        waiting = [asyncio.create_task(bob.recv_tasks(1, kinds=[kind])) for kind in ("dig", "saw")]
+        await bob.recent_tasks(1)  # asked behind them, and answered
+        await here.of(ALICE).send_task(plain(bob, task_kind="saw"))
+        async with asyncio.timeout(PATIENCE_S):
+            assert len(await waiting[1]) == 1
+        waiting[0].cancel()
+
+
+async def test_who_is_woken_while_it_takes_something_else_wakes_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with Mailbox.open(store_url()) as box:
+        alice, bob, engine = box.of(ALICE), box.of("bob@lab"), box._engine
+        await alice.send_task(plain(bob, id=uid(1)))
+        took, goes_on, replied = asyncio.Event(), asyncio.Event(), Postgres._replied
+
+        async def slow(engine: Postgres, entry: Any) -> Any:
+            reply = await replied(engine, entry)
+            if isinstance(entry.command, c.LeaseTasks) and not took.is_set():
+                took.set()
+                await goes_on.wait()
+            return reply
+
+        assert isinstance(engine, Postgres)
+        monkeypatch.setattr(Postgres, "_replied", slow)
+        first = asyncio.create_task(bob.recv_task())
+        await took.wait()
+        second = asyncio.create_task(bob.recv_task())
+        await bob.recent_tasks(1)  # asked behind it, and answered
+        await alice.send_task(plain(bob, id=uid(2)))
+        goes_on.set()
+        async with asyncio.timeout(PATIENCE_S):
+            assert [(await first).task.id, (await second).task.id] == [uid(1), uid(2)]
 
 
 async def test_who_is_no_daemon_does_not_lead() -> None:

@@ -102,6 +102,8 @@ class AgentContext:
 
     def set_turn(self, turn: str | None) -> None:
         """Mark the entries that follow as belonging together."""
+        if turn is not None:
+            self._driver.check_name(turn, "turn")
         self._turn = turn
 
     # --- entries ------------------------------------------------------------------------------------------
@@ -162,6 +164,8 @@ class AgentContext:
     async def _enter(self, draft: EntryDraft, content: Any) -> str:
         self._operate()
         driver = self._driver
+        if draft.key is not None:
+            driver.check_name(draft.key, "key")
         once = [] if draft.key is None else [draft.key]
         key = driver.memory.key("entry", [draft.role.value, draft.type.value, content, *once])
         memo = driver.memory.recall(key)
@@ -324,6 +328,7 @@ class AgentContext:
     async def cancel(self, pending: PendingTask) -> None:
         """End a task of this run, wherever it is."""
         self._operate()
+        await self._driver.make_room()
         self._driver.cancel(pending.id)
 
     # --- signals ------------------------------------------------------------------------------------------
@@ -475,20 +480,21 @@ class AgentContext:
 
     async def now(self) -> int:
         """The time in Unix milliseconds: after a crash, what it was then."""
-        return int(self._once("now", lambda key: self._driver.now_ms()))
+        return int(await self._once("now", lambda key: self._driver.now_ms()))
 
     async def random(self) -> float:
         """A number from 0 up to 1, remembered."""
-        return float(self._once("random", lambda key: _fraction(self._driver.chance(key))))
+        return float(await self._once("random", lambda key: _fraction(self._driver.chance(key))))
 
     async def uuid(self) -> str:
-        return str(self._once("uuid", lambda key: str(uuid.UUID(bytes=self._driver.chance(key), version=4))))
+        return str(await self._once("uuid", lambda key: str(uuid.UUID(bytes=self._driver.chance(key), version=4))))
 
-    def _once(self, operation: str, make: Callable[[str], Any]) -> Any:
+    async def _once(self, operation: str, make: Callable[[str], Any]) -> Any:
         self._operate()
         key = self._driver.memory.key(operation, None)
         memo = self._driver.memory.recall(key)
         if memo is None:
+            await self._driver.make_room()
             memo = self._driver.note(key, make(key))
         return values.unraw(memo.value)
 
@@ -501,6 +507,7 @@ class AgentContext:
         key = driver.memory.key("run", name)
         count = key.partition("#")[2]
         shown = f"{name}#{count}" if count else name
+        driver.check_name(shown, "name")
         memo = driver.memory.recall(key)
         if memo is not None and memo.begun is not None and not idempotent:
             memo = await self._judged(key, shown)
@@ -513,6 +520,7 @@ class AgentContext:
 
     async def _perform(self, key: str, shown: str, function: Callable[..., Any], idempotent: bool) -> Memo:
         driver = self._driver
+        await driver.make_room()
         if not idempotent:
             driver.remember(Memo(key, begun=shown))
             await driver.flush()

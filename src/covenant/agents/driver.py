@@ -53,8 +53,8 @@ from covenant.model.task import Idempotency, Result, Task
 from covenant.model.view import Delivery
 from covenant.rules.content_key import digest_of_input, task_id, task_key
 from covenant.rules.context import Context
-from covenant.rules.envelope import seal_message
-from covenant.rules.run import check_value, digest_of_entry, matches
+from covenant.rules.envelope import check_text, seal_message, seal_result
+from covenant.rules.run import check_value, checked_wait, digest_of_entry, matches
 from covenant.store.clock import Clock, RandomIds
 
 T = TypeVar("T")
@@ -125,7 +125,7 @@ class Driver:
         self.batch = Batch()
         self.taken: set[str] = set()  # signals that the store may still tell of
         self._spent: set[str] = set()  # of these, those that it has been told are taken
-        self._looks = 0  # under way: what they bring may be older than the last commit
+        self._looks = 0  # under way: the run is held meanwhile; what they bring may be older than the last commit
         self.leaf = 0
         self.state: Raw = NOTHING
         self.checkpoints = 0
@@ -322,9 +322,10 @@ class Driver:
         mine = {i for i in wanted if i in self._own or self._can_do(i)}
         only_mine = wanted == mine and all(not wait.signals and wait.until_ms is None for wait in awaited)
         if only_mine:
-            self.batch.begins += [i for i in sorted(mine) if i not in self._own and i not in self.batch.begins]
+            begun, room = self.batch.begins, self._box.limits.batch_max - len(self.batch.begins)
+            begun += [i for i in sorted(mine) if i not in self._own and i not in begun][:room]
         goes_on = any(waiting.wait is None for waiting in self._waits)  # as soon as this is committed
-        if only_mine or goes_on or self._own or self._effects or self._cancels_due:
+        if only_mine or goes_on or self._own or self._effects or self._looks or self._cancels_due:
             return None
         return self._union()
 
@@ -340,14 +341,13 @@ class Driver:
         doubted = next((wait for wait in waits if wait.doubt is not None), None)
         if doubted is not None:
             return doubted
-        ended = self.memory.outcomes
+        ended = self.memory.outcomes  # an answer may carry a part of what is there: the rest is asked for
+        tasks = frozenset(i for wait in waits for i in wait.tasks if i not in ended)
         if len(waits) == 1:
             only = waits[0]
-            if not only.first:
-                return structs.replace(only, tasks=only.tasks - self.refused.keys()) if self.refused else only
-            left = frozenset(i for i in only.tasks if i not in ended)
-            return Wait(left, True, False, only.signals, only.until_ms)
-        tasks = frozenset(i for wait in waits for i in wait.tasks if i not in ended)
+            if not only.first:  # of more than one wait may name, the others come next
+                tasks = frozenset(sorted(tasks)[: self._box.limits.batch_max])
+            return Wait(tasks, only.first, only.fail_fast, only.signals, only.until_ms)
         signals = tuple(dict.fromkeys(name for wait in waits for name in wait.signals))
         times = [wait.until_ms for wait in waits if wait.until_ms is not None]
         return Wait(tasks, True, False, signals, min(times, default=None))
@@ -520,11 +520,19 @@ class Driver:
             return
         if child_id in self._canceled:
             return  # however it ended: that it was canceled stands
-        told = values.copied(result)  # as it will be read when it is read again
+        told = self._kept(result)
         self.memory.outcomes[child_id] = told
         self.batch.answers.append(told)
         if self._lingering is None:
             self._lingering = asyncio.get_running_loop().call_later(LINGER_S, self._linger_no_more)
+
+    def _kept(self, result: Result) -> Result:
+        """As it will be read when it is read again; or that it cannot be kept."""
+        try:
+            return seal_result(result, self._box.limits)
+        except CovenantError as refused:
+            message = f"{refused.code}: {refused.message}"
+            return Result(result.task_id, "error", (), message, result.lease_id)
 
     def _linger_no_more(self) -> None:
         self._lingering = None
@@ -606,9 +614,15 @@ class Driver:
         raise TooLarge(f"a commit has at most {limit} {what}: wait for something in between", field=what, limit=limit)
 
     async def make_room(self) -> None:
-        """What is heard may become an entry, and must not be refused then."""
-        if len(self.batch.entries) >= self._box.limits.batch_max:
+        """What is heard may become an entry, and must not be refused then; nor is there an operation that could be
+        refused for each thing that is noted."""
+        batch = self.batch
+        most = max(len(batch.entries), len(batch.memos), len(batch.cancels) + len(self._cancels_due))
+        if most >= self._box.limits.batch_max:
             await self.flush()
+
+    def check_name(self, name: str, what: str) -> None:
+        check_text(name, what, self._box.limits.key_bytes_max)
 
     def _check_value(self, value: Raw) -> None:
         if value is NOTHING:
@@ -643,7 +657,7 @@ class Driver:
         """The entry that was added under a key, also if it is not committed yet."""
         found = self._once.get(key)
         if found is None and self.is_resuming:
-            found = await self._ask(lambda: self._box.find_entry(self._lease_id, key))
+            found = await self._look_up(lambda: self._box.find_entry(self._lease_id, key))
         if found is not None:
             self._once[key] = found
             self.memory.entry_ids[found.number] = found.id
@@ -820,16 +834,26 @@ class Driver:
     async def look(self, wait: Wait) -> None:
         """See what is there, without waiting: of what has been committed."""
         sent = frozenset(i for i in wait.tasks if i not in self.batch.tasks)
-        if sent:
+        if wait.signals and (not self._number or self.batch.takes):
+            await self.flush()  # a run hears what was said before it began once it has; and the next when it took one
+        if sent or wait.signals:
             looked = Wait(sent, wait.first, wait.fail_fast, wait.signals, wait.until_ms)
-            self._absorb(await self._look_around(looked))
+            self._absorb(await self._look_up(lambda: self._box.look_around(self._lease_id, looked)))
 
-    async def _look_around(self, looked: Wait, every: bool = False) -> Standing:
+    async def _look_up(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Ask the store as the holder of the run: another place in the function may have parked it. Who has lost it is
+        put away, and not told of an error that its code could catch."""
         self._looks += 1
         try:
-            return await self._ask(lambda: self._box.look_around(self._lease_id, looked, every=every))
+            if not self._is_held:
+                await self.flush()
+            return await self._ask(call)
+        except LOST as lost:
+            self.drop()
+            raise Suspended from lost
         finally:
             self._looks -= 1
+            self._news.set()
 
     async def hear(self, patterns: tuple[str, ...], until: int | None, doubt: str | None = None) -> SignalSeen | None:
         """The oldest signal that fits, or None when the time is over."""
@@ -838,20 +862,28 @@ class Driver:
         while True:  # another place may have been quicker to take what was there
             await self.wait(wait, lambda: self._heard(patterns) is not None or self._is_over(until))
             heard = self._heard(patterns)
+            if heard is None and self._is_over(until):
+                await self.look(wait)  # it may have come before the time was over
+                heard = self._heard(patterns)
             if heard is not None or self._is_over(until):
                 return heard
 
     async def first_of(self, wait: Wait) -> SignalSeen | None:
         outcomes = self.memory.outcomes
 
+        def has_come() -> bool:
+            return any(i in outcomes for i in wait.tasks) or self._heard(wait.signals) is not None
+
         def is_there() -> bool:
-            ended = any(i in outcomes for i in wait.tasks)
-            return ended or self._heard(wait.signals) is not None or self._is_over(wait.until_ms)
+            return has_come() or self._is_over(wait.until_ms)
 
         await self.make_room()
-        await self.wait(wait, is_there)
-        while not is_there():  # another place was quicker to take what was there
+        while True:  # another place may have been quicker to take what was there
             await self.wait(wait, is_there)
+            if not has_come() and is_there():
+                await self.look(wait)  # it may have come before the time was over
+            if is_there():
+                break
         if any(i in outcomes for i in wait.tasks):
             return None
         return self._heard(wait.signals)
@@ -869,10 +901,14 @@ class Driver:
         if not self._number or self.batch.takes or self.batch.entries:
             await self.flush()  # a run hears what was said before it began once it has; and a commit takes so many
         looked = Wait(signals=(pattern,))
-        standing = await self._look_around(looked, every=True)
+        standing = await self._look_up(lambda: self._box.look_around(self._lease_id, looked, every=True))
         return [signal for signal in standing.signals if signal.id not in self.taken]
 
     async def wait(self, wait: Wait, is_there: Callable[[], bool]) -> None:
+        if wait.signals or wait.until_ms is not None or wait.first:
+            checked_wait(wait, self._rules)
+        if wait.signals:
+            self._inbox.clear()  # what was seen and left: there may be an older one that fits
         if wait.tasks and is_there():
             return
         waiting = _Waiting(wait, is_there)

@@ -65,11 +65,6 @@ def _load(kind: type, value: Any) -> Any:
     return validate(value)
 
 
-def copied(result: Result) -> Result:
-    """As it is when it has been stored and read."""
-    return msgspec.json.decode(msgspec.json.encode(result), type=Result)
-
-
 def fresh(value: Any) -> Any:
     """The same JSON, for somebody who may change it."""
     return value if isinstance(value, (str, int, float, bool, type(None))) else plain(value)

@@ -109,7 +109,7 @@ def commit(command: CommitRun, view: View, ctx: Context) -> Commit:
     record = task_of_lease(lease_id, command.by, view, ctx)
     run = _run_of(record, view)
     if run is not None and (run.step, run.step_lease) == (made.number, lease_id):
-        return Commit((), _repeated(made, record, view, ctx))
+        return Commit((), _repeated(made, command.incarnation, record, view, ctx))
     held(lease_id, record)
     step = 0 if run is None else run.step
     if made.number != step + 1:
@@ -337,13 +337,16 @@ def _beginning(record: TaskRecord, view: View, ctx: Context) -> list[e.Event]:
     return events
 
 
-def _repeated(made: RunCommit, record: TaskRecord, view: View, ctx: Context) -> Standing:
-    """The answer was lost: it is told again, as far as it is still so."""
+def _repeated(made: RunCommit, incarnation: str, record: TaskRecord, view: View, ctx: Context) -> Standing:
+    """The answer was lost: it is told again, as far as it is still so. A task that another worker has by now is that
+    one's."""
     is_held = record.lease is not None and record.lease.lease_id == made_lease(record, view)
     leases, attempts = {}, {}
     for task_id in made.begins:
         child = view.get(task_id)
-        if isinstance(child, TaskRecord) and child.lease is not None and child.run == record.task.id:
+        if not isinstance(child, TaskRecord) or child.lease is None or child.run != record.task.id:
+            continue
+        if child.lease.incarnation == incarnation:
             leases[task_id] = child.lease.lease_id
             attempts[task_id] = child.attempt
     found = look(made.wait, record.task.id, view, ctx) if made.wait is not None and is_held else Found()
@@ -606,10 +609,11 @@ def resume(command: ResumeRun, view: View, ctx: Context) -> Commit:
     record = visible_task(task_id, command.by, view, ctx)
     _check_own(command.by, record, ctx)
     lease, run = record.lease, view.get(run_key(task_id))
-    if isinstance(run, Run) and run.dead == command.dead and _is_taken_over(command, record):
+    is_redone = run is None and record.run is not None and declared_safety(record) == "idempotent"
+    may_be_repeated = run.dead == command.dead if isinstance(run, Run) else is_redone
+    if may_be_repeated and command.dead != command.incarnation and _is_taken_over(command, record):
         lease_id = "" if lease is None else lease.lease_id
         return Commit((), Resumed(lent(record.task), lease_id, record.attempt, record.generation))
-    is_redone = run is None and record.run is not None and declared_safety(record) == "idempotent"
     if run is None and not is_redone and (command.by is None or record.run is not None):
         raise NotARun(f"task {task_id} is no run, or has not begun", task_id=task_id)
     if lease is None:

@@ -17,6 +17,7 @@ from covenant.model.run import Run, Step, run_key, step_key
 from covenant.rules.context import Commit, View
 
 _ENDING: Final = frozenset((e.Answered, e.Ended, e.Replied))
+_STEPS_MAX: Final = 100  # that are looked through for what a run remembers
 
 
 def follow(commit: Commit, view: View) -> None:
@@ -88,11 +89,12 @@ class _Followed:
 
     def _is_forgotten(self, child: TaskRecord, run: Run) -> bool:
         """It was asked for before the last checkpoint, or in its commit, and no step names it any more: a sweep would
-        not find it."""
-        if not run.checkpoints or child.run_step > run.floor + 1:
+        not find it. Where many steps would have to be asked, it is left to the end of the run."""
+        if not run.checkpoints or child.run_step > run.floor + 1 or run.step - run.floor > _STEPS_MAX:
             return False
-        step = self._view.get(step_key(run.task_id, child.run_step))
-        return not isinstance(step, Step) or all(memo.task != child.task.id for memo in step.memos)
+        steps = self._view.pieces(step_key(run.task_id, ""), run.floor + 1, run.step)
+        memos = (memo for _, step in steps if isinstance(step, Step) for memo in step.memos)
+        return all(memo.task != child.task.id for memo in memos)
 
     def add_to(self, commit: Commit) -> None:
         if not self._events:
