@@ -119,7 +119,7 @@ class Events:
         self._turn = asyncio.Semaphore(_READERS_MAX)
         self._parties: dict[str, _Parties] = {}  # of the tasks seen of late, as they are between now
         self._open: dict[asyncio.Future[None], str] = {}  # how to end each stream, and whose it is
-        exchange.watch_trust(self._end_of)
+        exchange.trust.watch(self._end_of)
 
     @property
     def count(self) -> int:

@@ -60,7 +60,7 @@ class Ipc:
         self.on_request: OnRequest | None = None  # told of each verb when it ends
         self._server: asyncio.Server | None = None
         self._noting: set[asyncio.Task[None]] = set()
-        exchange.watch_trust(self._close_of)
+        exchange.trust.watch(self._close_of)
 
     async def start(self) -> None:
         _clear_stale(self.path)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import Any, Final, TypeAlias, TypeVar
 
-from covenant.exchange.exchange import Exchange, demand_for
+from covenant.exchange.exchange import Exchange
+from covenant.exchange.history import recent_rows
+from covenant.exchange.history import story as story_of
 from covenant.model import command as c
 from covenant.model import query as q
-from covenant.model.agent import AgentId
 from covenant.model.audit import AuditRow
 from covenant.model.card import Card, CardPage
 from covenant.model.error import CovenantError, Malformed, NotARun, UnknownPeer
@@ -31,7 +32,7 @@ from covenant.model.view import (
 )
 from covenant.rules.card import plain_card
 from covenant.rules.envelope import check_count
-from covenant.rules.grant import check_action
+from covenant.rules.grant import check_action, demand_for
 from covenant.serve import wire as w
 from covenant.serve.why import reason_of
 from covenant.version import VERSION
@@ -352,7 +353,7 @@ async def compact(x: Exchange, caller: Caller, r: w.Compact) -> w.Compacted:
 
 
 async def story(x: Exchange, caller: Caller, r: w.Story) -> w.StoryReply:
-    entry, rows, complete = await x.story(caller, r.task_id)
+    entry, rows, complete = await story_of(x, caller, r.task_id)
     run = await _open_run(x, caller, entry)
     why = reason_of(entry, run=run)
     return w.StoryReply(
@@ -391,12 +392,12 @@ async def list_peers(x: Exchange, caller: Caller, r: w.ListPeers) -> w.Peers:
 
 
 async def revoke_peer(x: Exchange, caller: Caller, r: w.RevokePeer) -> w.PeerRevoked:
-    peer = await x.revoke_peer(caller, r.peer, r.reason)
+    peer = await x.trust.revoke_peer(caller, r.peer, r.reason)
     return w.PeerRevoked(display=peer.display, pubkey=peer.pubkey)
 
 
 async def rotate_token(x: Exchange, caller: Caller, r: w.RotateToken) -> w.TokenRotated:
-    peer, token = await x.rotate(caller, r.peer)
+    peer, token = await x.trust.rotate(caller, r.peer)
     return w.TokenRotated(display=peer.display, pubkey=peer.pubkey, token=token)
 
 
@@ -404,7 +405,7 @@ async def grant(x: Exchange, caller: Caller, r: w.Grant) -> w.Granted:
     numbers = {"expires_ms": r.expires_ms, "max_uses": r.scope.max_uses, "version": r.scope.version}
     for name, number in numbers.items():
         check_count(number or 0, name, _SIGNED_MAX)
-    granted = await x.grant(caller, r.subject, r.action, r.scope, r.expires_ms, r.delegable, r.parent)
+    granted = await x.trust.grant(caller, r.subject, r.action, r.scope, r.expires_ms, r.delegable, r.parent)
     return w.Granted(capability=granted)
 
 
@@ -439,16 +440,9 @@ async def check(x: Exchange, caller: Caller, r: w.Check) -> w.Checked:
 
 
 async def publish_agent(x: Exchange, caller: Caller, r: w.PublishAgent) -> w.AgentReply:
-    agent = _agent(x, caller, r.name)
+    agent = caller.agent if r.name is None else x.meant(caller, r.name)
     card = plain_card(agent) if r.card is None else r.card
     return w.AgentReply(published=_published(await x.run(caller, c.PublishCard(x.by(caller), agent, card))))
-
-
-def _agent(x: Exchange, caller: Caller, name: str | None) -> AgentId:
-    """Whom a caller names, or itself. Only the operator hears that there is nobody of that name."""
-    if name is None:
-        return caller.agent
-    return x.agent(name) if caller.is_operator else x.named(name)
 
 
 def _published(card: Card) -> w.Published:
@@ -468,7 +462,7 @@ async def get_agent(x: Exchange, caller: Caller, r: w.GetAgent) -> w.AgentReply:
 
 
 async def withdraw_agent(x: Exchange, caller: Caller, r: w.WithdrawAgent) -> w.AgentWithdrawn:
-    agent = _agent(x, caller, r.name)
+    agent = x.meant(caller, r.name)
     await x.run(caller, c.WithdrawCard(x.by(caller), agent))
     return w.AgentWithdrawn(display=agent.display, pubkey=agent.pubkey)
 
@@ -490,7 +484,7 @@ async def recent_audit(x: Exchange, caller: Caller, r: w.RecentAudit) -> w.Audit
             and (r.row is None or row.kind == r.row)
         )
 
-    rows, cursor = await x.recent_rows(caller, limit, r.before, wanted)
+    rows, cursor = await recent_rows(x.store, limit, r.before, wanted)
     return w.AuditReply(rows=rows, cursor=cursor)
 
 
