@@ -22,7 +22,8 @@ from covenant.model.error import CovenantError, Internal, TooLarge, Unauthentica
 from covenant.model.peer import Caller
 from covenant.serve.routes import find
 from covenant.serve.status import HTTP_STATUS, RETRY_AFTER_S
-from covenant.serve.verbs import handled, version_of
+from covenant.serve.verbs.about import version_of
+from covenant.serve.verbs.table import handled
 
 Message: TypeAlias = MutableMapping[str, Any]
 Scope: TypeAlias = MutableMapping[str, Any]

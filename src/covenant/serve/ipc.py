@@ -38,7 +38,7 @@ from covenant.serve.connections import NEVER, Connections
 from covenant.serve.http import GONE, OnRequest
 from covenant.serve.routes import decode
 from covenant.serve.status import HTTP_STATUS
-from covenant.serve.verbs import handled
+from covenant.serve.verbs.table import handled
 
 _LENGTH: Final = struct.Struct(">I")
 _UNSENT_MAX: Final = 1024 * 1024  # a reader that is slower than this is waited for
