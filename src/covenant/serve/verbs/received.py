@@ -1,10 +1,9 @@
-"""What a receive is asked for: how long, how many, and of which sort what it took must be."""
+"""What is asked of a receive: how long it waits, and of which sort what it took must be."""
 
 from __future__ import annotations
 
 from typing import Any, TypeVar
 
-from covenant.exchange.exchange import Exchange
 from covenant.model.error import Malformed
 from covenant.rules.envelope import check_count
 
@@ -13,12 +12,6 @@ T = TypeVar("T")
 
 def wait_of(wait_ms: int) -> int:
     return check_count(wait_ms, "wait_ms", 2**31)
-
-
-def batch_of(x: Exchange, limit: int) -> int:
-    if check_count(limit, "limit", x.store.limits.batch_max) < 1:
-        raise Malformed("limit is a number from 1", field="limit")
-    return limit
 
 
 def of_kind(kind: type[T], taken: list[Any]) -> list[T]:

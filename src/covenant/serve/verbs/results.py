@@ -6,8 +6,9 @@ from covenant.exchange.exchange import Exchange
 from covenant.model import query as q
 from covenant.model.peer import Caller
 from covenant.model.view import Answer, Posted
+from covenant.rules.envelope import check_batch
 from covenant.serve import wire as w
-from covenant.serve.verbs.received import batch_of, of_kind, wait_of
+from covenant.serve.verbs.received import of_kind, wait_of
 
 
 async def post_result(x: Exchange, caller: Caller, r: w.PostResult) -> w.ResultPosted:
@@ -32,7 +33,7 @@ def _result(answer: Answer | None) -> w.ResultOpt:
 
 
 async def recv_results(x: Exchange, caller: Caller, r: w.RecvResults) -> w.Results:
-    limit = batch_of(x, r.limit)
+    limit = check_batch(r.limit, x.store.limits)
     found = await x.take(caller, x.drain_results(caller, r.peer, limit), wait_of(r.wait_ms), r.receipt)
     return _results(of_kind(Answer, found))
 

@@ -8,9 +8,9 @@ from covenant.model import query as q
 from covenant.model.error import CovenantError
 from covenant.model.peer import Caller
 from covenant.model.view import Canceled, Delivery, LeaseStatus, QueuePage, Released, Sent
-from covenant.rules.envelope import check_count
+from covenant.rules.envelope import check_batch, check_count
 from covenant.serve import wire as w
-from covenant.serve.verbs.received import batch_of, of_kind, wait_of
+from covenant.serve.verbs.received import of_kind, wait_of
 
 
 async def send_task(x: Exchange, caller: Caller, r: w.SendTask) -> w.TaskQueued:
@@ -49,7 +49,7 @@ async def recv_task(x: Exchange, caller: Caller, r: w.RecvTask) -> w.TaskOpt:
 
 
 async def recv_tasks(x: Exchange, caller: Caller, r: w.RecvTasks) -> w.Deliveries:
-    limit = batch_of(x, r.limit)
+    limit = check_batch(r.limit, x.store.limits)
     lease = x.lease(caller, r.recipient, r.incarnation, limit, r.kinds)
     taken = of_kind(Delivery, await x.take(caller, lease, wait_of(r.wait_ms), r.receipt))
     return w.Deliveries(deliveries=[w.Delivered(d.task, d.lease_id, d.attempt, d.generation) for d in taken])
