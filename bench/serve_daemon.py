@@ -29,7 +29,7 @@ from covenant.serve import wire as w
 from covenant.serve.daemon import Daemon, Settings, keep_memory_steady
 from covenant.serve.places import PLACE_OF
 from covenant.serve.server import Server, config_for, listen
-from covenant.serve.verbs import HANDLERS
+from covenant.serve.verbs.table import HANDLERS
 
 _OPERATOR_TOKEN: Final = "cov_bench_operator"
 _WORKING: Final = ("a2a.send.*", "a2a.respond.*", "a2a.cancel.*")

@@ -713,7 +713,7 @@ async def test_a_worker_whose_token_is_revoked_ends_and_its_handler_hears_it(
             running = asyncio.create_task(Worker(bob, handler, heartbeat_ms=BEAT_MS).run())
             await alice.send_task(plain(bob, id=uid(1)))
             await soon(begun.wait())
-            await exchange.revoke_peer(exchange.authenticate(OPERATOR_TOKEN), "bob@lab", "thrown out")
+            await exchange.trust.revoke_peer(exchange.authenticate(OPERATOR_TOKEN), "bob@lab", "thrown out")
             with refused("unauthenticated"):
                 await soon(running)
             assert (await box.get_task(uid(1))).state is TaskState.IN_FLIGHT

@@ -226,9 +226,9 @@ async def test_the_root_is_the_first_agent_that_is_still_there(site: Site) -> No
     operator = site.exchange.operator()
     await site.exchange.run(operator, c.PublishCard(None, site.writer.agent, {"name": "writer", "version": "3"}))
     assert (await get(site)).json()["version"] == "3"
-    await site.exchange.revoke_peer(operator, "writer@lab", "left")
+    await site.exchange.trust.revoke_peer(operator, "writer@lab", "left")
     assert (await get(site)).json()["name"] == "editor"
-    await site.exchange.revoke_peer(operator, "editor@lab", "left")
+    await site.exchange.trust.revoke_peer(operator, "editor@lab", "left")
     assert (await get(site)).status_code == 404
 
 
@@ -240,6 +240,6 @@ async def test_an_agent_is_found_as_it_is_now_however_often_it_was_found_before(
         assert [(await directory.find(name)).streams for name in (None, "writer@lab")] == [streams, streams]
     await site.exchange.run(operator, c.WithdrawCard(None, writer))
     assert (await directory.find(None)).id.display == "editor@lab"
-    await site.exchange.revoke_peer(operator, "editor@lab", "left")
+    await site.exchange.trust.revoke_peer(operator, "editor@lab", "left")
     with pytest.raises(Fault):
         await directory.find(None)

@@ -475,7 +475,7 @@ async def test_a_stream_ends_with_the_trust_in_its_caller(place: Place) -> None:
     await stream.read()
     await _waiting(place)
     operator = place.exchange.authenticate(OPERATOR_TOKEN)
-    await place.exchange.revoke_peer(operator, "alice@lab", "she left")
+    await place.exchange.trust.revoke_peer(operator, "alice@lab", "she left")
     assert (await refused(stream))[0] is grpc.StatusCode.UNAUTHENTICATED
 
 

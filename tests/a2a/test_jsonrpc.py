@@ -565,7 +565,7 @@ async def test_who_is_thrown_out_hears_nothing_more(site: Site) -> None:
         lines = response.aiter_lines()
         assert await anext(lines) == "id: 1"
         await _comes_true(lambda: site.exchange.waits.total == 1)
-        await site.exchange.revoke_peer(operator, "alice@lab", "left")
+        await site.exchange.trust.revoke_peer(operator, "alice@lab", "left")
         assert not any(line.startswith("id: ") for line in [line async for line in lines])
 
 

@@ -20,6 +20,7 @@ import pytest
 
 from covenant.a2a import wire as a
 from covenant.exchange.exchange import Exchange
+from covenant.exchange.history import story
 from covenant.exchange.outbound import Turns
 from covenant.exchange.pusher import FIRST_WAIT_MS, GIVE_UP_MS, UPDATES_PER_TURN, WAIT_MS_MAX, Pusher
 from covenant.exchange.realm import Realm
@@ -376,7 +377,7 @@ async def test_a_revoked_sender_hears_no_more(house: House, receiver: Receiver) 
     task = await house.send()
     await house.hook(task.id, receiver.hook("one"))
     await receiver.until("one", [1])
-    await house.exchange.revoke_peer(house.exchange.operator(), house.alice.agent.pubkey, "left")
+    await house.exchange.trust.revoke_peer(house.exchange.operator(), house.alice.agent.pubkey, "left")
     await house.lease()
     await until(lambda: house.pusher.counts.given_up == 1)
     assert receiver.told("one") == [1]
@@ -583,7 +584,7 @@ async def test_nobody_is_shown_a_secret_of_a_webhook(
 
     await until(is_given_up)
     await exchange.take(exchange.operator(), exchange.lease(exchange.operator(), None, "worker"), 0)
-    entry, rows, _ = await exchange.story(exchange.operator(), task_id)
+    entry, rows, _ = await story(exchange, exchange.operator(), task_id)
     shown += [entry, rows, reason_of(entry), await all_rows(exchange), await pages(daemon)]
     text = "\n".join(one if isinstance(one, str) else msgspec.json.encode(one).decode() for one in shown)
     await daemon.stop()

@@ -80,7 +80,7 @@ async def test_an_empty_token_file_is_as_good_as_none(home: Home) -> None:
 async def test_a_rotated_token_is_in_the_file_and_survives_a_restart(home: Home) -> None:
     async with opened(home) as exchange:
         old = written(home)
-        _, new = await exchange.rotate(exchange.authenticate(old), None)
+        _, new = await exchange.trust.rotate(exchange.authenticate(old), None)
         assert written(home) == new != old
     async with opened(home) as exchange:
         assert is_good(exchange, new) and not is_good(exchange, old)
@@ -92,7 +92,7 @@ async def test_a_token_that_was_rotated_away_is_not_let_in_again_by_an_old_file(
 ) -> None:
     async with opened(home) as exchange:
         old = written(home)
-        _, new = await exchange.rotate(exchange.authenticate(old), None)
+        _, new = await exchange.trust.rotate(exchange.authenticate(old), None)
     home.token_file.write_text(old)
     async with opened(home) as exchange:
         fresh = written(home)
@@ -140,7 +140,7 @@ async def test_a_kill_at_any_step_of_a_rotation_leaves_a_way_in_and_none_for_the
     async with opened(home, Watched(home, keep)) as exchange:
         old = written(home)
         rotating = True
-        _, new = await exchange.rotate(exchange.authenticate(old), None)
+        _, new = await exchange.trust.rotate(exchange.authenticate(old), None)
     assert list(left) == ["nothing done", "laid ready", "committed", "settled"]
     for step, found in left.items():
         was_committed = step in ("committed", "settled")
@@ -173,14 +173,14 @@ async def test_a_token_that_cannot_be_kept_is_not_rotated(home: Home) -> None:
         old = written(home)
         (home.folder / "operator.token.next.making").mkdir()  # in the way of every write, also of root's
         with pytest.raises(StoreUnavailable, match=r"operator\.token"):
-            await exchange.rotate(exchange.authenticate(old), None)
+            await exchange.trust.rotate(exchange.authenticate(old), None)
         assert is_good(exchange, old)
 
 
 async def test_of_two_rotations_at_once_one_is_refused_and_the_file_has_the_other(home: Home) -> None:
     async with opened(home) as exchange:
         operator = exchange.authenticate(written(home))
-        done = await asyncio.gather(*(exchange.rotate(operator, None) for _ in range(2)), return_exceptions=True)
+        done = await asyncio.gather(*(exchange.trust.rotate(operator, None) for _ in range(2)), return_exceptions=True)
         (good,) = [reply[1] for reply in done if isinstance(reply, tuple)]
         assert [type(reply) for reply in done if not isinstance(reply, tuple)] == [Unauthenticated]
         assert written(home) == good and is_good(exchange, good)
@@ -191,9 +191,9 @@ async def test_who_may_not_rotate_the_operators_token_touches_no_file(home: Home
         _, token = await exchange.enroll(exchange.operator(), "bob@lab", None, ["peers.rotate"])
         before = sorted(home.folder.iterdir())
         with pytest.raises(NotPermitted):
-            await exchange.rotate(exchange.authenticate(token), "operator@local")
+            await exchange.trust.rotate(exchange.authenticate(token), "operator@local")
         assert sorted(home.folder.iterdir()) == before
-        await exchange.rotate(exchange.authenticate(token), None)  # its own is not the operator's
+        await exchange.trust.rotate(exchange.authenticate(token), None)  # its own is not the operator's
         assert is_good(exchange, written(home))
 
 
@@ -202,7 +202,7 @@ async def test_a_program_that_brings_a_token_which_was_rotated_away_is_told(
 ) -> None:
     caplog.set_level(logging.WARNING, "covenant.exchange")
     async with opened(home, "cov_first") as exchange:
-        _, new = await exchange.rotate(exchange.authenticate("cov_first"), None)
+        _, new = await exchange.trust.rotate(exchange.authenticate("cov_first"), None)
     async with opened(home, "cov_first") as exchange:
         assert not is_good(exchange, "cov_first") and is_good(exchange, new)
     assert "not the operator's" in caplog.text
@@ -211,7 +211,7 @@ async def test_a_program_that_brings_a_token_which_was_rotated_away_is_told(
 async def test_the_operator_is_known_without_its_token(home: Home) -> None:
     async with opened(home) as exchange:
         assert exchange.operator() == exchange.authenticate(written(home))
-        _, new = await exchange.rotate(exchange.operator(), None)
+        _, new = await exchange.trust.rotate(exchange.operator(), None)
         assert exchange.operator().token == digest_of(new)
 
 
@@ -219,11 +219,11 @@ async def test_the_operator_is_known_without_its_token(home: Home) -> None:
 
 
 async def _revoke(exchange: Exchange) -> Any:
-    return await exchange.revoke_peer(exchange.operator(), "bob@lab", "left")
+    return await exchange.trust.revoke_peer(exchange.operator(), "bob@lab", "left")
 
 
 async def _rotate(exchange: Exchange) -> Any:
-    return await exchange.rotate(exchange.operator(), "bob@lab")
+    return await exchange.trust.rotate(exchange.operator(), "bob@lab")
 
 
 @pytest.mark.parametrize("end_trust", [_revoke, _rotate])
@@ -233,7 +233,7 @@ async def test_lost_trust_is_told_although_nobody_waits_for_the_answer_any_more(
     lost: list[str] = []
     async with opened(home) as exchange:
         bob, token = await exchange.enroll(exchange.operator(), "bob@lab", None, [])
-        exchange.watch_trust(lost.append)
+        exchange.trust.watch(lost.append)
         committed, goes_on = asyncio.Event(), asyncio.Event()
         run = exchange.store.run
 
@@ -257,7 +257,7 @@ async def test_lost_trust_is_told_although_nobody_waits_for_the_answer_any_more(
 async def test_a_refused_revocation_closes_nothing(home: Home) -> None:
     lost: list[str] = []
     async with opened(home) as exchange:
-        exchange.watch_trust(lost.append)
+        exchange.trust.watch(lost.append)
         with pytest.raises(NotPermitted):
-            await exchange.revoke_peer(exchange.operator(), "operator@local", "try it")
+            await exchange.trust.revoke_peer(exchange.operator(), "operator@local", "try it")
     assert lost == []

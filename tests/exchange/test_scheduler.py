@@ -154,7 +154,7 @@ async def test_without_the_grant_a_pass_is_refused_and_says_so(s: Site, clock: M
     (scan,) = await s.rows(SCAN_ROW)
     assert (scan.reason, scan.counts) == ("missing_capability", {})
 
-    await s.exchange.grant(s.operator, "operator@local", "a2a.repair.requeue", Scope(), None, False, None)
+    await s.exchange.trust.grant(s.operator, "operator@local", "a2a.repair.requeue", Scope(), None, False, None)
     await passes.run_pass()
     assert await state_of(s, 1) is TaskState.QUEUED
     assert [row.reason for row in await s.rows(SCAN_ROW)] == ["missing_capability", None]
@@ -170,7 +170,7 @@ async def test_a_grant_for_one_task_reaches_no_other(s: Site, clock: ManualClock
     await lease_many(s.alice, s.bob, [keyed(s.bob, str(number), id=uid(number)) for number in (1, 2)])
     await revoke_requeue(s)
     scope = Scope(task_id=uid(2))
-    await s.exchange.grant(s.operator, "operator@local", "a2a.repair.requeue", scope, None, False, None)
+    await s.exchange.trust.grant(s.operator, "operator@local", "a2a.repair.requeue", scope, None, False, None)
     await scheduler(s, clock).run_pass()
     assert [await state_of(s, number) for number in (1, 2)] == [TaskState.IN_FLIGHT, TaskState.QUEUED]
     (scan,) = await s.rows(SCAN_ROW)
@@ -356,7 +356,7 @@ async def test_a_daemon_that_is_not_told_runs_none(clock: ManualClock) -> None:
 
 async def test_the_scheduler_survives_a_rotation_of_the_operators_token(clock: ManualClock) -> None:
     async with site(clock, retry=plan_from(env(SCHEDULER="on", INTERVAL_MS="1000"))) as s:
-        await s.exchange.rotate(s.operator, None)
+        await s.exchange.trust.rotate(s.operator, None)
         clock.advance(1000)
         await scans(s, 1)
         assert [row.reason for row in await s.rows(SCAN_ROW)] == [None]

@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from covenant import Limits, Mailbox, OpenMailbox, Result, Task, Text
+from covenant.exchange.history import recent_rows, story
 from covenant.model import event as e
 from covenant.model.audit import AuditRow, Logged
 from covenant.serve.daemon import Daemon
@@ -322,9 +323,9 @@ async def test_a_short_stretch_is_not_the_end_of_the_log(tmp_path: Path, monkeyp
                     events = b""
                     while b"event: answered" not in events:
                         events += await response.content.readline()
-                rows, cursor = await exchange.recent_rows(operator, 1000, None, lambda row: row.kind != "head_signed")
-                story = await exchange.story(operator, sent.task_id)
-                return [[row for row in rows if row.seq <= last], cursor, story[1:], events]
+                rows, cursor = await recent_rows(exchange.store, 1000, None, lambda row: row.kind != "head_signed")
+                whole_story = await story(exchange, operator, sent.task_id)
+                return [[row for row in rows if row.seq <= last], cursor, whole_story[1:], events]
 
             headers = {"Authorization": f"Bearer {OPERATOR_TOKEN}"}
             last = (await journal_of_daemon(daemon).head()).seq

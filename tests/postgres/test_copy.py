@@ -98,7 +98,7 @@ async def full(tmp_path: Path) -> Full:
     await finish(ann, bob, keyed(bob, "remembered"))
     held = (await ann.send_task(plain(bob, "held"))).task_id
     delivery = await take(bob)
-    await daemon.exchange.sign_head()
+    await daemon.exchange.heads.sign()
     dialogs = [key for key, body in dump(box).items() if b'"protocol":true' in body and b'"task"' in body]
     shown = Full(
         folder,
@@ -195,7 +195,7 @@ async def finish_run(box: OpenMailbox, full: Full) -> None:
 
 
 async def verified_store(daemon: Daemon) -> Any:
-    await daemon.exchange.sign_head()
+    await daemon.exchange.heads.sign()
     return await verified(daemon.settings.store)
 
 

@@ -8,7 +8,7 @@ from covenant import Limits
 from covenant.model.daemon import DaemonState
 from covenant.serve import wire as w
 from covenant.serve.daemon import Daemon
-from covenant.serve.verbs import list_daemons
+from covenant.serve.verbs.about import list_daemons
 from tests.cli.support import Client, serving
 from tests.daemons import OPERATOR_TOKEN, start_daemon
 from tests.postgres import store_url

@@ -44,7 +44,7 @@ class Two(NamedTuple):
 
     async def sign(self) -> None:
         for daemon in (self.first, self.second, self.first):
-            await daemon.exchange.sign_head()
+            await daemon.exchange.heads.sign()
 
 
 async def started(store: str, clock: ManualClock | None = None) -> Daemon:
@@ -289,7 +289,7 @@ async def test_retention_takes_only_the_beginning_of_a_chain_whatever_the_clocks
     store = store_url()
     clock = ManualClock()
     daemon = await started(store, clock)
-    await daemon.exchange.sign_head()
+    await daemon.exchange.heads.sign()
     now = clock.now_ms()
     async with sql(store) as connection:
         await connection.execute("update log set at = $1 where seq = (select max(seq) from log)", now - 8 * DAY_MS)

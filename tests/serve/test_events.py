@@ -405,12 +405,12 @@ async def test_it_ends_when_the_daemon_ends(house: House) -> None:
 
 async def revoke(house: House) -> None:
     operator = house.daemon.exchange.authenticate(OPERATOR_TOKEN)
-    await house.daemon.exchange.revoke_peer(operator, "alice@lab", "left")
+    await house.daemon.exchange.trust.revoke_peer(operator, "alice@lab", "left")
 
 
 async def rotate(house: House) -> None:
     operator = house.daemon.exchange.authenticate(OPERATOR_TOKEN)
-    await house.daemon.exchange.rotate(operator, "alice@lab")
+    await house.daemon.exchange.trust.rotate(operator, "alice@lab")
 
 
 @pytest.mark.parametrize("take_away", [revoke, rotate])

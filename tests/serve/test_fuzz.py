@@ -70,7 +70,7 @@ class House:
         if who != "operator" and self.daemon.store.agent_of(who) is None:
             _, token = await self.daemon.exchange.enroll(caller, who, AgentId.named(who).pubkey, ["a2a.*"])
         else:
-            _, token = await self.daemon.exchange.rotate(caller, None if who == "operator" else who)
+            _, token = await self.daemon.exchange.trust.rotate(caller, None if who == "operator" else who)
         self.realm.tokens[who] = token
 
 

@@ -29,7 +29,7 @@ async def busy_daemon(folder: Path, realm: Realm, limits: Limits, rounds: int) -
     for number in range(rounds):
         task = Task(recipient=AgentId.named("bob@lab"), intent_text=f"work {number}")
         await asyncio.gather(*(exchange.run(operator, exchange.send(operator, task)) for _ in range(3)))
-        await exchange.sign_head()
+        await exchange.heads.sign()
     await daemon.stop()
 
 

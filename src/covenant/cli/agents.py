@@ -66,8 +66,7 @@ def list_agents(session: Session, limit: int, cursor: str | None) -> None:
 def _tell(session: Session, page: w.Agents) -> None:
     columns = (Column("agent"), Column("name", fits=True), Column("published"), Column("what it does", fits=True))
     print_table(columns, (_row(one) for one in page.agents))
-    if page.cursor is not None:
-        click.echo(f"\nmore: {session.command(f'agents list --cursor {page.cursor}')}")
+    session.tell_more("agents list", page.cursor)
 
 
 def _row(one: w.Published) -> tuple[str, ...]:

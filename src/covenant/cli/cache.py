@@ -44,8 +44,7 @@ def _tell(session: Session, page: w.CacheReply) -> None:
             for entry in page.entries
         ),
     )
-    if page.cursor is not None:
-        click.echo(f"\nmore: {session.command(f'a2a cache list --cursor {page.cursor}')}")
+    session.tell_more("a2a cache list", page.cursor)
 
 
 @cache.command()

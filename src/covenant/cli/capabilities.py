@@ -8,7 +8,7 @@ import click
 import msgspec
 
 from covenant.cli.option import Duration, answers, cursor_option, limit_option
-from covenant.cli.session import Session
+from covenant.cli.session import Session, moment
 from covenant.cli.table import Column, print_fields, print_table
 from covenant.cli.words import ago, now_ms, safe
 from covenant.model.agent import AgentId, from_base58
@@ -79,12 +79,9 @@ def grant(
     parent: str | None,
 ) -> None:
     """Let SUBJECT do ACTION, such as a2a.send.bob or a2a.repair.requeue."""
-    if expires_in_ms is not None and expires_ms is not None:
-        raise click.UsageError("--expires-ms and --expires-in say the same: give one")
-    if expires_in_ms is not None:
-        expires_ms = now_ms() + expires_in_ms
+    until_ms = moment("expires", expires_ms, expires_in_ms)
     request = w.Grant(
-        subject=subject, action=action, scope=scope, expires_ms=expires_ms, delegable=delegable, parent=parent
+        subject=subject, action=action, scope=scope, expires_ms=until_ms, delegable=delegable, parent=parent
     )
     done = session.ask(request, w.Granted)
     session.answer(done, lambda: _tell(done.capability))
@@ -146,8 +143,7 @@ def _tell_page(session: Session, page: w.Grants) -> None:
         return
     columns = (Column("grant"), Column("subject"), Column("action"), Column("limits", fits=True))
     print_table(columns, ((one.id, one.subject.display, one.action, _limits(one)) for one in page.capabilities))
-    if page.cursor is not None:
-        click.echo(f"\nmore: {session.command(f'capabilities list --cursor {page.cursor}')}")
+    session.tell_more("capabilities list", page.cursor)
 
 
 @capabilities.command()

@@ -58,8 +58,7 @@ def list_peers(session: Session, limit: int, cursor: str | None) -> None:
 def _tell(session: Session, page: w.Peers) -> None:
     columns = (Column("peer"), Column("key"), Column("role"), Column("enrolled"), Column("state"))
     print_table(columns, (_row(peer) for peer in page.peers))
-    if page.cursor is not None:
-        click.echo(f"\nmore: {session.command(f'peers list --cursor {page.cursor}')}")
+    session.tell_more("peers list", page.cursor)
 
 
 def _row(peer: PeerView) -> tuple[str | Cell, ...]:

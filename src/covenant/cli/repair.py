@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Final, cast
+from collections.abc import Callable
+from typing import Any, Final, TypeVar, cast
 
 import click
 
@@ -25,6 +26,8 @@ from covenant.serve import wire as w
 
 _DEFAULT: Final = RetryPolicy()
 _RISKS: Final = ("idempotent", "operator-accepted")
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 @click.command()
@@ -75,36 +78,16 @@ def _tell_outcome(outcome: RepairOutcome) -> None:
         print_result(outcome.result)
 
 
+def _bound(name: str, default: int, told: str) -> Callable[[F], F]:
+    return click.option(name, type=click.IntRange(0), default=default, show_default=True, help=told)
+
+
 @click.command()
 @click.option("--enable", is_flag=True, help="Do it. Without this it only tells what it would do.")
-@click.option(
-    "--min-lease-age-ms",
-    type=click.IntRange(0),
-    default=_DEFAULT.min_lease_age_ms,
-    show_default=True,
-    help="Only leases silent for so long.",
-)
-@click.option(
-    "--max-attempts",
-    type=click.IntRange(0),
-    default=_DEFAULT.max_attempts,
-    show_default=True,
-    help="Leave alone what was tried so often.",
-)
-@click.option(
-    "--max-requeues",
-    type=click.IntRange(0),
-    default=_DEFAULT.max_requeues,
-    show_default=True,
-    help="Queue no more than so many.",
-)
-@click.option(
-    "--scan-limit",
-    type=click.IntRange(0),
-    default=_DEFAULT.scan_limit,
-    show_default=True,
-    help="Look at no more leases than so many.",
-)
+@_bound("--min-lease-age-ms", _DEFAULT.min_lease_age_ms, "Only leases silent for so long.")
+@_bound("--max-attempts", _DEFAULT.max_attempts, "Leave alone what was tried so often.")
+@_bound("--max-requeues", _DEFAULT.max_requeues, "Queue no more than so many.")
+@_bound("--scan-limit", _DEFAULT.scan_limit, "Look at no more leases than so many.")
 @answers
 def retry_stale(
     session: Session, enable: bool, min_lease_age_ms: int, max_attempts: int, max_requeues: int, scan_limit: int

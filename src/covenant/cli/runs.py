@@ -60,8 +60,7 @@ def list_runs(session: Session, limit: int, status: str | None, cursor: str | No
 def _tell_page(session: Session, page: w.Runs) -> None:
     columns = (Column("run"), Column("status"), Column("agent"), Column("begun"), Column("waits for", fits=True))
     print_table(columns, (_row(run) for run in page.runs))
-    if page.cursor is not None:
-        click.echo(f"\nmore: {session.command(f'runs list --cursor {page.cursor}')} (and the same filters)")
+    session.tell_more("runs list", page.cursor, filtered=True)
 
 
 def _row(run: RunSeen) -> tuple[str | Cell, ...]:

@@ -18,7 +18,7 @@ import click
 import msgspec
 
 from covenant.cli.option import FOR_EVER, Given
-from covenant.cli.words import failure, safe
+from covenant.cli.words import failure, now_ms, safe
 from covenant.client.remote import OPERATOR_TOKEN, TOKEN_VARIABLE
 from covenant.exchange.realm import read_secret
 from covenant.model.error import BadSetting, CovenantError, PeerConflict, Unauthenticated, UnknownStore, Unreachable
@@ -137,6 +137,12 @@ class Session:
             words += ["--token", "TOKEN"]
         return " ".join([*words, rest])
 
+    def tell_more(self, rest: str, cursor: str | None, filtered: bool = False) -> None:
+        """How to go on with a listing, if there is more of it."""
+        if cursor is not None:
+            note = " (and the same filters)" if filtered else ""
+            click.echo(f"\nmore: {self.command(f'{rest} --cursor {cursor}')}{note}")
+
     def refuse(self, refusal: CovenantError) -> int:
         """Say no, on stderr and to a program that reads the answer; then the exit code."""
         if self.given.as_json:
@@ -180,6 +186,15 @@ def _has_host(url: str) -> bool:
         return bool(parts.hostname) and parts.port != 0
     except ValueError:
         return False
+
+
+def moment(name: str, at_ms: int | None, in_ms: int | None) -> int | None:
+    """A time that is given as such, or from now on."""
+    if in_ms is None:
+        return at_ms
+    if at_ms is not None:
+        raise click.UsageError(f"--{name}-ms and --{name}-in say the same: give one")
+    return now_ms() + in_ms
 
 
 def waits(wait_ms: int | None) -> Iterator[int]:

@@ -79,8 +79,7 @@ def _tell(session: Session, found: Status) -> None:
         print_table(columns, ((one.task_id, status_cell(one), result_brief(one)) for one in found.results))
     if stale:
         _advise(session, stale)
-    if found.cursor is not None:
-        click.echo(f"\nmore: {session.command(f'a2a status --cursor {found.cursor}')} (and the same filters)")
+    session.tell_more("a2a status", found.cursor, filtered=True)
 
 
 def _summary(found: Status, stale: int) -> str:

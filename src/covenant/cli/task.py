@@ -13,7 +13,7 @@ import msgspec
 
 from covenant.cli.entry import print_entry, print_result, short, state_cell, state_line
 from covenant.cli.option import FOR_EVER, Duration, answers, wait_option
-from covenant.cli.session import Daemon, Session, waits
+from covenant.cli.session import Daemon, Session, moment, waits
 from covenant.cli.words import brief, clock, now_ms
 from covenant.model.agent import AgentId
 from covenant.model.error import StoreUnavailable, Unreachable
@@ -51,17 +51,14 @@ def send(
     wait_ms: int | None,
 ) -> None:
     """Send a task to RECIPIENT (a label like bob or bob@lab)."""
-    if deadline_ms is not None and deadline_in_ms is not None:
-        raise click.UsageError("--deadline-ms and --deadline-in say the same: give one")
-    if deadline_in_ms is not None:
-        deadline_ms = now_ms() + deadline_in_ms
+    due_ms = moment("deadline", deadline_ms, deadline_in_ms)
     task = Task(
         id=task_id or str(uuid.uuid4()),  # known here, so that a send whose answer is lost can be repeated
         recipient=AgentId.named(recipient),
         intent_text=intent,
         task_kind=kind,
         parent=parent,
-        deadline_ms=deadline_ms,
+        deadline_ms=due_ms,
         not_before_ms=not_before_ms,
         idempotency=None if key is None else Idempotency("idempotent", key),
     )

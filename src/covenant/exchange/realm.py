@@ -71,6 +71,11 @@ class Realm:
         return base58(self._key.sign(head_bytes(seq, mark)))
 
 
+def random_key() -> str:
+    """The public half of a key that nobody keeps."""
+    return Realm.throwaway().pubkey
+
+
 def write_secret(path: Path, data: bytes) -> None:
     """A file that only its owner reads, whole or not there."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -294,6 +294,14 @@ def check_count(value: Any, field: str, limit: int) -> int:
     return value
 
 
+def check_batch(limit: Any, limits: Limits) -> int:
+    """How many are taken at once."""
+    count = check_count(limit, "limit", limits.batch_max)
+    if count < 1:
+        raise Malformed("limit is a number from 1", field="limit")
+    return count
+
+
 def check_cursor(cursor: str | None, kind: str) -> int:
     """Where a page begins: a place in the listing that the cursor is of."""
     if cursor is None:

@@ -6,12 +6,12 @@ tries the few spellings that can cover a demand, so that its cost does not depen
 
 from __future__ import annotations
 
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from msgspec import structs
 
 from covenant.model import event as e
-from covenant.model.agent import check_agent
+from covenant.model.agent import AgentId, check_agent
 from covenant.model.audit import AuditRow
 from covenant.model.command import EndGrants, GrantCapability, RevokeCapability
 from covenant.model.error import BadAction, Malformed, NotPermitted, UnknownGrant, UnknownPeer
@@ -67,6 +67,16 @@ def spellings(demand: Demand) -> tuple[str, ...]:
         family = action[: -len(other.display)]
         return action, family + other.pubkey, f"{family}*", whole
     return action, f"{action[: action.rindex('.')]}.*", whole
+
+
+def demand_for(action: str, label: str, counterparty: AgentId | None, **scope: Any) -> Demand:
+    """What a call of this action would demand."""
+    start = next((start for start in PEER_ACTIONS if action.startswith(start)), None)
+    if start is None:
+        return Demand(action, label, counterparty, **scope)
+    if counterparty is None:
+        raise Malformed("this action is about a counterparty: name it", field="counterparty")
+    return Demand(start + counterparty.display, label, counterparty, **scope)
 
 
 def pin_of(scope: Scope) -> str:

@@ -23,7 +23,8 @@ from msgspec import Struct
 
 from covenant.exchange.alerts import Alerts, Thresholds
 from covenant.exchange.bounds import Bounds
-from covenant.exchange.exchange import SIGN_EVERY_MS, Exchange
+from covenant.exchange.exchange import Exchange
+from covenant.exchange.heads import SIGN_EVERY_MS
 from covenant.exchange.pusher import Pusher
 from covenant.exchange.realm import Realm
 from covenant.exchange.scheduler import RetryPlan, Scheduler
@@ -302,7 +303,7 @@ class Daemon:
         while True:
             try:
                 await self.exchange.tell_refusals()
-                await self.exchange.sign_head()
+                await self.exchange.heads.sign()
             except CovenantError as failed:
                 log.warning("the end of the chain could not be signed: %s", failed)
             await asyncio.sleep(SIGN_EVERY_MS / 1000)

@@ -26,21 +26,15 @@ from covenant.model.peer import Caller
 from covenant.model.query import GetTask
 from covenant.model.record import PART_PREFIX
 from covenant.rules.audit import task_of
-from covenant.serve.http import Headers, Receive, Scope, Send, hung_up
+from covenant.serve.http import EVENT_STREAM, KEEP_AWAKE_S, Headers, Receive, Scope, Send, hung_up
 from covenant.store.engine import Store
 
 PATH: Final = "/a2a/events"
-KEEP_AWAKE_S: Final = 15.0
 _STRETCH: Final = 64  # commits that are read at once
 _READERS_MAX: Final = 2  # of the log at the same time
 _BREATH_S: Final = 0.02  # one look for all that is committed in this time
 _PARTIES_MAX: Final = 100_000
 _LAST_WORD_S: Final = 1.0
-_HEADERS: Final[Headers] = [
-    (b"content-type", b"text/event-stream"),
-    (b"cache-control", b"no-store"),
-    (b"x-accel-buffering", b"no"),
-]
 
 # What is told of an event besides its task. What is not here is nobody's task, or nobody's business.
 TOLD: Final[dict[type, tuple[str, ...]]] = {
@@ -119,7 +113,7 @@ class Events:
         self._turn = asyncio.Semaphore(_READERS_MAX)
         self._parties: dict[str, _Parties] = {}  # of the tasks seen of late, as they are between now
         self._open: dict[asyncio.Future[None], str] = {}  # how to end each stream, and whose it is
-        exchange.watch_trust(self._end_of)
+        exchange.trust.watch(self._end_of)
 
     @property
     def count(self) -> int:
@@ -144,7 +138,7 @@ class Events:
         end = await self._store.log_end()
         after = end if asked is None else asked
         with self._exchange.waits.one(caller.agent.pubkey):
-            await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+            await send({"type": "http.response.start", "status": 200, "headers": EVENT_STREAM})
             await _say(send, _gap(after, end) if after > end else _mark(after))
             ending: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._open[ending] = caller.agent.pubkey

@@ -22,7 +22,8 @@ from covenant.model.error import CovenantError, Internal, TooLarge, Unauthentica
 from covenant.model.peer import Caller
 from covenant.serve.routes import find
 from covenant.serve.status import HTTP_STATUS, RETRY_AFTER_S
-from covenant.serve.verbs import handled, version_of
+from covenant.serve.verbs.about import version_of
+from covenant.serve.verbs.table import handled
 
 Message: TypeAlias = MutableMapping[str, Any]
 Scope: TypeAlias = MutableMapping[str, Any]
@@ -37,6 +38,12 @@ T = TypeVar("T")
 
 JSON: Final = b"application/json"
 GONE: Final = 499  # nobody was there any more to be answered
+KEEP_AWAKE_S: Final = 15.0  # a stream that has nothing to tell for so long says at least that it is there
+EVENT_STREAM: Final[Headers] = [
+    (b"content-type", b"text/event-stream"),
+    (b"cache-control", b"no-store"),
+    (b"x-accel-buffering", b"no"),
+]
 _encoder: Final = msgspec.json.Encoder()
 
 log = logging.getLogger("covenant.http")

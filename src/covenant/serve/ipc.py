@@ -38,7 +38,7 @@ from covenant.serve.connections import NEVER, Connections
 from covenant.serve.http import GONE, OnRequest
 from covenant.serve.routes import decode
 from covenant.serve.status import HTTP_STATUS
-from covenant.serve.verbs import handled
+from covenant.serve.verbs.table import handled
 
 _LENGTH: Final = struct.Struct(">I")
 _UNSENT_MAX: Final = 1024 * 1024  # a reader that is slower than this is waited for
@@ -60,7 +60,7 @@ class Ipc:
         self.on_request: OnRequest | None = None  # told of each verb when it ends
         self._server: asyncio.Server | None = None
         self._noting: set[asyncio.Task[None]] = set()
-        exchange.watch_trust(self._close_of)
+        exchange.trust.watch(self._close_of)
 
     async def start(self) -> None:
         _clear_stale(self.path)

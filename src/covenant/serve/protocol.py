@@ -108,7 +108,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     # --- the transport's ----------------------------------------------------------------------------------
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn narrows it
         super().connection_made(transport)
         self.due = self.loop.time() + self._head_s
         try:
@@ -152,7 +152,7 @@ class HttpProtocol(HttpToolsProtocol):
         self.due = self.loop.time() + self._bounds.body_ms_max / 1000
         plain = self._as_plain()
         if plain is not None:
-            self.cycle = plain  # type: ignore[assignment]
+            self.cycle = plain  # type: ignore[assignment]  # it has the members that uvicorn looks at
         else:
             self._begin_for_asgi()
 

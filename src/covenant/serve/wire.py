@@ -1,7 +1,7 @@
 """What goes over the wire, in both directions, on HTTP and IPC alike.
 
 Every request and every reply is an object with a `kind`. Over IPC the whole object is a frame; over HTTP its members
-come from the path, the query and the body, as `verbs` says. Shapes that the first protocol had are kept to the letter;
+come from the path, the query and the body, as `places` says. Shapes that the first protocol had are kept to the letter;
 what was added stands beside them.
 """
 

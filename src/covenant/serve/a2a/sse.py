@@ -17,16 +17,10 @@ import msgspec
 from covenant.model.error import CovenantError, Internal
 from covenant.model.protocol import StreamResponse
 from covenant.serve.a2a.operations import Event
-from covenant.serve.http import Headers, Say, Stream
+from covenant.serve.http import EVENT_STREAM, KEEP_AWAKE_S, Headers, Say, Stream
 
-KEEP_AWAKE_S: Final = 15.0
 _REFUSED_BY_S: Final = 0.25
 _COMMENT: Final = b":\n\n"
-_HEADERS: Final[Headers] = [
-    (b"content-type", b"text/event-stream"),
-    (b"cache-control", b"no-store"),
-    (b"x-accel-buffering", b"no"),
-]
 _encoder: Final = msgspec.json.Encoder()
 
 log = logging.getLogger("covenant.a2a")
@@ -44,7 +38,7 @@ class Sse(Stream):
         more: Headers,
         keep_awake_s: float = KEEP_AWAKE_S,
     ) -> None:
-        self.headers = [*_HEADERS, *more]
+        self.headers = [*EVENT_STREAM, *more]
         self._first = first
         self._rest = rest
         self._wrap = wrap

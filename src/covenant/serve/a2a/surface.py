@@ -24,7 +24,7 @@ from covenant.serve.a2a.calls import CALLS, Call, Desk, Talk
 from covenant.serve.a2a.directory import Directory, Shown
 from covenant.serve.a2a.operations import Event, Operations
 from covenant.serve.a2a.paths import Spot
-from covenant.serve.http import Asked, Headers, Http, HungUp, Response, Stream, headers_of
+from covenant.serve.http import KEEP_AWAKE_S, Asked, Headers, Http, HungUp, Response, Stream, headers_of
 
 _CACHE_CONTROL: Final = b"public, max-age=60"
 _VERSION: Final = "A2A-Version"  # in a query
@@ -49,7 +49,7 @@ log = logging.getLogger("covenant.a2a")
 
 class Surface:
     def __init__(
-        self, http: Http, operations: Operations, directory: Directory, keep_awake_s: float = sse.KEEP_AWAKE_S
+        self, http: Http, operations: Operations, directory: Directory, keep_awake_s: float = KEEP_AWAKE_S
     ) -> None:
         self._http = http
         self._exchange = http.exchange

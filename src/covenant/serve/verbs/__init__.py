@@ -1,0 +1,1 @@
+"""What each request does: one function for each, the same for every surface."""

@@ -1,0 +1,62 @@
+"""What has happened: the story of a task, and the audit."""
+
+from __future__ import annotations
+
+from covenant.exchange.exchange import Exchange
+from covenant.exchange.history import recent_rows
+from covenant.exchange.history import story as story_of
+from covenant.model import query as q
+from covenant.model.audit import AuditRow
+from covenant.model.error import NotARun
+from covenant.model.peer import Caller
+from covenant.model.run import RunSeen
+from covenant.model.view import QueueEntry
+from covenant.rules.envelope import check_count
+from covenant.serve import wire as w
+from covenant.serve.why import reason_of
+
+
+async def story(x: Exchange, caller: Caller, r: w.Story) -> w.StoryReply:
+    entry, rows, complete = await story_of(x, caller, r.task_id)
+    run = await _open_run(x, caller, entry)
+    why = reason_of(entry, run=run)
+    return w.StoryReply(
+        entry=entry,
+        rows=rows,
+        reason=why.reason,
+        explanation=why.explanation,
+        command=why.command,
+        complete=complete,
+        run=run,
+    )
+
+
+async def _open_run(x: Exchange, caller: Caller, entry: QueueEntry) -> RunSeen | None:
+    if entry.outcome is not None or not entry.attempt:
+        return None
+    try:
+        run: RunSeen = await x.ask(caller, q.GetRun(x.by(caller), entry.task.id))
+    except NotARun:
+        return None
+    return run
+
+
+async def recent_audit(x: Exchange, caller: Caller, r: w.RecentAudit) -> w.AuditReply:
+    """The operator, and who may read the audit, sees all rows; anybody else its own."""
+    limit = check_count(r.limit, "limit", x.store.limits.page_max)
+    actor = r.actor
+    if actor != caller.agent.display:
+        if await x.may(caller, "audit.read"):
+            await x.require(caller, "audit.read")
+        else:
+            actor = caller.agent.display
+
+    def wanted(row: AuditRow) -> bool:
+        return (
+            (actor is None or row.actor == actor)
+            and (r.task_id is None or row.task_id == r.task_id)
+            and (r.row is None or row.kind == r.row)
+        )
+
+    rows, cursor = await recent_rows(x.store, limit, r.before, wanted)
+    return w.AuditReply(rows=rows, cursor=cursor)

@@ -1,0 +1,74 @@
+"""Peers and grants: who is let in, and to do what."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from covenant.exchange.exchange import Exchange
+from covenant.model import command as c
+from covenant.model import query as q
+from covenant.model.peer import Caller
+from covenant.rules.envelope import check_count
+from covenant.rules.grant import check_action, demand_for
+from covenant.serve import wire as w
+
+_SIGNED_MAX: Final = 2**53 - 1  # a grant is signed as canonical JSON, which has no larger number
+
+
+async def enroll_peer(x: Exchange, caller: Caller, r: w.EnrollPeer) -> w.PeerEnrolled:
+    peer, token = await x.enroll(caller, r.display, r.pubkey, r.grants)
+    return w.PeerEnrolled(display=peer.display, pubkey=peer.pubkey, token=token, granted=r.grants)
+
+
+async def list_peers(x: Exchange, caller: Caller, r: w.ListPeers) -> w.Peers:
+    await x.require(caller, "peers.list")
+    page = await x.ask(caller, q.ListPeers(x.by(caller), r.limit, r.cursor))
+    return w.Peers(peers=page.peers, cursor=page.cursor)
+
+
+async def revoke_peer(x: Exchange, caller: Caller, r: w.RevokePeer) -> w.PeerRevoked:
+    peer = await x.trust.revoke_peer(caller, r.peer, r.reason)
+    return w.PeerRevoked(display=peer.display, pubkey=peer.pubkey)
+
+
+async def rotate_token(x: Exchange, caller: Caller, r: w.RotateToken) -> w.TokenRotated:
+    peer, token = await x.trust.rotate(caller, r.peer)
+    return w.TokenRotated(display=peer.display, pubkey=peer.pubkey, token=token)
+
+
+async def grant(x: Exchange, caller: Caller, r: w.Grant) -> w.Granted:
+    numbers = {"expires_ms": r.expires_ms, "max_uses": r.scope.max_uses, "version": r.scope.version}
+    for name, number in numbers.items():
+        check_count(number or 0, name, _SIGNED_MAX)
+    granted = await x.trust.grant(caller, r.subject, r.action, r.scope, r.expires_ms, r.delegable, r.parent)
+    return w.Granted(capability=granted)
+
+
+async def revoke(x: Exchange, caller: Caller, r: w.Revoke) -> w.Revoked:
+    return w.Revoked(capability=await x.run(caller, c.RevokeCapability(x.by(caller), r.grant_id, r.reason)))
+
+
+async def list_grants(x: Exchange, caller: Caller, r: w.ListGrants) -> w.Grants:
+    subject = None if r.subject is None else x.key_of(r.subject)
+    if subject != caller.agent.pubkey and (subject is not None or await x.may(caller, "capabilities.list")):
+        await x.require(caller, "capabilities.list")
+    page = await x.ask(caller, q.ListGrants(x.by(caller), r.limit, subject, r.cursor))
+    return w.Grants(capabilities=page.capabilities, cursor=page.cursor)
+
+
+async def check(x: Exchange, caller: Caller, r: w.Check) -> w.Checked:
+    check_action(r.action)
+    if r.subject is not None and x.key_of(r.subject) != caller.agent.pubkey:
+        await x.require(caller, "capabilities.list")
+    subject = caller.agent if r.subject is None else x.agent(r.subject)
+    other = None if r.counterparty is None else x.named(r.counterparty)
+    demand = demand_for(
+        r.action, "check", other, task_id=r.task_id, lease_id=r.lease_id, duplicate_risk=r.duplicate_risk
+    )
+    grant_id, held = await x.check(caller, subject, demand)
+    if grant_id is not None and r.counterparty is not None:
+        x.agent(r.counterparty)  # it reaches that name, and may know whether anybody has it
+    reason = None if grant_id is not None else "scope_mismatch" if held else "missing_capability"
+    return w.Checked(
+        action=r.action, subject=subject.display, passed=grant_id is not None, grant=grant_id, reason=reason
+    )
