@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from covenant import Limits
 from covenant.model.daemon import DaemonState
@@ -52,12 +53,12 @@ async def test_a_daemon_on_a_folder_is_alone(tmp_path: Path) -> None:
     await daemon.stop()
 
 
-def test_a_second_daemon_says_that_the_operators_token_is_elsewhere(tmp_path: Path) -> None:
+def test_a_second_daemon_says_that_the_operators_token_is_elsewhere() -> None:
     store = store_url()
-    with serving(tmp_path / "one", "--store", store) as (_, first):
-        assert first["token"] == f"{tmp_path}/one/operator.token (the operator's)"
-        with serving(tmp_path / "two", "--store", store) as (_, second):
-            assert str(tmp_path / "two") not in second["token"] and "--token" in second["token"]
-            assert Client(tmp_path / "two").refused("peers", "list") == "unauthenticated"
-            token = (tmp_path / "one" / "operator.token").read_text().strip()
-            assert Client(tmp_path / "two", token).json("peers", "list")
+    with TemporaryDirectory(prefix="cov-") as short:  # a socket's path is short
+        one, two = Path(short) / "one", Path(short) / "two"
+        with serving(one, "--store", store) as (_, first), serving(two, "--store", store) as (_, second):
+            assert first["token"] == f"{one}/operator.token (the operator's)"
+            assert str(two) not in second["token"] and "--token" in second["token"]
+            assert Client(two).refused("peers", "list") == "unauthenticated"
+            assert Client(two, (one / "operator.token").read_text().strip()).json("peers", "list")

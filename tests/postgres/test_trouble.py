@@ -179,11 +179,11 @@ async def test_a_signature_stands_in_the_chain_that_it_is_about_or_nowhere() -> 
         async with sql(url) as owner:
             await owner.execute("update daemon set ended = clock_timestamp(), proof = 'silent' where ended is null")
             await owner.execute("update lane set closed = true")
-        await soon(daemon.exchange.sign_head())
+        await soon(daemon.exchange.heads.sign())
         await daemon.exchange.note_stranger("http")
         assert daemon.store._lanes[0].id != before
         assert (await verified(url)).damage == []
-    await daemon.exchange.sign_head()
+    await daemon.exchange.heads.sign()
     await daemon.exchange.close()
     report = await verified(url)
     assert report.damage == [] and report.lanes[-1].signed_until > 0

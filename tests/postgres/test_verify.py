@@ -315,7 +315,7 @@ async def test_daemons_that_are_long_gone_leave_with_their_lanes() -> None:
     assert isinstance(first.store, Postgres)
     clock.advance(6 * DAY_MS)
     await two.work(0)
-    await first.exchange.sign_head()
+    await first.exchange.heads.sign()
     await first.store.housekeeper.tidy()
     async with sql(store) as connection:
         counts = "select (select count(*) from daemon), (select count(*) from lane)"
@@ -353,7 +353,7 @@ async def test_a_lane_that_was_cut_off_by_hand_stays_to_tell_of_it(is_hidden: bo
             )
     clock.advance(8 * DAY_MS)
     await two.work(0)
-    await first.exchange.sign_head()
+    await first.exchange.heads.sign()
     assert isinstance(first.store, Postgres)
     await first.store.housekeeper.tidy()
     assert any(told.startswith(f"lane {left}: ") for told in (await verified(store)).damage)
