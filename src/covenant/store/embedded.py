@@ -7,14 +7,12 @@ runs ahead of the disk, and no answer leaves before what it saw is durable.
 from __future__ import annotations
 
 import asyncio
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Any, Final
 
-from covenant.model.agent import AgentId
 from covenant.model.audit import AuditRow, Logged
-from covenant.model.card import Card, card_key
 from covenant.model.command import (
     Call,
     CancelChildren,
@@ -30,19 +28,21 @@ from covenant.model.command import (
 from covenant.model.daemon import DaemonState, DaemonView
 from covenant.model.error import CovenantError, StoreClosed
 from covenant.model.limits import Limits
-from covenant.model.peer import Caller, Peer, peer_key
+from covenant.model.peer import Caller
 from covenant.model.query import GetDialog, GetPlace, GetTask, ListInputs, Query
 from covenant.model.record import Key, TaskRecord
 from covenant.model.view import Compaction, Inputs, QueueEntry
-from covenant.rules.audit import rows_of
 from covenant.rules.context import Commit, Context, Ids, actor
 from covenant.rules.decide import decide
 from covenant.rules.lease import kind_in
 from covenant.rules.peer import check_caller
 from covenant.rules.query import answer
 from covenant.rules.undo import undo
+from covenant.store.audit import newest_rows
 from covenant.store.clock import Clock, Timer
+from covenant.store.growth import Growth
 from covenant.store.process import label_of_process
+from covenant.store.roll import Roll
 from covenant.store.state import State, Tally
 from covenant.store.waiters import ALL, Waiters
 
@@ -51,11 +51,10 @@ _LOOK_AGAIN_S: Final = 1.0
 SYSTEM = "system"
 
 
-CARDS_SHOWN: Final = 10
 _ABOUT_ONE_TASK: Final = (GetTask, GetDialog, GetPlace)
 
 
-class Embedded(ABC):
+class Embedded(Roll):
     """Base of `Memory` and `Journal`."""
 
     def __init__(self, limits: Limits, clock: Clock, ids: Ids) -> None:
@@ -75,7 +74,7 @@ class Embedded(ABC):
         self._timer: Timer | None = None
         self._timer_ms: int | None = None
         self._ended: list[Key] = []  # tasks whose end, or question, nobody was told of: it is not durable yet
-        self._growth: asyncio.Future[None] | None = None  # there while somebody follows the log
+        self._growth = Growth()
         self._on_push: Callable[[str], None] | None = None
         self._pubkey = ""
         self._ids = ids
@@ -83,6 +82,10 @@ class Embedded(ABC):
         self._opened_ms: int | None = None
 
     is_shared = False
+
+    @property
+    def trust(self) -> State:
+        return self.state
 
     def join(self, pubkey: str, lost: Callable[[str], None]) -> None:
         self._pubkey = pubkey
@@ -171,7 +174,7 @@ class Embedded(ABC):
         for waiters in self._waiters:
             waiters.wake_everyone()
         self._ended.clear()
-        self._tell_growth()
+        self._growth.tell()
 
     # --- commands -----------------------------------------------------------------------------------------
 
@@ -339,32 +342,6 @@ class Embedded(ABC):
         ):
             await self._change_waiters.wait(task_id)
 
-    def caller_of(self, token: str) -> Caller | None:
-        """Whose token this is (its digest), as far as memory knows; the door looks again in each commit."""
-        return self.state.caller_of(token)
-
-    def caller_at(self, pubkey: str) -> Caller | None:
-        """The peer with this key, as it would come in now."""
-        peer = self.state.get(peer_key(pubkey))
-        if not isinstance(peer, Peer) or peer.revoked_ms is not None:
-            return None
-        return Caller(peer.agent, peer.role, peer.token)
-
-    def agent_of(self, name: str) -> AgentId | None:
-        """The enrolled agent with this label or key."""
-        peer = self.state.get(peer_key(self.state.peer_named(name) or name))
-        return peer.agent if isinstance(peer, Peer) else None
-
-    def cards(self, pubkey: str | None = None) -> Sequence[Card]:
-        """The card of this agent, or the first ones, as far as memory knows."""
-        if pubkey is None:
-            return self.state.cards(0, CARDS_SHOWN)
-        card = self.state.get(card_key(pubkey))
-        return (card,) if isinstance(card, Card) else ()
-
-    def directory_mark(self) -> object:
-        return self.state.directory_mark
-
     async def order_of(self, task_id: str) -> int:
         """The last event of a task."""
         record = self.state.get(task_id)
@@ -376,25 +353,14 @@ class Embedded(ABC):
         return record.sent_order if isinstance(record, TaskRecord) else 0
 
     async def audit(self, limit: int) -> list[AuditRow]:
-        rows: list[AuditRow] = []
-        scanned, before = 0, None
-        while scanned < limit and len(rows) < limit and (stretch := await self.log_back(before, limit - scanned)):
-            for logged in stretch:
-                rows += reversed(list(rows_of(logged)))
-            scanned += len(stretch)
-            before = stretch[-1].seq
-        return rows[:limit][::-1]
+        return await newest_rows(self.log_back, limit)
 
     @abstractmethod
     async def log_back(self, before: int | None, limit: int) -> list[Logged]:
         """Commits before this event, the newest first; only what is durable."""
 
     def growth(self) -> asyncio.Future[None]:
-        """Done when more of the log is durable, or the store has stopped. All who follow the log share it: it is waited
-        for, and never cancelled."""
-        if self._growth is None:
-            self._growth = asyncio.get_running_loop().create_future()
-        return self._growth
+        return self._growth.future()
 
     def _tell_durable(self) -> None:
         """More of the log is durable. Who waits for the end of a task is woken by that, and not before: it would only
@@ -403,12 +369,7 @@ class Embedded(ABC):
             ended, self._ended = self._ended, []
             for key in ended:
                 self._end_waiters.wake_all(key)
-        self._tell_growth()
-
-    def _tell_growth(self) -> None:
-        if self._growth is not None:
-            self._growth.set_result(None)
-            self._growth = None
+        self._growth.tell()
 
     def watch_pushes(self, tell: Callable[[str], None]) -> None:
         self._on_push = self.state.on_push = tell
@@ -451,7 +412,7 @@ class Embedded(ABC):
             self._wake()
         if state.due_times.moved and state.due_times.next_ms() != self._timer_ms:
             self._set_timer()
-        if (self._ended or self._growth is not None) and self._durable() is None:
+        if (self._ended or self._growth.is_awaited) and self._durable() is None:
             self._tell_durable()
 
     def _watch(self) -> None:

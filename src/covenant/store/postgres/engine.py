@@ -16,9 +16,7 @@ from zlib import crc32
 
 import asyncpg
 
-from covenant.model.agent import AgentId
 from covenant.model.audit import AuditRow, Logged
-from covenant.model.card import Card, card_key
 from covenant.model.command import (
     Call,
     CancelChildren,
@@ -35,16 +33,17 @@ from covenant.model.command import (
 from covenant.model.daemon import DaemonState, DaemonView
 from covenant.model.error import BadSetting, ClockAstray, CovenantError, StoreClosed, StoreUnavailable
 from covenant.model.limits import RETENTION_BYTES, Limits
-from covenant.model.peer import Caller, Grant, Peer, peer_key
+from covenant.model.peer import Caller, Grant
 from covenant.model.query import GetTask, ListInputs, Query
 from covenant.model.record import Key, TaskRecord
 from covenant.model.view import Compaction, Inputs, QueueEntry
-from covenant.rules.audit import rows_of
 from covenant.rules.context import Context, Ids, actor
 from covenant.rules.lease import kind_in
 from covenant.rules.undo import undo
+from covenant.store.audit import newest_rows
 from covenant.store.clock import Clock, SystemClock, Timer
-from covenant.store.embedded import CARDS_SHOWN, SYSTEM, is_under_way
+from covenant.store.embedded import SYSTEM, is_under_way
+from covenant.store.growth import Growth
 from covenant.store.postgres.bell import Bell
 from covenant.store.postgres.connection import LOST, Where, borrowed, told
 from covenant.store.postgres.entry import Entry, observed
@@ -73,6 +72,7 @@ from covenant.store.postgres.schema import checked, migrate
 from covenant.store.postgres.trust import Trust
 from covenant.store.postgres.view import Working
 from covenant.store.process import label_of_process
+from covenant.store.roll import Roll
 from covenant.store.state import Counts, State, Tally
 from covenant.store.waiters import ALL, Waiters
 
@@ -115,7 +115,7 @@ _WATCHED_MAX: Final = 20_000
 log = logging.getLogger("covenant.store")
 
 
-class Postgres:
+class Postgres(Roll):
     """Implements `Store`."""
 
     is_shared = True
@@ -152,7 +152,7 @@ class Postgres:
         self._answer_waiters = Waiters(limits.waiters_max)
         self._change_waiters = Waiters(limits.waiters_max)
         self._waiters = (self._ready_waiters, self._answer_waiters, self._change_waiters)
-        self._growth: asyncio.Future[None] | None = None
+        self._growth = Growth()
         self._timer: Timer | None = None
         self._expiring: asyncio.Task[None] | None = None
         self._timer_ms: int | None = None
@@ -290,7 +290,7 @@ class Postgres:
         self._queue.clear()
         for waiters in self._waiters:
             waiters.wake_everyone()
-        self._tell_growth()
+        self._growth.tell()
         await self._say_goodbye()
         await self._let_go()
 
@@ -650,28 +650,6 @@ class Postgres:
 
     # --- who and where --------------------------------------------------------------------------------------
 
-    def caller_of(self, token: str) -> Caller | None:
-        return self.trust.caller_of(token)
-
-    def caller_at(self, pubkey: str) -> Caller | None:
-        peer = self.trust.get(peer_key(pubkey))
-        if not isinstance(peer, Peer) or peer.revoked_ms is not None:
-            return None
-        return Caller(peer.agent, peer.role, peer.token)
-
-    def agent_of(self, name: str) -> AgentId | None:
-        peer = self.trust.get(peer_key(self.trust.peer_named(name) or name))
-        return peer.agent if isinstance(peer, Peer) else None
-
-    def cards(self, pubkey: str | None = None) -> Sequence[Card]:
-        if pubkey is None:
-            return self.trust.cards(0, CARDS_SHOWN)
-        card = self.trust.get(card_key(pubkey))
-        return (card,) if isinstance(card, Card) else ()
-
-    def directory_mark(self) -> object:
-        return self.trust.directory_mark
-
     async def order_of(self, task_id: str) -> int:
         record = await self._record(task_id)
         return record.order if isinstance(record, TaskRecord) else 0
@@ -683,14 +661,7 @@ class Postgres:
     # --- the log --------------------------------------------------------------------------------------------
 
     async def audit(self, limit: int) -> list[AuditRow]:
-        rows: list[AuditRow] = []
-        scanned, before = 0, None
-        while scanned < limit and len(rows) < limit and (stretch := await self.log_back(before, limit - scanned)):
-            for logged in stretch:
-                rows += reversed(list(rows_of(logged)))
-            scanned += len(stretch)
-            before = stretch[-1].seq
-        return rows[:limit][::-1]
+        return await newest_rows(self.log_back, limit)
 
     async def log_back(self, before: int | None, limit: int) -> list[Logged]:
         return await self._log.back(before, limit)
@@ -708,14 +679,7 @@ class Postgres:
         return await self._log.trail(seq, key, limit)
 
     def growth(self) -> asyncio.Future[None]:
-        if self._growth is None:
-            self._growth = asyncio.get_running_loop().create_future()
-        return self._growth
-
-    def _tell_growth(self) -> None:
-        if self._growth is not None:
-            self._growth.set_result(None)
-            self._growth = None
+        return self._growth.future()
 
     # --- waking ---------------------------------------------------------------------------------------------
 
@@ -732,7 +696,7 @@ class Postgres:
                 changes.wake_all(key)
                 if key in self._pushed:
                     self._tell_push(key)
-        self._tell_growth()
+        self._growth.tell()
 
     def rung(self, readied: Iterable[str], answered: Iterable[str], changed: Iterable[Key], is_trust: bool) -> None:
         """Another daemon has committed, or has just come."""
@@ -774,7 +738,7 @@ class Postgres:
         """Something may have been missed: everybody looks."""
         for waiters in self._waiters:
             waiters.wake_everyone()
-        self._tell_growth()
+        self._growth.tell()
 
     def watch_pushes(self, tell: Callable[[str], None]) -> None:
         self._on_push = tell
@@ -931,7 +895,7 @@ class Postgres:
             self._ready_waiters.wake_some(name)
         for name in told_of.get("a", ()):
             self._answer_waiters.wake_some(name)
-        self._tell_growth()
+        self._growth.tell()
         for waiters in (self._ready_waiters, self._answer_waiters):
             waiters.wake(ALL)
         if told_of.get("d") and self.is_on_time:
