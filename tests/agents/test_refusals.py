@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from covenant import AgentId, Json, Limits, Task
+from covenant import AgentId, Json, Limits, Result, Task, Text
 from covenant.agents import (
     Agent,
     AgentContext,
@@ -363,6 +363,57 @@ async def test_what_was_noted_while_a_commit_was_refused_is_kept(monkeypatch: py
         run = await test.start(both)
         assert await run.result() == "refused"
         assert [content_of(entry) for entry in await test.entries(run)] == ["meanwhile"]
+
+
+async def test_what_is_to_be_kept_while_a_commit_is_refused_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The result is gone that one place waits for; meanwhile another wants a commit, with nothing new in it."""
+    committing, asked, change = asyncio.Event(), asyncio.Event(), Gate._change
+    is_gone = False
+
+    async def waits_for_a_flush(gate: Gate, name: str, act: Callable[[], Any]) -> Any:
+        if name == "CommitRun" and is_gone and not committing.is_set():
+            committing.set()
+            await asked.wait()
+        return await change(gate, name, act)
+
+    monkeypatch.setattr(Gate, "_change", waits_for_a_flush)
+
+    @agent("both")
+    async def both(ctx: AgentContext) -> list[str]:
+        pending = ctx.task("look", 1, recipient=CAROL)
+        await pending
+        await ctx.checkpoint({})
+        await ctx.wait_for_signal("go")
+        await ctx.run("keep", lambda: None)
+        nonlocal is_gone
+        is_gone = True
+
+        async def beside() -> None:
+            await committing.wait()
+            flushing = asyncio.create_task(ctx._driver.flush())
+            await asyncio.sleep(0)
+            asked.set()
+            await flushing
+
+        going = asyncio.create_task(beside())
+        try:
+            await pending
+        except TaskRefused as refused:
+            await going
+            return [refused.code]
+        return ["there"]
+
+    limits = Limits(retention_ms=1000, dedup_ms=1000)
+    async with AgentTest(agents=[both], limits=limits) as test, asyncio.timeout(10):
+        run = await test.start(both)
+        carol = test.box.of(CAROL)
+        (taken,) = await carol.recv_tasks(1)
+        await carol.send_result(Result.ok(taken, [Text("seen")]))
+        await test.until_parked(run)
+        await test.advance(10_000)
+        await test.box.compact()
+        await test.signal(run, "go")
+        assert await run.result() == ["result_gone"]
 
 
 async def test_a_refusal_that_is_not_caught_ends_the_run(house: House) -> None:

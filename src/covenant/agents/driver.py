@@ -367,7 +367,6 @@ class Driver:
             raise
         except CovenantError as refusal:
             self._leave_out(refusal, batch, wait)
-            self._commits_due = bool(flushed)
             raise _Reduced(f"{refusal.code}: {refusal.message}") from refusal
         self._number = standing.number
         self._forget_taken(batch.takes)
