@@ -368,15 +368,50 @@ async def test_a_receiver_that_goes_away_leaves_its_work_to_one_who_can_do_it(
 
 
 @pytest.mark.parametrize("limits", [Limits(scan_max=4)], ids=["four"])
-async def test_what_lies_behind_much_else_is_found_when_that_is_gone(alice: Mailbox, bob: Mailbox) -> None:
-    """Contract 2: a look is bounded, and a wait does not miss what it did not reach."""
-    await alice.send_tasks([plain(bob, task_kind="dig") for _ in range(5)])
-    await alice.send_task(plain(bob, id=uid(1), task_kind="saw"))
-    assert await bob.recv_tasks(1, wait_ms=0, kinds=["saw"]) == []
+async def test_others_do_not_hide_what_stands_behind_them(alice: Mailbox, bob: Mailbox) -> None:
+    """Contract 2: who does some kinds is not held up by those that nobody does."""
+    await alice.send_tasks([plain(bob, task_kind="dig" if number % 2 else None) for number in range(20)])
+    await alice.send_tasks([plain(bob, id=uid(number), task_kind="saw") for number in (1, 2)])
+    assert [taken.task.id for taken in await bob.recv_tasks(1, wait_ms=0, kinds=["saw"])] == [uid(1)]
     sawing = asyncio.create_task(bob.recv_tasks(1, kinds=["saw"]))
-    await turn()
-    assert len(await bob.recv_tasks(5, wait_ms=0)) == 5
-    assert (await soon(sawing))[0].task.id == uid(1)
+    assert (await soon(sawing))[0].task.id == uid(2)
+    assert len(await bob.recv_tasks(30, wait_ms=0, kinds=["dig", ""])) == 20
+
+
+async def test_kinds_are_told_apart_whatever_their_names_are(alice: Mailbox, bob: Mailbox) -> None:
+    """Contract 2: the oldest of all that a receiver can do comes first."""
+    names = ["a", "a/b", "/", 'say "hello"', "it's", "two\nlines", "a", "\\", "*", "ä"]
+    await alice.send_tasks([plain(bob, id=uid(n), task_kind=kind) for n, kind in enumerate(names)])
+    assert [t.task.id for t in await bob.recv_tasks(9, wait_ms=0, kinds=["a", "*", "/"])] == [
+        uid(0),
+        uid(2),
+        uid(6),
+        uid(8),
+    ]
+    for name in ("a/b", 'say "hello"', "it's", "two\nlines", "\\", "ä"):
+        assert [t.task.id for t in await bob.recv_tasks(9, wait_ms=0, kinds=[name])] == [uid(names.index(name))]
+    assert await bob.recv_tasks(9, wait_ms=0) == []
+
+
+async def test_the_operator_receives_some_kinds_for_all(
+    box: OpenMailbox, alice: Mailbox, bob: Mailbox, carol: Mailbox
+) -> None:
+    """Contract 2: of everybody's, and no others."""
+    for number in range(6):
+        await alice.send_task(
+            plain(bob if number % 2 else carol, id=uid(number), task_kind="saw" if number > 2 else "dig")
+        )
+    assert [t.task.id for t in await box.recv_tasks(9, wait_ms=0, kinds=["saw"])] == [uid(n) for n in (3, 4, 5)]
+    assert [t.task.id for t in await bob.recv_tasks(9, wait_ms=0, kinds=["dig", "saw"])] == [uid(1)]
+    assert [t.task.id for t in await box.recv_tasks(9, wait_ms=0, kinds=["dig"])] == [uid(0), uid(2)]
+
+
+async def test_what_was_given_back_is_found_by_its_kind_again(alice: Mailbox, bob: Mailbox) -> None:
+    await alice.send_tasks([plain(bob, id=uid(n), task_kind="saw") for n in (1, 2)])
+    (first,) = await bob.recv_tasks(1, wait_ms=0, kinds=["saw"])
+    await bob.release(first)
+    assert [t.task.id for t in await bob.recv_tasks(2, wait_ms=0, kinds=["saw"])] == [uid(2), uid(1)]
+    assert await bob.recv_tasks(2, wait_ms=0, kinds=["saw"]) == []
 
 
 @pytest.mark.parametrize("kinds", [[], "saw", ["x" * 1000], [7]], ids=["none", "text", "long", "number"])

@@ -81,10 +81,8 @@ class View(Protocol):
         """The task that a lease, present or past, belongs to."""
 
     def ready(self, recipient: str | None, limit: int) -> Sequence[TaskRecord]: ...
-    def ready_of(
-        self, recipient: str | None, kinds: frozenset[str], limit: int, depth: int
-    ) -> tuple[Sequence[TaskRecord], bool]:
-        """Those of these kinds among the first `depth`, and whether nothing stands behind those."""
+    def ready_of(self, recipient: str | None, kinds: frozenset[str], limit: int) -> Sequence[TaskRecord]:
+        """Those of these kinds, however many others stand before them."""
 
     def answers(self, peer: str | None, limit: int) -> Sequence[Key]:
         """Results that wait to be drained by this peer, or by anyone."""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import islice, takewhile
-from typing import Final
+from itertools import takewhile
 
 from covenant.model import event as e
 from covenant.model.command import BeatLease, LeaseTasks, ReleaseLease
@@ -18,8 +16,6 @@ from covenant.rules.envelope import check_count, check_id, check_text, check_tim
 from covenant.rules.page import Room
 from covenant.rules.sight import lent, task_of_lease
 
-_FURTHER: Final = 8  # how many times as far a receiver looks that has found nothing for it
-
 
 def lease(command: LeaseTasks, view: View, ctx: Context) -> Commit:
     """Hand over the oldest ready tasks, as many as an answer carries. Whoever receives for all acts for each task's
@@ -31,7 +27,7 @@ def lease(command: LeaseTasks, view: View, ctx: Context) -> Commit:
     if command.kinds is None:
         records = view.ready(recipient, limit)
     else:
-        records = _of_kinds(_checked_kinds(command.kinds, ctx), recipient, limit, view, ctx)
+        records = view.ready_of(recipient, _checked_kinds(command.kinds, ctx), limit)
     if not records:
         return Commit((), [])
     events: list[e.Event] = []
@@ -62,26 +58,6 @@ def _checked_kinds(kinds: frozenset[str], ctx: Context) -> frozenset[str]:
         if kind != "":
             check_text(kind, "kinds", ctx.limits.task_kind_bytes_max)
     return kinds
-
-
-def _of_kinds(
-    kinds: frozenset[str], recipient: str | None, limit: int, view: View, ctx: Context
-) -> Sequence[TaskRecord]:
-    """The oldest of these kinds. Where the queue begins with others it looks further, but not to the end of a long one:
-    what lies behind those is found when some of them are gone."""
-    size = min(max(limit, 1), ctx.limits.scan_max)
-    while True:
-        fitting, is_all = view.ready_of(recipient, kinds, limit, size)
-        if fitting or is_all or size == ctx.limits.scan_max:
-            return fitting
-        size = min(size * _FURTHER, ctx.limits.scan_max)
-
-
-def of_kinds(
-    listed: Sequence[TaskRecord], kinds: frozenset[str], limit: int, depth: int
-) -> tuple[Sequence[TaskRecord], bool]:
-    """Those of these kinds, and whether there is nothing behind what was listed."""
-    return list(islice((record for record in listed if kind_in(record.task) in kinds), limit)), len(listed) < depth
 
 
 def kind_in(task: Task) -> str:

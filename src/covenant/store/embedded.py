@@ -47,7 +47,6 @@ from covenant.store.state import State, Tally
 from covenant.store.waiters import ALL, Waiters
 
 _STEPS_AT_ONCE = 10
-_LOOK_AGAIN_S: Final = 1.0
 SYSTEM = "system"
 
 
@@ -227,22 +226,14 @@ class Embedded(Roll):
                 if undoing is not None:
                     undoing.extend(undo(commit, command))
                 return taken
-            wait_s = self._look_again_s(name, kinds)
+            wait_s = None
             if wait_ms is not None:
                 now = asyncio.get_running_loop().time()
                 until = now + wait_ms / 1000 if until is None else until
                 if now >= until:
                     return []
-                wait_s = until - now if wait_s is None else min(wait_s, until - now)
+                wait_s = until - now
             woken_by = await waiters.wait(name, wait_s, kinds)
-
-    def _look_again_s(self, name: str, kinds: frozenset[str] | None) -> float | None:
-        """Who waits for some kinds is woken by those. But where the queue is longer than a look, one of them may be
-        there already, and come into sight when others are taken."""
-        if kinds is None:
-            return None
-        is_in_sight = name != ALL and self.state.depth(name) <= self.limits.scan_max
-        return None if is_in_sight else _LOOK_AGAIN_S
 
     async def _hand_over(self, commit: Commit, command: Command | Call) -> Any:
         """The reply, once it is durable. If the caller goes away before, nobody will ever see what it took: that is

@@ -43,7 +43,7 @@ from covenant.model.run import Entry, Mark, Run, Signal, Step
 from covenant.rules.context import Context
 from covenant.rules.evolve import CREATING, EVOLVE
 from covenant.rules.grant import pin_of
-from covenant.rules.lease import of_kinds
+from covenant.rules.lease import kind_in
 from covenant.rules.retention import at_rest, is_forgotten, is_retained, tombstone_of
 from covenant.rules.sight import is_listed
 from covenant.store.ledger import DueTimes, LazyLedger, Ledger, Shelf
@@ -118,6 +118,7 @@ class State:
         self.compaction: Horizon | None = None
         self._ready = Shelf(Ledger)
         self._ready_all: LazyLedger | None = None  # made when somebody first receives for all
+        self._ready_of: dict[str | None, dict[str, LazyLedger]] = {}  # by recipient, or for all, and by kind
         self._waits = Shelf(Ledger)
         self._answers = Shelf(Ledger)
         self._answers_all: LazyLedger | None = None  # made when somebody first drains for all
@@ -274,7 +275,7 @@ class State:
             for party in _parties(new):
                 self._children_of.add(_branch(new.task.parent, party), order, key)
         if new.ready_for is not None:
-            self._add_ready(key, new.ready_for, new.ready_order, new.task.task_kind)
+            self._add_ready(key, new.ready_for, new.ready_order, kind_in(new.task))
         if new.protocol:
             self._dialogs_sent.add(_names(new.sender, new.recipient), order, key)
             if is_listed(new):
@@ -300,13 +301,17 @@ class State:
                 self._parked_count += by
                 self._woken_count += by if record.ready_for is not None else 0
 
-    def _add_ready(self, key: Key, recipient: str, order: int, kind: str | None) -> None:
+    def _add_ready(self, key: Key, recipient: str, order: int, kind: str) -> None:
         self._ready_count += 1
         self._ready.add(recipient, order, key)
         if self._ready_all is not None:
             self._ready_all.add(order, key)
+        if self._ready_of:
+            for queues in (self._ready_of.get(recipient), self._ready_of.get(None)):
+                if queues is not None:
+                    self._queue(queues, key, order, kind)
         if self.watched:
-            self.readied.append((recipient, kind or ""))
+            self.readied.append((recipient, kind))
 
     def _is_status(self, key: Key, order: int) -> bool:
         record = self.records.get(key)
@@ -349,8 +354,10 @@ class State:
                 self._ready.ledgers[old.ready_for].remove(old.ready_order)
                 if self._ready_all is not None:
                     self._ready_all.lose()
+                if self._ready_of:
+                    self._unqueue(old.ready_for, kind_in(old.task))
         elif new.ready_for is not None:
-            self._add_ready(key, new.ready_for, new.ready_order, new.task.task_kind)
+            self._add_ready(key, new.ready_for, new.ready_order, kind_in(new.task))
         if old.waits_on is not None and new.waits_on is None:
             self._following_count -= 1
             self._waits.ledgers[old.waits_on].remove(old.ready_order)
@@ -692,10 +699,32 @@ class State:
         ledger = self._all_ready() if recipient is None else self._ready.get(recipient)
         return [self.records[key] for key in ledger.oldest(limit)]  # type: ignore[misc]
 
-    def ready_of(
-        self, recipient: str | None, kinds: frozenset[str], limit: int, depth: int
-    ) -> tuple[Sequence[TaskRecord], bool]:
-        return of_kinds(self.ready(recipient, depth), kinds, limit, depth)
+    def ready_of(self, recipient: str | None, kinds: frozenset[str], limit: int) -> Sequence[TaskRecord]:
+        queues = self._queues_of(recipient)
+        found = [task for kind in kinds if kind in queues for task in self._tasks(queues[kind].oldest(limit), limit)]
+        return sorted(found, key=_ready_order)[:limit]
+
+    def _queues_of(self, recipient: str | None) -> dict[str, LazyLedger]:
+        """What is ready, by its kind: kept from the first time on that somebody receives some kinds only."""
+        queues = self._ready_of.get(recipient)
+        if queues is None:
+            queues = self._ready_of[recipient] = {}
+            ledger = self._all_ready() if recipient is None else self._ready.get(recipient)
+            for record in self._tasks(ledger.after(0), len(self.records)):
+                self._queue(queues, record.task.id, record.ready_order, kind_in(record.task))
+        return queues
+
+    def _queue(self, queues: dict[str, LazyLedger], key: Key, order: int, kind: str) -> None:
+        if kind not in queues:
+            queues[kind] = LazyLedger(self._is_ready)
+        queues[kind].add(order, key)
+
+    def _unqueue(self, recipient: str, kind: str) -> None:
+        for queues in (self._ready_of.get(recipient), self._ready_of.get(None)):
+            if queues is not None:
+                queues[kind].lose()
+                if not len(queues[kind]):
+                    del queues[kind]
 
     def _all_ready(self) -> LazyLedger:
         if self._ready_all is None:
@@ -860,6 +889,10 @@ def _parties(of: TaskRecord | CacheKey) -> tuple[str, ...]:
 
 def _branch(parent: str, party: str) -> str:
     return f"{parent}/{party}"
+
+
+def _ready_order(record: TaskRecord) -> int:
+    return record.ready_order
 
 
 def _sent_order(record: TaskRecord) -> int:

@@ -67,6 +67,7 @@ from covenant.store.postgres.rows import (
     SWEEPS,
     TRUSTED,
     decoded,
+    recipient_of,
 )
 from covenant.store.postgres.schema import checked, migrate
 from covenant.store.postgres.trust import Trust
@@ -462,7 +463,7 @@ class Postgres(Roll):
             if shelf == READY:
                 record = work.records[key]
                 assert type(record) is TaskRecord
-                readied.append((name, kind_in(record.task)))
+                readied.append((recipient_of(name), kind_in(record.task)))
             elif shelf == ANSWERS:
                 answered.append(name)
             elif shelf == DUE and (self._timer_ms is None or order < self._timer_ms):
@@ -474,7 +475,7 @@ class Postgres(Roll):
             self._count_depth(name, 1)
         for (shelf, name, _), _ in left:
             if shelf == READY:
-                self._count_depth(name, -1)
+                self._count_depth(recipient_of(name), -1)
         for key in work.touched:
             was, now = work.were.get(key), work.records.get(key)
             if type(now) is TaskRecord and _has_moved(was, now):

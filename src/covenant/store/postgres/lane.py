@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import asyncpg
+import msgspec
 
 from covenant.model import command as c
 from covenant.model import event as e
@@ -31,7 +32,7 @@ from covenant.store.postgres.hint import hint
 from covenant.store.postgres.line import marks_of
 from covenant.store.postgres.listing import DEEP, DIALOG_COUNT, LISTINGS
 from covenant.store.postgres.pulse import name_session
-from covenant.store.postgres.rows import DIALOGS, KINDS, READY, TRUST, Place, encoded, marks_of_kinds
+from covenant.store.postgres.rows import DIALOGS, KINDS, READY, TRUST, Place, encoded
 from covenant.store.postgres.view import Depth, First, Listing, ShelfName, Working
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ _TRUST_EVENTS: Final = frozenset(
         e.Compacted,
     )
 )
-_LOAD: Final = "select what, key, kind, ord, body from load($1, $2, $3, $4, $5, $6, $7, $8, $9)"
+_LOAD: Final = "select what, key, kind, ord, body from load($1, $2, $3, $4, $5, $6, $7, $8)"
 # Arrays go out as text, which the server reads faster than the driver writes its own form of them; bodies do not.
 _SAVE: Final = """select save($1, $2, $3, $4, $5,
     $6::text::text[], $7::text::"char"[], $8::text::bigint[], $9,
@@ -78,6 +79,8 @@ _SAVE: Final = """select save($1, $2, $3, $4, $5,
     $20::text::"char"[], $21::text::text[], $22::text::bigint[], $23::text::text[],
     $24::text::bigint[], $25::text::text[], $26::text::text[], $27::text::text[], $28::text::text[],
     $29::text::bigint[], $30, $31::text::bigint[], $32::text::bigint[], $33::text::text[], $34)"""
+
+_names: Final = msgspec.json.Encoder()
 
 log = logging.getLogger("covenant.store")
 
@@ -428,9 +431,8 @@ class Lane:
             else:
                 await self._list(work, want)
         self._asked |= keys
-        asked = [First(shelf, name, limit, kinds, depth) for (shelf, name, kinds, depth), limit in firsts.items()]
+        asked = [First(shelf, name, limit, kinds) for (shelf, name, kinds), limit in firsts.items()]
         found: list[list[str]] = [[] for _ in asked]
-        counts = [0] * len(asked)
         cuts: dict[int, str] = {}
         due: int | None = None
         trust = 0
@@ -441,14 +443,11 @@ class Lane:
             [first.shelf for first in asked],
             [first.name for first in asked],
             [first.limit for first in asked],
-            [None if first.kinds is None else marks_of_kinds(first.kinds) for first in asked],
-            [first.depth for first in asked],
+            [None if first.kinds is None else _names.encode(first.kinds).decode() for first in asked],
             LOAD_BYTES,
         ):
             if what == -1:
                 work.take_in(key, kind, body)
-            elif what > 0 and key is None:
-                counts[what - 1] = order
             elif what > 0:
                 work.take_in(key, kind, body)
                 found[what - 1].append(key)
@@ -466,7 +465,7 @@ class Lane:
             keys = {key for key in keys if key <= cuts[0]}  # in their order, and so looked for
         work.take_absent(keys)
         for at, first in enumerate(asked):
-            work.take_shelf(first, found[at], at + 1 in cuts, counts[at])
+            work.take_shelf(first, found[at], at + 1 in cuts)
         if trust != self._engine.known.learnt:
             await self._engine.known.learn(self._connection)
             work.trust = self._engine.trust

@@ -6,7 +6,7 @@ the places before and after a commit and moves the rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final, TypeAlias
 
 import msgspec
@@ -32,9 +32,10 @@ from covenant.model.record import (
     Tombstone,
 )
 from covenant.model.run import Entry, Mark, Run, Signal, Step
+from covenant.rules.lease import kind_in
 from covenant.rules.sight import is_listed
 
-READY: Final = b"R"  # by recipient
+READY: Final = b"R"  # by recipient and kind
 ANSWERS: Final = b"A"  # by the peer that drains them
 FOLLOWERS: Final = b"W"  # by slot
 SIGNALS: Final = b"I"  # that wait, by run
@@ -95,9 +96,13 @@ def decoded(kind: bytes, body: bytes) -> Any:
     return _DECODERS[kind](body)
 
 
-def marks_of_kinds(kinds: Iterable[str]) -> str:
-    """What stands in the body of every task of one of these kinds, a line for each. Others may have it, too."""
-    return "\n".join(f'"task_kind":{_encoder.encode(kind).decode()}' for kind in kinds)
+def queue_name(recipient: str, kind: str) -> str:
+    """Under which name a task stands on the shelf of what is ready. Keys of agents have no slash in them."""
+    return f"{recipient}/{kind}"
+
+
+def recipient_of(queue: str) -> str:
+    return queue.partition("/")[0]
 
 
 def places_of(key: Key, record: Record | Tombstone | None) -> list[Place]:
@@ -115,7 +120,7 @@ def _places_of_task(record: TaskRecord) -> list[Place]:
         places.append((RECEIVED, record.recipient, sent))
         places.append((SENT, record.sender, sent))
         if ready_for is not None:
-            places.append((READY, ready_for, record.ready_order))
+            places.append((READY, queue_name(ready_for, kind_in(record.task)), record.ready_order))
         lease = record.lease
         if lease is not None:
             places.append((HELD, "", lease.seen_order))

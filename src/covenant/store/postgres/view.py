@@ -32,7 +32,7 @@ from covenant.model.record import (
 from covenant.model.run import Signal
 from covenant.rules.context import Need
 from covenant.rules.evolve import CREATING, EVOLVE
-from covenant.rules.lease import kind_in, of_kinds
+from covenant.rules.lease import kind_in
 from covenant.store.postgres import rows
 from covenant.store.postgres.rows import (
     ANSWERS,
@@ -48,24 +48,23 @@ from covenant.store.postgres.rows import (
 from covenant.store.state import State
 
 ANYBODY: Final = "*"
-ShelfName: TypeAlias = tuple[bytes, str, frozenset[str] | None, int]
+ShelfName: TypeAlias = tuple[bytes, str, frozenset[str] | None]
 _NEVER: Final = 2**62
 R = TypeVar("R")
 _TRUST_PREFIXES: Final = (PEER_PREFIX, CARD_PREFIX)
 
 
 class First(Struct, frozen=True):
-    """The first ones on a shelf, locked; of some kinds only, if they are among the first so many."""
+    """The first ones on a shelf, locked; of some kinds only, if they are named."""
 
     shelf: bytes
     name: str
     limit: int
     kinds: frozenset[str] | None = None
-    depth: int = 0
 
     @property
     def place(self) -> ShelfName:
-        return self.shelf, self.name, self.kinds, self.depth
+        return self.shelf, self.name, self.kinds
 
 
 class Depth(Struct, frozen=True):
@@ -100,9 +99,7 @@ class Working:
         self._shelves: dict[tuple[bytes, str], dict[Key, int]] = {}
         self._loaded: set[bytes] = set()  # which of the shelves there are any of
         self._leases: dict[str, Key | None] = {}  # whose they are
-        self._fitting: dict[
-            ShelfName, tuple[list[Key], int | None, bool]
-        ] = {}  # of some kinds; how far; whether to its end
+        self._fitting: dict[ShelfName, tuple[list[Key], int | None]] = {}  # of some kinds, and how far
         self._reach: dict[tuple[bytes, str], int | None] = {}  # how far a shelf was loaded; None: to its end
 
     # --- loading ------------------------------------------------------------------------------------------
@@ -117,9 +114,9 @@ class Working:
         records = self.records
         self.absent.update([key for key in keys if key not in records])
 
-    def take_shelf(self, first: First, keys: Sequence[Key], is_cut: bool = False, count: int = 0) -> None:
+    def take_shelf(self, first: First, keys: Sequence[Key], is_cut: bool = False) -> None:
         """What stands first on a shelf, and was taken in already; what this transaction has put there comes after.
-        `is_cut`: there was no room for more; `count`: so many stand there, as far as kinds were looked at."""
+        `is_cut`: there was no room for more."""
         name = (first.shelf, first.name)
         self.is_full = self.is_full or is_cut
         if first.shelf == LEASE:
@@ -133,7 +130,7 @@ class Working:
                 last = max(last, was[1])
         reach = last if is_cut or len(keys) >= first.limit else None
         if first.kinds is not None:
-            self._fitting[first.place] = ([*keys], reach, count < first.depth)
+            self._fitting[first.place] = ([*keys], reach)
             return
         for key in (*keys, *self.touched):
             now = standing(first.shelf, key, self.records.get(key))
@@ -267,23 +264,23 @@ class Working:
             raise Need(First(shelf, name, limit + len(self.touched) + limit))
         return [key for _, key in found[:limit]]
 
-    def _first_of(self, first: First) -> tuple[list[Key], bool]:
-        """The same among those of some kinds, and whether the shelf was looked through to its end."""
+    def _first_of(self, first: First) -> list[Key]:
+        """The same among those of some kinds."""
         if first.place not in self._fitting:
             raise Need(first)
-        keys, reach, is_all = self._fitting[first.place]
+        keys, reach = self._fitting[first.place]
         found = []
         for key in dict.fromkeys((*keys, *self.touched)):
             record = self.records.get(key)
             now = standing(first.shelf, key, record)
-            if now is None or now[0] != first.name or (reach is not None and now[1] > reach):
+            if now is None or first.name not in (now[0], ANYBODY) or (reach is not None and now[1] > reach):
                 continue
             assert type(record) is TaskRecord and first.kinds is not None
             if kind_in(record.task) in first.kinds:
                 found.append((now[1], key))
-        if len(found) < first.limit and reach is not None and not (found and self.is_full) and len(keys) < first.depth:
+        if len(found) < first.limit and reach is not None and not (found and self.is_full):
             raise Need(replace(first, limit=first.limit + len(keys) + len(self.touched)))
-        return [key for _, key in sorted(found)[: first.limit]], is_all
+        return [key for _, key in sorted(found)[: first.limit]]
 
     def _records(self, kind: type[R], keys: Iterable[Key]) -> list[R]:
         """Those that are still what they were listed as; one that is not here yet is needed."""
@@ -301,13 +298,9 @@ class Working:
     def ready(self, recipient: str | None, limit: int) -> Sequence[TaskRecord]:
         return self._records(TaskRecord, self._first(READY, recipient, limit))
 
-    def ready_of(
-        self, recipient: str | None, kinds: frozenset[str], limit: int, depth: int
-    ) -> tuple[Sequence[TaskRecord], bool]:
-        if recipient is None or "" in kinds:  # no mark in a body tells that it has no kind
-            return of_kinds(self.ready(recipient, depth), kinds, limit, depth)
-        keys, is_all = self._first_of(First(READY, recipient, limit, kinds, depth))
-        return self._records(TaskRecord, keys), is_all
+    def ready_of(self, recipient: str | None, kinds: frozenset[str], limit: int) -> Sequence[TaskRecord]:
+        first = First(READY, ANYBODY if recipient is None else recipient, limit, kinds)
+        return self._records(TaskRecord, self._first_of(first))
 
     def answers(self, peer: str | None, limit: int) -> Sequence[Key]:
         return self._first(ANSWERS, peer, limit)

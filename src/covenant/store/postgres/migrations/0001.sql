@@ -107,8 +107,7 @@ create function load(
     space integer,
     keys text[],
     shelves "char"[], names text[], limits integer[],
-    marks text[],                                 -- only records with one of these lines in their body, or null: all
-    depths integer[],                             -- how far into the listing such records are looked for
+    kinds text[],                                 -- of what is ready: those of these kinds, as JSON; or null: all
     room bigint                                   -- bytes of bodies
 ) returns table (what integer, key text, kind "char", ord bigint, body bytea)
 language plpgsql as $$
@@ -117,6 +116,10 @@ declare
     i integer;
     standing refcursor;
     is_bounded boolean;
+    wanted text[];
+    queues text[];
+    low text collate "C";
+    high text collate "C";
 begin
     if mode = 1 then
         perform pg_advisory_xact_lock_shared(space, 1);
@@ -139,34 +142,41 @@ begin
                 open standing for select -1, r.key, r.kind, r.ord, r.body from record r
                     where r.key = any(keys) order by r.key for update;
             end if;
-        elsif names[i] = '*' then
-            open standing for
-                with recursive each_name as (
-                    (select p.name from place p where p.shelf = shelves[i] order by p.name limit 1)
-                    union all
-                    select (select p.name from place p where p.shelf = shelves[i] and p.name > e.name order by p.name limit 1)
-                    from each_name e where e.name is not null
-                ), oldest as (
-                    select p.* from each_name e cross join lateral (
-                        select q.ord, q.key from place q
-                        where q.shelf = shelves[i] and q.name = e.name order by q.ord limit limits[i]
-                    ) p where e.name is not null order by p.ord limit limits[i]
-                )
-                select i, r.key, r.kind, r.ord, r.body from oldest o join record r on r.key = o.key
-                order by o.ord for update of r skip locked;
-        elsif marks[i] is not null then  -- what does not have them is passed by without a lock
-            return query select i, null::text, null::"char", count(*), null::bytea from (
-                select from place p where p.shelf = shelves[i] and p.name = names[i] limit depths[i]
-            ) p;
-            open standing for select i, r.key, r.kind, r.ord, r.body from (
-                    select p.ord, p.key from place p where p.shelf = shelves[i] and p.name = names[i]
-                    order by p.ord limit depths[i]
-                ) p join record r on r.key = p.key
-                where exists (
-                    select from string_to_table(marks[i], E'\n') m where position(convert_to(m, 'UTF8') in r.body) > 0
-                )
-                order by p.ord limit limits[i] for update of r skip locked;
-        elsif shelves[i] in ('R', 'A') then
+        elsif names[i] = '*' or shelves[i] = 'R' then
+            wanted := array(select json_array_elements_text(kinds[i]::json));
+            if kinds[i] is not null and names[i] <> '*' then
+                queues := array(select names[i] || '/' || kind from unnest(wanted) kind);
+            else  -- those that there are: 0 comes next after the slash
+                low := case when names[i] = '*' then '' else names[i] || '/' end;
+                high := case when names[i] = '*' then U&'\+10FFFF' else names[i] || '0' end;
+                queues := array(
+                    with recursive each_name as (
+                        (select p.name from place p where p.shelf = shelves[i]
+                            and p.name >= low and p.name < high order by p.name limit 1)
+                        union all
+                        select (select p.name from place p where p.shelf = shelves[i]
+                            and p.name > e.name and p.name < high order by p.name limit 1)
+                        from each_name e where e.name is not null
+                    )
+                    select e.name from each_name e where e.name is not null
+                        and (kinds[i] is null or substr(e.name, strpos(e.name, '/') + 1) = any(wanted))
+                );
+            end if;
+            if cardinality(queues) = 1 then
+                open standing for select i, r.key, r.kind, r.ord, r.body
+                    from place p join record r on r.key = p.key
+                    where p.shelf = shelves[i] and p.name = queues[1]
+                    order by p.ord limit limits[i] for update of r skip locked;
+            else  -- the oldest of each, and some more: others may have locked them
+                open standing for select i, r.key, r.kind, r.ord, r.body from (
+                        select p.ord, p.key from unnest(queues) queue cross join lateral (
+                            select q.ord, q.key from place q where q.shelf = shelves[i] and q.name = queue
+                            order by q.ord limit limits[i] + 256
+                        ) p order by p.ord
+                    ) o join record r on r.key = o.key
+                    order by o.ord limit limits[i] for update of r skip locked;
+            end if;
+        elsif shelves[i] = 'A' then
             open standing for select i, r.key, r.kind, r.ord, r.body
                 from place p join record r on r.key = p.key
                 where p.shelf = shelves[i] and p.name = names[i]
