@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -39,8 +39,17 @@ _BACKLOG: Final = 4096
 class ExchangeWithoutDoor(Exchange):
     """For the benchmark alone: commands go to the store as if nobody had to be let in, and nothing is audited."""
 
-    def _call(self, caller: Caller, command: c.Command) -> Any:
-        return command
+    def run(self, caller: Caller, command: c.Command) -> Coroutine[Any, Any, Any]:
+        return self.store.run(command)
+
+    async def run_all(self, caller: Caller, commands: Sequence[c.Command]) -> list[Any]:
+        return await self.store.run_all(commands)
+
+    async def _take(
+        self, caller: Caller, command: c.LeaseTasks | c.DrainResults, wait_ms: int, undoing: list[c.Command]
+    ) -> list[Any]:
+        assert not self.is_draining and wait_ms == 0  # which is all that the load asks for
+        return await self.store.take(command, 0, undoing)
 
 
 async def daemon(
