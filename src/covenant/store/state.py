@@ -825,7 +825,7 @@ class State:
         return self._kept(Signal, islice(self._taken.get(task_id).after(0), limit))
 
     def pushes(self, task_id: str) -> Sequence[Push]:
-        return self._kept(Push, self._pushes.get(task_id, ()))
+        return sorted(self._kept(Push, self._pushes.get(task_id, ())), key=_since)
 
     def pushed_tasks(self) -> list[str]:
         """Those with webhooks."""
@@ -870,3 +870,7 @@ def _names(sender: str, recipient: str) -> str:
 
 def _late_task(key: Key) -> str:
     return key[len(LATE_PREFIX) :].partition(":")[0]
+def _since(push: Push) -> int:
+    return push.since
+
+
