@@ -91,6 +91,7 @@ from covenant.rules.lease import held
 from covenant.rules.page import Room
 from covenant.rules.repair import declared_safety
 from covenant.rules.result import post
+from covenant.rules.retention import is_free
 from covenant.rules.send import send
 from covenant.rules.sight import lent, task_of_lease, visible_task
 
@@ -240,7 +241,7 @@ class _Committing:
         if twin is not None:
             if digest_of(twin) != digest_of(sealed):
                 raise TaskConflict(f"the id {sealed.id} is taken by other content", task_id=sealed.id)
-        elif known is None:
+        elif is_free(known, self.ctx):
             self.sent[sealed.id] = sealed
             self.events.append(e.Sent(sealed.id, sealed, run=self.task_id, run_step=self.made.number))
         elif not isinstance(known, TaskRecord):
@@ -248,9 +249,13 @@ class _Committing:
         elif known.run != self.task_id or digest_of(known.task) != digest_of(sealed):
             raise TaskConflict(f"the id {sealed.id} is taken by other content", task_id=sealed.id)
 
+    def _child(self, task_id: str) -> object:
+        """What was there before this commit; one that it sends has had no life before."""
+        return None if task_id in self.sent else self.view.get(task_id)
+
     def _take_up(self, task_id: str) -> None:
         """The run's holder does the task itself, if nobody else has it: it is the recipient, too."""
-        child = self.view.get(check_id(task_id, "begins"))
+        child = self._child(check_id(task_id, "begins"))
         task = self.sent.get(task_id) or (child.task if isinstance(child, TaskRecord) else None)
         if task is None or task.recipient.pubkey != self.agent.pubkey:
             raise NotPermitted("a run takes up its own tasks to itself", task_id=task_id)
@@ -264,7 +269,7 @@ class _Committing:
         self.events.append(e.Leased(task_id, lease_id, self.incarnation))
 
     def _cancel(self, task_id: str) -> None:
-        child = self.view.get(check_id(task_id, "cancels"))
+        child = self._child(check_id(task_id, "cancels"))
         if not isinstance(child, TaskRecord) or child.run != self.task_id:
             raise NotPermitted("a run cancels its own tasks only", task_id=task_id)
         if child.outcome is None and task_id not in self.outcomes:
@@ -476,7 +481,7 @@ def signal(command: SignalRun, view: View, ctx: Context) -> Commit:
     name = check_name(command.name, "name", ctx)
     value = check_value(command.value, "value", ctx)
     known = view.get(task_id)
-    if known is None and command.start is not None:
+    if command.start is not None and is_free(known, ctx):
         return _start(command, task_id, name, value, view, ctx)
     record = visible_task(task_id, command.by, view, ctx)
     if record.outcome is not None:
