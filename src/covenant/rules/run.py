@@ -20,6 +20,8 @@ from covenant.model import event as e
 from covenant.model.agent import AgentId
 from covenant.model.audit import AuditRow
 from covenant.model.command import (
+    CancelChildren,
+    Command,
     CommitRun,
     JudgeEffect,
     PostResult,
@@ -133,6 +135,7 @@ class _Committing:
         self.incarnation = command.incarnation
         self.agent = record.task.recipient
         self.events: list[e.Event] = []
+        self.then: list[Command] = []
         self.outcomes: dict[str, Result] = {}  # of tasks that end in this commit
         self.sent: dict[str, Task] = {}
         self.leases: dict[str, str] = {}
@@ -162,8 +165,9 @@ class _Committing:
         for signal_id in made.takes:
             self._take(signal_id)
         standing = self._finish()
-        then = (SweepRun(None, self.task_id),) if made.checkpoint is not UNSET else ()
-        return Commit(tuple(self.events), standing, then=then)
+        if made.checkpoint is not UNSET:
+            self.then.append(SweepRun(None, self.task_id))
+        return Commit(tuple(self.events), standing, then=tuple(self.then))
 
     def _show_life(self) -> None:
         """A commit is a sign of life; where steps come fast, one of several is enough."""
@@ -275,6 +279,8 @@ class _Committing:
         if child.outcome is None and task_id not in self.outcomes:
             ended = end(child, Outcome.CANCELED, "canceled: by its run", self.view, child.is_run)
             self.events += ended
+            if child.is_run:
+                self.then.append(CancelChildren(None, task_id))
             self.outcomes[task_id] = Result(task_id, "error", (), "canceled: by its run")
 
     def _take(self, signal_id: str) -> None:
