@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 
 from covenant import Delivery, Limits, Mailbox, OpenMailbox, QueuePage, Result, TaskState, Text
+from covenant.model import command as c
+from covenant.model import query as q
 from covenant.model.limits import RETENTION_MS
+from covenant.model.push import PushConfig
 from covenant.store.clock import ManualClock
 
 from .support import (
@@ -406,6 +409,19 @@ async def test_one_that_is_larger_than_an_answer_goes_alone(box: OpenMailbox, al
     assert [task.id for task in await box.recent_tasks()] == [uid(2)]
     assert [entry.task.id for entry in await all_entries(box, 10)] == [uid(1), uid(2)]
     assert [delivery.task.id for delivery in await bob.recv_tasks(10, wait_ms=0)] == [uid(1)]
+
+
+@pytest.mark.usefixtures("in_process")
+async def test_webhooks_are_listed_in_the_order_in_which_they_were_set(
+    box: OpenMailbox, alice: Mailbox, bob: Mailbox
+) -> None:
+    """One that is set again comes last."""
+    await box._engine.run(c.SendTask(alice.agent, plain(bob, id=uid(1)), protocol=True))
+    for name, path in (("b", "1"), ("a", "1"), ("b", "2")):
+        config = PushConfig(id=name, url=f"https://example.org/{path}")
+        await box._engine.run(c.SetPush(alice.agent, uid(1), config))
+    pushed = await box._engine.ask(q.GetPushed(None, uid(1)))
+    assert [one.config.id for one in pushed.pushes] == ["a", "b"]
 
 
 async def each(worker: Mailbox) -> AsyncIterator[Delivery]:

@@ -260,3 +260,18 @@ async def test_a_task_that_ends_in_the_commit_is_there(alice: Mailbox, bob: Mail
     standing = await bob.commit_run(delivery, step(2, answers=[result], wait=Wait(tasks=parts(10))))
     assert [one.status for one in standing.outcomes] == [status]
     assert not standing.parked
+
+
+async def test_a_run_that_its_run_cancels_takes_its_own_tasks_along(
+    alice: Mailbox, bob: Mailbox, carol: Mailbox
+) -> None:
+    """Contract 7: at once, and not with the next start."""
+    delivery, _ = await begin(alice, bob, step(1, tasks=[part(10, carol)]))
+    below = await take(carol)
+    await carol.commit_run(below, step(1, tasks=[part(20, carol)]))
+    await bob.commit_run(delivery, step(2, cancels=[uid(10)]))
+
+    async def is_canceled() -> bool:
+        return (await carol.get_task(uid(20))).outcome is Outcome.CANCELED
+
+    await is_so(is_canceled)

@@ -45,6 +45,7 @@ LIMITS: Final = Limits(
     entries_max=30,
     log_tail_max=1_000_000,
 )
+SHORT: Final = structs.replace(LIMITS, dedup_ms=60_000)  # ids are used anew all the time
 _NUMBERS: Final = frozenset(("order", "seq", "since", "cursor"))  # of events, or made of them
 # A record that begins is not asked who had its key before, a head is signed, and a card keeps its place.
 _TIMELESS: Final = CREATING | {HeadSigned, CardWithdrawn}
@@ -72,9 +73,10 @@ class Numbered:
 class Side:
     """One engine, with a clock of its own that goes like everybody else's."""
 
-    def __init__(self, url: str, clock: ManualClock) -> None:
+    def __init__(self, url: str, clock: ManualClock, limits: Limits) -> None:
         self.url = url
         self.clock = clock
+        self.limits = limits
         self.box: OpenMailbox
         self.count = 0
         self.numbers: dict[int, int] = {}  # of the commands under way, by their identity
@@ -90,7 +92,7 @@ class Side:
         return self.box._engine
 
     async def open(self) -> None:
-        self.box = await Mailbox.open(self.url, limits=LIMITS, clock=self.clock)
+        self.box = await Mailbox.open(self.url, limits=self.limits, clock=self.clock)
         if isinstance(self.engine, Postgres):
             make = self.engine.entry
 
@@ -239,15 +241,16 @@ def questions(state: Any) -> Iterator[q.Query]:
 
 
 class Sides:
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, limits: Limits) -> None:
         self.clocks = [ManualClock() for _ in range(3)]
         self.folder = folder
+        self.limits = limits
 
     async def __aenter__(self) -> Sides:
         folder = str(self.folder)
         urls = ("memory:", f"file:{folder}", await store_for(folder))
         self.memory, self.journal, self.postgres = (
-            Side(url, clock) for url, clock in zip(urls, self.clocks, strict=True)
+            Side(url, clock, self.limits) for url, clock in zip(urls, self.clocks, strict=True)
         )
         self.all = (self.memory, self.journal, self.postgres)
         for side in self.all:
@@ -283,9 +286,9 @@ class Sides:
                 assert other == one, f"{side.name}: {key}\n{other}\n{one}"
 
 
-async def play(folder: Path, seed: int, length: int) -> None:
+async def play(folder: Path, seed: int, length: int, limits: Limits = LIMITS) -> None:
     said: list[Line] = []
-    async with Sides(folder) as sides:
+    async with Sides(folder, limits) as sides:
         author = Author(seed, sides.memory.engine.state, sides.clocks[0].now_ms)
         count = 0
         while count < length:
@@ -308,6 +311,11 @@ def untidy(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("seed", range(2))
 async def test_every_engine_answers_every_command_alike(tmp_path: Path, seed: int) -> None:
     await play(tmp_path / "data", seed, 1_000)
+
+
+@pytest.mark.parametrize(("seed", "length"), [(5, 700), (7, 450)])
+async def test_every_engine_answers_alike_when_ids_are_used_anew(tmp_path: Path, seed: int, length: int) -> None:
+    await play(tmp_path / "data", seed, length, SHORT)
 
 
 @pytest.mark.soak

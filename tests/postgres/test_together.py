@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 
-from covenant import AgentId, CovenantError, Mailbox, Task, TaskState
+from covenant import AgentId, CovenantError, Limits, Mailbox, Result, Task, TaskState
 from covenant.exchange.bounds import Refusals
 from covenant.model import command as c
 from covenant.model.peer import Caller, Role
+from covenant.store.clock import ManualClock
 from covenant.store.postgres.engine import Postgres
-from tests.conformance.support import plain, take, uid
+from tests.conformance.runs import entry, step
+from tests.conformance.support import DONE, drain, plain, take, uid
 from tests.postgres import store_url
 
 ALICE = AgentId.named("alice@lab")
@@ -125,3 +127,33 @@ async def test_one_step_that_is_refused_does_not_keep_the_others_from_being_done
         monkeypatch.setattr(engine.trust, "left_grants", lambda: ["one", "two", "three"])
         await engine._look()
         assert asked == ["one", "two", "three"]
+
+
+async def test_an_id_that_is_used_anew_has_no_former_life_at_any_engine() -> None:
+    """One sends it anew while the other tidies up: nothing of the new life goes with the old one."""
+    url = store_url()
+    limits, clock = Limits(retention_ms=1000, dedup_ms=2000), ManualClock()
+    async with (
+        Mailbox.open(url, limits=limits, clock=clock) as here,
+        Mailbox.open(url, limits=limits, clock=clock) as there,
+    ):
+        for word in ("one", "two", "three"):
+            alice, bob = here.of(ALICE), there.of("bob@lab")
+            sent, _ = await asyncio.gather(alice.send_task(plain(bob, word, id=uid(1))), there.compact())
+            assert (sent.generation, sent.duplicate) == (1, False)
+            held = await take(bob)
+            assert await _heard(bob, held.lease_id) == []
+            await alice.add_message(uid(1), word)
+            await alice.signal_run(uid(1), "go", word, key="key")
+            await here.compact()
+            assert await _heard(bob, held.lease_id) == [word]
+            await bob.commit_run(held, step(1, entries=[entry(1, word, key="once")], leaf=1))
+            assert (await here.get_run(uid(1))).signals == ["go", "message"]
+            await bob.commit_run(held, step(2, result=Result(uid(1), "ok", DONE)))
+            await drain(alice)
+            clock.advance(limits.dedup_ms + 1)
+            here, there = there, here
+
+
+async def _heard(worker: Mailbox, lease_id: str) -> list[str | None]:
+    return [entry.message.parts[0].text for entry in (await worker.inputs(lease_id)).inputs]

@@ -18,8 +18,20 @@ from covenant.model.agent import AgentId
 from covenant.model.card import Card
 from covenant.model.message import Artifact, Message
 from covenant.model.peer import Grant, Peer
-from covenant.model.push import Push
-from covenant.model.run import Entry, Mark, Run, Signal, Step
+from covenant.model.push import PUSH_PREFIX, Push
+from covenant.model.run import (
+    ENTRY_PREFIX,
+    MARK_PREFIX,
+    RUN_PREFIX,
+    SIGNAL_PREFIX,
+    STEP_PREFIX,
+    Entry,
+    Mark,
+    Run,
+    Signal,
+    Step,
+    run_key,
+)
 from covenant.model.task import Result, Task
 
 Key: TypeAlias = str
@@ -32,6 +44,18 @@ LATE_PREFIX: Final = "late:"
 SEND_KEY_PREFIX: Final = "key:"
 HORIZON_KEY: Final = "horizon"
 HEAD_KEY: Final = "head"
+_NAMING_PREFIXES: Final = (  # a task's id follows, and something of the piece's own
+    PART_PREFIX,
+    SAID_PREFIX,
+    CHUNK_PREFIX,
+    LATE_PREFIX,
+    PUSH_PREFIX,
+    STEP_PREFIX,
+    ENTRY_PREFIX,
+    MARK_PREFIX,
+    SIGNAL_PREFIX,
+)
+PIECE_PREFIXES: Final = (*_NAMING_PREFIXES, RUN_PREFIX, SEND_KEY_PREFIX)
 
 
 class TaskState(StrEnum):
@@ -253,6 +277,14 @@ Record: TypeAlias = (
     | Signal
     | SendKey
 )
+
+OF_A_TASK: Final = frozenset((Part, Said, Chunk, Late, Push, Run, Step, Entry, Mark, Signal, SendKey))  # go with it
+
+
+def piece_ranges(task_id: str) -> list[tuple[Key, Key]]:
+    """Where the keys of what belongs to a task lie, from the first up to the second. Send keys do not tell."""
+    named = [f"{prefix}{task_id}" for prefix in _NAMING_PREFIXES]
+    return [(run_key(task_id), f"{run_key(task_id)}:"), *((f"{name}:", f"{name};") for name in named)]
 
 
 def owner_of(key: Key, of: object) -> Key:

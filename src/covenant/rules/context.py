@@ -124,7 +124,9 @@ class View(Protocol):
     def heard(self, task_id: str, limit: int) -> Sequence[Signal]:
         """Those of a run of which only the key is left, the first that was heard first."""
 
-    def pushes(self, task_id: str) -> Sequence[Push]: ...
+    def pushes(self, task_id: str) -> Sequence[Push]:
+        """By the event that set them."""
+
     def cards(self, after: int, limit: int) -> Sequence[Card]:
         """By the event that published them."""
 

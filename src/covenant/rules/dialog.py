@@ -86,7 +86,7 @@ def add_message(command: AddMessage, view: View, ctx: Context) -> Commit:
         signaled, is_awaited = message_signal(message, record.said + 1, record, view, ctx)
         asks = None if is_awaited else record.asks
     messaged = e.Messaged(task_id, record.state is TaskState.QUEUED, asks)
-    hook = brought(command.push, task_id, generation, view, ctx)
+    hook = () if command.push is None else brought(command.push, task_id, generation, view.pushes(task_id), ctx)
     taken = () if place is None else (e.KeyTaken(place, task_id, digest),)
     return Commit((messaged, said, *signaled, *taken, *hook), Moved(task_id, generation))
 

@@ -34,6 +34,7 @@ from covenant.rules.context import Commit, Context, View, Way
 from covenant.rules.envelope import check_id
 from covenant.rules.grant import find, is_lasting, recall, remember, spellings, uses_of
 from covenant.rules.peer import check_caller
+from covenant.rules.retention import is_free
 from covenant.rules.sight import task_of_lease, visible_task
 
 Decide: TypeAlias = Callable[[c.Command, View, Context], Commit]
@@ -80,7 +81,7 @@ def _let_in(
     if grant is None:
         return _repeated(command, view, ctx, decide) or _missing(caller, demand, held, checks)
     checks.append(_check_row(demand, grant))
-    if type(command) is c.SignalRun and command.start is not None and _is_start(command, view):
+    if type(command) is c.SignalRun and command.start is not None and _is_start(command, view, ctx):
         _check_recipient(c.SendTask(command.by, command.start), caller, view, ctx, checks)
     return _decided(command, demand, grant, view, ctx, decide)
 
@@ -367,7 +368,7 @@ def _signal(command: c.SignalRun, caller: Caller, view: View, ctx: Context) -> D
     """Who may send to an agent may signal the runs that it has begun there; an agent signals its own."""
     task_id = check_id(command.task_id, "task_id")
     start = command.start
-    if start is not None and _is_start(command, view):
+    if start is not None and _is_start(command, view, ctx):
         check_agent(start.recipient, "recipient")
         _check_sender(start.sender, caller.agent)
         return _as_addressed(known_agent(start.recipient, view))
@@ -377,9 +378,9 @@ def _signal(command: c.SignalRun, caller: Caller, view: View, ctx: Context) -> D
     return Demand(f"a2a.send.{recipient.display}", f"a2a-send:{recipient.display}", recipient, task_id)
 
 
-def _is_start(command: c.SignalRun, view: View) -> bool:
+def _is_start(command: c.SignalRun, view: View, ctx: Context) -> bool:
     """There is no such run yet: the signal is a send."""
-    return command.start is not None and view.get(check_id(command.task_id, "task_id")) is None
+    return command.start is not None and is_free(view.get(check_id(command.task_id, "task_id")), ctx)
 
 
 def _judge(command: c.JudgeEffect | c.ResumeRun, caller: Caller, view: View, ctx: Context) -> Demand | None:

@@ -7,6 +7,7 @@ a restart goes on where the last one stopped.
 from __future__ import annotations
 
 import uuid
+from collections.abc import Sequence
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -39,22 +40,21 @@ def set_push(command: SetPush, view: View, ctx: Context) -> Commit:
     """Under an id that is there already, it takes that one's place; the very same again changes nothing."""
     record = _own(command.task_id, command.by, view, ctx)
     config = command.config
-    return Commit(_set(config, record.task.id, 0 if command.from_start else record.generation, view, ctx), config)
+    after = 0 if command.from_start else record.generation
+    return Commit(_set(config, record.task.id, after, view.pushes(record.task.id), ctx), config)
 
 
-def brought(config: PushConfig | None, task_id: str, after: int, view: View, ctx: Context) -> tuple[e.PushSet, ...]:
+def brought(config: PushConfig, task_id: str, after: int, known: Sequence[Push], ctx: Context) -> tuple[e.PushSet, ...]:
     """The webhook that a message brings along, in the commit of that message. Without an id of its own it is known by
     where it leads: the one that comes with every message of a task is one."""
-    if config is None:
-        return ()
     if not config.id:
         config = structs.replace(config, id=str(uuid.uuid5(uuid.NAMESPACE_URL, f"{task_id}\n{config.url}")))
-    return _set(config, task_id, after, view, ctx)
+    return _set(config, task_id, after, known, ctx)
 
 
-def _set(config: PushConfig, task_id: str, after: int, view: View, ctx: Context) -> tuple[e.PushSet, ...]:
+def _set(config: PushConfig, task_id: str, after: int, known: Sequence[Push], ctx: Context) -> tuple[e.PushSet, ...]:
+    """Beside those that the task has."""
     _check_config(config, ctx)
-    known = view.pushes(task_id)
     if any(push.config == config for push in known):
         return ()
     if len(known) >= PUSHES_MAX and not any(push.config.id == config.id for push in known):

@@ -61,6 +61,12 @@ def is_forgotten(known: Record | Tombstone, ctx: Context) -> bool:
     return resolved_ms < ctx.now - ctx.limits.dedup_ms
 
 
+def is_free(known: Record | Tombstone | None, ctx: Context) -> bool:
+    """Whether a task may be sent under an id: nobody has it, or it is forgotten. Sending ends what was there, with all
+    that belonged to it, whether or not an engine has buried it: that takes time, and nobody is to see when."""
+    return known is None or is_forgotten(known, ctx)
+
+
 def tombstone_of(record: TaskRecord) -> Tombstone:
     return Tombstone(digest_of(record.task), record.sender, record.recipient, record.resolved_ms, record.sent_order)
 

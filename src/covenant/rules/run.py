@@ -20,6 +20,8 @@ from covenant.model import event as e
 from covenant.model.agent import AgentId
 from covenant.model.audit import AuditRow
 from covenant.model.command import (
+    CancelChildren,
+    Command,
     CommitRun,
     JudgeEffect,
     PostResult,
@@ -92,6 +94,7 @@ from covenant.rules.lease import held
 from covenant.rules.page import Room
 from covenant.rules.repair import declared_safety
 from covenant.rules.result import post
+from covenant.rules.retention import is_free
 from covenant.rules.send import send
 from covenant.rules.sight import lent, task_of_lease, visible_task
 
@@ -133,6 +136,7 @@ class _Committing:
         self.incarnation = command.incarnation
         self.agent = record.task.recipient
         self.events: list[e.Event] = []
+        self.then: list[Command] = []
         self.outcomes: dict[str, Result] = {}  # of tasks that end in this commit
         self.sent: dict[str, Task] = {}
         self.leases: dict[str, str] = {}
@@ -162,8 +166,9 @@ class _Committing:
         for signal_id in made.takes:
             self._take(signal_id)
         standing = self._finish()
-        then = (SweepRun(None, self.task_id),) if made.checkpoint is not UNSET else ()
-        return Commit(tuple(self.events), standing, then=then)
+        if made.checkpoint is not UNSET:
+            self.then.append(SweepRun(None, self.task_id))
+        return Commit(tuple(self.events), standing, then=tuple(self.then))
 
     def _show_life(self) -> None:
         """A commit is a sign of life; where steps come fast, one of several is enough."""
@@ -241,7 +246,7 @@ class _Committing:
         if twin is not None:
             if digest_of(twin) != digest_of(sealed):
                 raise TaskConflict(f"the id {sealed.id} is taken by other content", task_id=sealed.id)
-        elif known is None:
+        elif is_free(known, self.ctx):
             self.sent[sealed.id] = sealed
             self.events.append(e.Sent(sealed.id, sealed, run=self.task_id, run_step=self.made.number))
         elif not isinstance(known, TaskRecord):
@@ -249,9 +254,13 @@ class _Committing:
         elif known.run != self.task_id or digest_of(known.task) != digest_of(sealed):
             raise TaskConflict(f"the id {sealed.id} is taken by other content", task_id=sealed.id)
 
+    def _child(self, task_id: str) -> object:
+        """What was there before this commit; one that it sends has had no life before."""
+        return None if task_id in self.sent else self.view.get(task_id)
+
     def _take_up(self, task_id: str) -> None:
         """The run's holder does the task itself, if nobody else has it: it is the recipient, too."""
-        child = self.view.get(check_id(task_id, "begins"))
+        child = self._child(check_id(task_id, "begins"))
         task = self.sent.get(task_id) or (child.task if isinstance(child, TaskRecord) else None)
         if task is None or task.recipient.pubkey != self.agent.pubkey:
             raise NotPermitted("a run takes up its own tasks to itself", task_id=task_id)
@@ -265,12 +274,14 @@ class _Committing:
         self.events.append(e.Leased(task_id, lease_id, self.incarnation))
 
     def _cancel(self, task_id: str) -> None:
-        child = self.view.get(check_id(task_id, "cancels"))
+        child = self._child(check_id(task_id, "cancels"))
         if not isinstance(child, TaskRecord) or child.run != self.task_id:
             raise NotPermitted("a run cancels its own tasks only", task_id=task_id)
         if child.outcome is None and task_id not in self.outcomes:
             ended = end(child, Outcome.CANCELED, "canceled: by its run", self.view, child.is_run)
             self.events += ended
+            if child.is_run:
+                self.then.append(CancelChildren(None, task_id))
             self.outcomes[task_id] = Result(task_id, "error", (), "canceled: by its run")
 
     def _take(self, signal_id: str) -> None:
@@ -480,7 +491,7 @@ def signal(command: SignalRun, view: View, ctx: Context) -> Commit:
     name = check_name(command.name, "name", ctx)
     value = check_value(command.value, "value", ctx)
     known = view.get(task_id)
-    if known is None and command.start is not None:
+    if command.start is not None and is_free(known, ctx):
         return _start(command, task_id, name, value, view, ctx)
     record = visible_task(task_id, command.by, view, ctx)
     if record.outcome is not None:

@@ -12,7 +12,7 @@ from covenant.rules.cache import answer_from, is_stale
 from covenant.rules.context import Commit, Context, View
 from covenant.rules.envelope import cache_key_of, digest_of, seal_task, slot_key
 from covenant.rules.push import brought
-from covenant.rules.retention import is_forgotten, is_retained
+from covenant.rules.retention import is_free, is_retained
 from covenant.rules.send_key import send_key, sent_under
 from covenant.rules.sight import leader_of
 
@@ -20,7 +20,7 @@ from covenant.rules.sight import leader_of
 def send(command: SendTask, view: View, ctx: Context) -> Commit:
     task = seal_task(command.task, command.by, ctx)
     known = view.get(task.id) if command.task.id else None  # an id that was made just now is new
-    if known is not None and not is_forgotten(known, ctx):
+    if not is_free(known, ctx):
         assert isinstance(known, (TaskRecord, Tombstone))
         return _again(task, known, view, ctx)
     place, digest = None, ""
@@ -39,7 +39,7 @@ def send(command: SendTask, view: View, ctx: Context) -> Commit:
     if place is not None:
         commit.events = (*commit.events, e.KeyTaken(place, task.id, digest))
     if command.push is not None:
-        commit.events = (*commit.events, *brought(command.push, task.id, 0, view, ctx))
+        commit.events = (*commit.events, *brought(command.push, task.id, 0, (), ctx))
     return commit
 
 

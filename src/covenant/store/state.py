@@ -14,7 +14,6 @@ from typing import Protocol, TypeVar
 
 from msgspec import Struct
 
-from covenant.model import event as e
 from covenant.model.card import Card
 from covenant.model.event import Event, Sent
 from covenant.model.limits import LEASES_REMEMBERED_MAX
@@ -22,6 +21,8 @@ from covenant.model.peer import Caller, Grant, Peer, peer_key
 from covenant.model.push import Push, pushed_task
 from covenant.model.record import (
     LATE_PREFIX,
+    OF_A_TASK,
+    PIECE_PREFIXES,
     CacheKey,
     Cascade,
     Chunk,
@@ -39,7 +40,7 @@ from covenant.model.record import (
     Tombstone,
     owner_of,
 )
-from covenant.model.run import Entry, Mark, Run, Signal, Step
+from covenant.model.run import Entry, Mark, Run, Signal
 from covenant.rules.context import Context
 from covenant.rules.evolve import CREATING, EVOLVE
 from covenant.rules.grant import pin_of
@@ -50,21 +51,7 @@ from covenant.store.ledger import DueTimes, LazyLedger, Ledger, Shelf
 
 K = TypeVar("K", Peer, Grant, Push, Card, Signal)
 
-_OF_A_TASK = (Part, Late, Said, Chunk, SendKey, Run, Step, Entry, Mark, Signal)  # go with their task
 _RESTING = (Said, Chunk, SendKey, Entry, Mark)  # from the start
-_BRINGING = (  # them, and webhooks
-    e.Parted,
-    e.LateKept,
-    e.Said,
-    e.ChunkKept,
-    e.KeyTaken,
-    e.RunBegun,
-    e.StepKept,
-    e.EntryKept,
-    e.Marked,
-    e.Signaled,
-    e.PushSet,
-)
 _SHARE_WORTH_LISTING = 8  # an eighth of what is numbered: then one listing costs less than a look for each
 
 
@@ -77,6 +64,7 @@ class Base(Protocol):
     def slots(self, after: int, agent: str | None) -> Iterator[tuple[Key, Slot]]: ...
     def late(self, task_id: str) -> Iterator[tuple[Key, Late]]: ...
     def pieces(self, prefix: Key, numbers: Set[int]) -> Iterator[tuple[int, Record]]: ...
+    def pieces_of(self, task_id: str) -> list[Key]: ...
     def dialogs(self, sender: str, recipient: str, before: int) -> Iterator[TaskRecord]: ...
     def moved_dialogs(self, sender: str, recipient: str, since: int, after: int) -> Iterator[TaskRecord]: ...
     def dialog_count(self, sender: str, recipient: str) -> int: ...
@@ -140,6 +128,7 @@ class State:
         self._dialogs_sent = Shelf(lambda: LazyLedger(self._is_sent))
         self._slots = Ledger()
         self._slots_of = Shelf(Ledger)
+        self._pieces: dict[str, dict[Key, None]] = {}  # what is in memory of all that belongs to a task
         self._late: dict[str, list[Key]] = {}
         self._pushes: dict[str, list[Key]] = {}  # by task
         self.sweeps: set[str] = set()  # runs that have something to forget
@@ -173,10 +162,10 @@ class State:
             key = event.key
             old = placed = records.get(key)
             if placed is None:
-                old = self.get(key) if type(event) is not Sent else None
-            elif type(event) is Sent:
-                self.forget(key)  # an id that was forgotten is used anew
-                placed = None
+                old = self.get(key)
+            if old is not None and type(event) is Sent:
+                self._end_life(key)
+                old = placed = None
             new = EVOLVE[type(event)](old, event, order, at)
             if new is None:
                 self._remove(key)
@@ -189,25 +178,37 @@ class State:
         self.order = order
         self.at = at
 
-    def replay(self, events: Iterable[Event], at: int, first: int, partial: bool = False) -> None:
-        """Fold a commit read from disk. A record that is newer than an event has seen it already. With `partial`, the
-        beginning of the story may have been dropped: events of records that are gone are passed over."""
+    def _end_life(self, key: Key) -> None:
+        """An id that was forgotten is used anew: what belonged to its former life goes with it, wherever it lies."""
+        resting = [] if self.base is None else self.base.pieces_of(key)
+        for piece in (*self._pieces.get(key, ()), *resting):
+            self._remove(piece)
+        self._remove(key)
+
+    def replay(self, events: Iterable[Event], at: int, first: int) -> None:
+        """Fold a commit read from disk. A record that is newer than an event has seen it already. Of records that are
+        gone, the events are passed over: the beginning of their story may have been dropped, and the base may have let
+        go of them since."""
         order = first
         for event in events:
             old = self.get(event.key)
             seen = old is not None and type(old) is not Tombstone and old.order >= order
-            unknown = partial and self._is_unknown(event, old)
-            if not seen and not unknown:
+            if not seen and not self._is_unknown(event, old) and not self._is_over(event, order):
                 self.order = order - 1
                 self.apply((event,), at)
             order += 1
         self.order = max(order - 1, first)
         self.at = at
 
+    def _is_over(self, event: Event, order: int) -> bool:
+        """Whether it tells of what belonged to a task that is gone, or to a former life of its id."""
+        if not event.key.startswith(PIECE_PREFIXES):
+            return False
+        owner = self.get(owner_of(event.key, event))
+        return type(owner) is not TaskRecord or owner.sent_order > order
+
     def _is_unknown(self, event: Event, old: Record | Tombstone | None) -> bool:
         """Whether it goes on with a story whose beginning was dropped."""
-        if type(event) in _BRINGING:
-            return self._is_orphan(event.key, event)
         return type(event) not in CREATING and (old is None or type(old) is Tombstone)
 
     def put(self, key: Key, record: Record | None) -> None:
@@ -227,6 +228,11 @@ class State:
         self._place(key, None, record)
 
     def _place(self, key: Key, old: Record | Tombstone | None, new: Record) -> None:
+        if type(old) is SendKey:
+            self._forget_piece(key, old)  # one that is free again may lead to another task
+            old = None
+        if old is None and type(new) in OF_A_TASK:
+            self._pieces.setdefault(owner_of(key, new), {})[key] = None
         if type(new) is TaskRecord:
             if type(old) is TaskRecord:
                 self._move_task(key, old, new)
@@ -543,7 +549,10 @@ class State:
     def forget(self, key: Key) -> None:
         """Take a record at rest out of memory and out of every listing."""
         record = self.records.pop(key, None)
+        if type(record) in OF_A_TASK:
+            self._forget_piece(key, record)
         if type(record) is TaskRecord:
+            self.cascades.discard(key)
             self._sent_all.lose()
             if record.protocol:
                 self._dialogs_sent.ledgers[_names(record.sender, record.recipient)].lose()
@@ -564,6 +573,10 @@ class State:
             self._remove_push(key)
         elif type(record) is Signal:
             self._forget_signal(key, record)
+        elif type(record) is Run:
+            self.sweeps.discard(record.task_id)
+        elif type(record) is Part:
+            self._forget_answer(record)
         elif type(record) is Card:
             self.directory_mark = object()
             self._cards.remove(record.order)
@@ -574,6 +587,20 @@ class State:
             if not keys:
                 del self._late[task_id]
 
+    def _forget_piece(self, key: Key, record: object) -> None:
+        owner = owner_of(key, record)
+        keys = self._pieces[owner]
+        del keys[key]
+        if not keys:
+            del self._pieces[owner]
+
+    def _forget_answer(self, part: Part) -> None:
+        if part.answer_for is not None:
+            self._answer_count -= 1
+            self._answers.ledgers[part.answer_for].remove(part.answer_order)
+            if self._answers_all is not None:
+                self._answers_all.lose()
+
     def bury(self, ctx: Context) -> tuple[int, int]:
         """For an engine without a base: turn what is past retention into tombstones, and drop what is past those."""
         buried = 0
@@ -583,30 +610,21 @@ class State:
                 buried += 1
                 self.forget(key)
                 self.records[key] = tombstone_of(record)
-        keep: deque[Key] = deque()
-        for key in self.rested:
-            record = self.records.get(key)
-            if type(record) in _OF_A_TASK and self._is_orphan(key, record):
-                self.forget(key)
-            elif record is not None and type(record) is not Tombstone:
-                keep.append(key)
-        self.rested = keep
         self.forget_orphans()
-        forgotten = [k for k, r in self.records.items() if type(r) is Tombstone and is_forgotten(r, ctx)]
+        stones = {key: record for key, record in self.records.items() if type(record) is Tombstone}
+        self.rested = deque(key for key in self.rested if key in self.records and key not in stones)
+        forgotten = [key for key, stone in stones.items() if is_forgotten(stone, ctx)]
         for key in forgotten:
             del self.records[key]
         return buried, len(forgotten)
 
     def forget_orphans(self) -> None:
-        """Webhooks go with their task, though they never rest."""
-        for task_id in self.pushed_tasks():
-            for key in [key for key in self._pushes[task_id] if self._is_orphan(key)]:
+        """What belongs to a task goes with it, also what never rests; and nothing of a former life stays."""
+        for task_id, keys in list(self._pieces.items()):
+            owner = self.get(task_id)
+            since = owner.sent_order if type(owner) is TaskRecord else self.order + 1
+            for key in [key for key in keys if self.records[key].order < since]:
                 self.forget(key)
-
-    def _is_orphan(self, key: Key, of: object = None) -> bool:
-        """Whether the task that it belongs to is gone."""
-        owner = self.get(owner_of(key, of))
-        return owner is None or type(owner) is Tombstone
 
     # --- the view -----------------------------------------------------------------------------------------
 
@@ -671,9 +689,13 @@ class State:
 
     def get(self, key: Key) -> Record | Tombstone | None:
         record = self.records.get(key)
-        if record is None and self.base is not None and key not in self.gone and key not in self.going:
+        if record is None and self.base is not None and not self._is_gone(key):
             return self.base.get(key)
         return record
+
+    def _is_gone(self, key: Key) -> bool:
+        """Whatever the base says."""
+        return key in self.gone or key in self.going
 
     def _kept(self, kind: type[K], keys: Iterable[Key]) -> list[K]:
         """What a ledger of one kind leads to."""
@@ -692,7 +714,8 @@ class State:
     def task_of_lease(self, lease_id: str) -> Key | None:
         key = self._lease_tasks.get(lease_id)
         if key is None and self.base is not None:
-            return self.base.task_of_lease(lease_id)
+            resting = self.base.task_of_lease(lease_id)
+            return None if resting in self.records else resting  # of one in memory, all leases are known
         return key
 
     def ready(self, recipient: str | None, limit: int) -> Sequence[TaskRecord]:
@@ -790,27 +813,26 @@ class State:
             found.append((key, slot))
         if self.base is None:
             return found
-        resting = (
-            (k, s)
-            for k, s in self.base.slots(after, agent)
-            if k not in self.records and k not in self.gone and k not in self.going
-        )
+        resting = ((k, s) for k, s in self.base.slots(after, agent) if k not in self.records and not self._is_gone(k))
         return sorted([*found, *islice(resting, limit)], key=lambda pair: pair[1].order)[:limit]
 
     def late(self, task_id: str) -> Sequence[Late]:
         found = [record for key in self._late.get(task_id, ()) if type(record := self.records[key]) is Late]
         if self.base is None:
             return found
-        return [*(late for key, late in self.base.late(task_id) if key not in self.records), *found]
+        resting = self.base.late(task_id)
+        return [*(late for key, late in resting if key not in self.records and not self._is_gone(key)), *found]
 
     def pieces(self, prefix: Key, first: int, last: int) -> Sequence[tuple[int, Record]]:
         records = self.records
         found: dict[int, Record] = {}
         missing: list[int] = []
         for number in range(first, last + 1):
-            record = records.get(f"{prefix}{number}")
+            key = f"{prefix}{number}"
+            record = records.get(key)
             if record is None:
-                missing.append(number)
+                if not self._is_gone(key):
+                    missing.append(number)
             elif not isinstance(record, Tombstone):
                 found[number] = record
         if missing and self.base is not None:
@@ -860,7 +882,7 @@ class State:
         return self._kept(Signal, islice(self._taken.get(task_id).after(0), limit))
 
     def pushes(self, task_id: str) -> Sequence[Push]:
-        return self._kept(Push, self._pushes.get(task_id, ()))
+        return sorted(self._kept(Push, self._pushes.get(task_id, ())), key=_since)
 
     def pushed_tasks(self) -> list[str]:
         """Those with webhooks."""
@@ -901,6 +923,10 @@ def _sent_order(record: TaskRecord) -> int:
 
 def _status_order(record: TaskRecord) -> int:
     return record.status_order
+
+
+def _since(push: Push) -> int:
+    return push.since
 
 
 def _names(sender: str, recipient: str) -> str:

@@ -38,6 +38,7 @@ from covenant.model.record import (
     TaskRecord,
     Tombstone,
     owner_of,
+    piece_ranges,
 )
 from covenant.model.run import ENTRY_PREFIX, MARK_PREFIX, Entry, Mark, Run, run_key
 from covenant.rules.context import Context
@@ -213,7 +214,7 @@ class Archive:
     # --- the writing thread -------------------------------------------------------------------------------
 
     @_speaks_os
-    def store(self, records: Sequence[tuple[Key, Record]], gone: Iterable[Key] = (), breath: int = BREATH) -> None:
+    def store(self, records: Sequence[tuple[Key, Record]], gone: Sequence[Key] = (), breath: int = BREATH) -> None:
         """Take these records in, and drop the keys that are gone. After so many records the event loop gets a turn."""
         rows, bodies, leases = [], [], []
         at = 1
@@ -229,6 +230,8 @@ class Archive:
                 leases += [(lease_id, key) for lease_id in record.lease_history if lease_id != answered_by]
         with self._writer:
             self._writer.executemany("delete from rest where key = ?", [(key,) for key in gone])
+            sent_anew = [(key,) for key in gone if ":" not in key]
+            self._writer.executemany("delete from lease where task = ?", sent_anew)
             self._writer.execute(_INSERT, (b"[%b]" % b",".join(rows), b"".join(bodies)))
             self._writer.executemany("insert or replace into lease values (?, ?)", leases)
 
@@ -278,8 +281,9 @@ class Archive:
                 self._writer.execute("insert or replace into rest values (?, ?, ?, ?, ?, ?, ?, ?)", (*row, body))
 
     @_speaks_os
-    def bury(self, ctx: Context) -> tuple[int, int]:
-        """Turn tasks past retention into tombstones, and drop what is past those, in steps."""
+    def bury(self, ctx: Context, in_memory: Set[Key]) -> tuple[int, int]:
+        """Turn tasks past retention into tombstones, and drop what is past those, in steps. What the row of a task says
+        that is in memory is out of date: it was given back, or its id is used anew."""
         buried = forgotten = after = 0
         gone: set[Key] = set()  # with this pass
         while rows := self._writer.execute(
@@ -289,6 +293,8 @@ class Archive:
             after = rows[-1][0]
             with self._writer:
                 for n, key, kind, body in rows:
+                    if key in in_memory:
+                        continue
                     record = _DECODERS[kind].decode(body)
                     if type(record) is TaskRecord and not is_retained(record, ctx):
                         self._drop_pieces(key, record)
@@ -302,7 +308,7 @@ class Archive:
                         forgotten += 1
                     elif type(record) in (Part, Late, Said, Chunk, SendKey, Run, Entry, Mark):
                         owner = owner_of(key, record)
-                        if owner in gone or not self._is_kept(owner):
+                        if owner not in in_memory and (owner in gone or not self._is_kept(owner, n)):
                             self._writer.execute("delete from rest where n = ?", (n,))
             time.sleep(0)
         return buried, forgotten
@@ -326,10 +332,11 @@ class Archive:
         if record.is_run:
             self._writer.execute("delete from rest where key = ?", (run_key(task_id),))
 
-    def _is_kept(self, task_id: Key) -> bool:
-        """Parts and late results go with their task; one that is still in memory has no row here."""
-        row = self._writer.execute("select kind from rest where key = ?", (task_id,)).fetchone()
-        return row is None or row[0] == "task"
+    def _is_kept(self, task_id: Key, n: int) -> bool:
+        """What belongs to a task goes with it, and with the life in which it was made; a task that is still in memory
+        has no row here."""
+        row = self._writer.execute("select n, kind from rest where key = ?", (task_id,)).fetchone()
+        return row is None or (row[1] == "task" and row[0] < n)
 
     def beyond_segments(self, dropped_until: int) -> Iterator[Saved]:
         """Everything that cannot be told from the segments behind this event alone."""
@@ -443,6 +450,10 @@ class Archive:
             number = int(key[len(prefix) :])
             if number in numbers:
                 yield number, _DECODERS[kind].decode(body)
+
+    def pieces_of(self, task_id: str) -> list[Key]:
+        sql = "select key from rest where key >= ? and key < ?"
+        return [key for ends in piece_ranges(task_id) for (key,) in self._rows(sql, ends)]
 
     def task_of_lease(self, lease_id: str) -> Key | None:
         for (task,) in self._rows("select task from lease where lease_id = ?", (lease_id,)):

@@ -17,6 +17,7 @@ from typing import Any, Protocol, TypeVar
 
 from covenant.model.command import Command, CompactHistory
 from covenant.model.limits import Limits
+from covenant.model.record import TaskRecord
 from covenant.model.view import Compaction
 from covenant.rules.context import Context
 from covenant.store.clock import Clock
@@ -225,7 +226,8 @@ class Housekeeper:
         return Compaction(tasks, tombstones, segments, size)
 
     async def _bury(self) -> tuple[int, int]:
-        buried = await self._aside(self._archive.bury, self._house.context_now())
+        in_memory = {key for key, record in self._state.records.items() if type(record) is TaskRecord}
+        buried = await self._aside(self._archive.bury, self._house.context_now(), in_memory)
         self._state.forget_orphans()
         return buried
 

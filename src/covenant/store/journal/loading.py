@@ -63,10 +63,9 @@ def load(files: Files, limits: Limits, ids: Ids) -> Loaded:
 def _replayed(
     files: Files, limits: Limits, state: State, archive: Archive, reader: Reader, snapshot_bytes: int
 ) -> Loaded:
-    begins_late = reader.position.file is None and reader.position.seq > 0
     start = _bytes_until(files, reader.position)
     for line in reader:
-        state.replay(line.events, line.at, line.seq, partial=begins_late)
+        state.replay(line.events, line.at, line.seq)
         state.quiet()
         if len(state.rested) > limits.finished_tail_max + _LOADING_BATCHES * limits.archive_batch:
             _archive_what_rests(state, archive, limits)
@@ -161,6 +160,7 @@ def _restored(header: SnapshotHeader, records: list[Saved], archive: Archive) ->
     state.gone.update(header.gone)
     state.order = header.seq
     state.at = header.at
+    state.forget_orphans()  # the archive may be newer, and their task be gone, or sent anew
     state.quiet()
     return state
 

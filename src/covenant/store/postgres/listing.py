@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final, TypeAlias
 
+from covenant.model.record import piece_ranges
 from covenant.store.postgres import rows
 
 Statement: TypeAlias = tuple[str, tuple[Any, ...]]
@@ -112,6 +113,16 @@ def moved_dialogs(sender: str, recipient: str, since: int) -> Statement:
     return of_shelf(rows.DIALOGS, f"{sender}/{recipient}", since, _FOREVER)
 
 
+def belongings(task_id: str) -> Statement:
+    """Everything that goes with a task."""
+    first, end = zip(*piece_ranges(task_id), strict=True)
+    sql = f"""select {_ROW} from unnest($1::text[], $2::text[]) u(lo, hi)
+        join record r on r.key >= u.lo and r.key < u.hi
+        union all
+        select {_ROW} from place p join record r on r.key = p.key where p.shelf = $3 and p.name = $4"""
+    return sql, (first, end, rows.SEND_KEYS, task_id)
+
+
 LISTINGS: Final[dict[str, Callable[..., Statement]]] = {
     "children": children,
     "leases": leases,
@@ -124,6 +135,7 @@ LISTINGS: Final[dict[str, Callable[..., Statement]]] = {
     "pushes": pushes,
     "dialogs": dialogs,
     "moved_dialogs": moved_dialogs,
+    "belongings": belongings,
 }
 
 DIALOG_COUNT: Final = "select count(*) from place where shelf = $1 and name = $2"

@@ -21,6 +21,7 @@ from covenant.model.peer import GRANT_PREFIX, PEER_PREFIX, Caller, Grant, Peer, 
 from covenant.model.push import Push
 from covenant.model.record import (
     HORIZON_KEY,
+    OF_A_TASK,
     Horizon,
     Key,
     Late,
@@ -28,6 +29,7 @@ from covenant.model.record import (
     Slot,
     TaskRecord,
     Tombstone,
+    owner_of,
 )
 from covenant.model.run import Signal
 from covenant.rules.context import Need
@@ -147,6 +149,9 @@ class Working:
         missing = []
         for event in events:
             key = event.key
+            if type(event) is Sent and type(self.records.get(key)) is TaskRecord:
+                belongings: Sequence[Key] = self._listed("belongings", key)  # of a former life: they go with it
+                missing += [piece for piece in belongings if piece not in self.records and piece not in self.absent]
             if key in self.records or key in self.absent or type(event) is HeadSigned:
                 continue
             if key.startswith(_TRUST_PREFIXES) or key == HORIZON_KEY:
@@ -188,6 +193,8 @@ class Working:
             old = self._known(key)
             if old is not None and key not in self.records:
                 self.were[key] = old  # one that is trusted: memory has it
+            if type(event) is Sent and type(old) is TaskRecord:
+                self._end_life(key)
             new = EVOLVE[type(event)](None if type(event) is Sent else old, event, order, at)
             if new is None:
                 self.records.pop(key, None)
@@ -204,6 +211,16 @@ class Working:
             if self._shelves:
                 self._move(key, old, new)
         self.order = order
+
+    def _end_life(self, task_id: Key) -> None:
+        """An id that was forgotten is used anew: what belonged to its former life goes with it."""
+        found = [(key, record) for key, record in self.records.items() if type(record) in OF_A_TASK]
+        for key, record in found:
+            if owner_of(key, record) == task_id:
+                del self.records[key]
+                self.absent.add(key)
+                self.touched[key] = None
+                self._move(key, record, None)
 
     def _move(self, key: Key, old: Record | Tombstone | None, new: Record | None) -> None:
         shelves = self._shelves
