@@ -380,7 +380,7 @@ async def test_others_do_not_hide_what_stands_behind_them(alice: Mailbox, bob: M
 
 async def test_kinds_are_told_apart_whatever_their_names_are(alice: Mailbox, bob: Mailbox) -> None:
     """Contract 2: the oldest of all that a receiver can do comes first."""
-    names = ["a", "a/b", "/", 'say "hello"', "it's", "two\nlines", "a", "\\", "*", "ä"]
+    names = ["a", "a/b", "/", 'say "hello"', "it's", "two\nlines", "a", "\\", "*", "ä", "a\0b", "\\0"]
     await alice.send_tasks([plain(bob, id=uid(n), task_kind=kind) for n, kind in enumerate(names)])
     assert [t.task.id for t in await bob.recv_tasks(9, wait_ms=0, kinds=["a", "*", "/"])] == [
         uid(0),
@@ -388,7 +388,7 @@ async def test_kinds_are_told_apart_whatever_their_names_are(alice: Mailbox, bob
         uid(6),
         uid(8),
     ]
-    for name in ("a/b", 'say "hello"', "it's", "two\nlines", "\\", "ä"):
+    for name in ("a/b", 'say "hello"', "it's", "two\nlines", "\\", "ä", "a\0b", "\\0"):
         assert [t.task.id for t in await bob.recv_tasks(9, wait_ms=0, kinds=[name])] == [uid(names.index(name))]
     assert await bob.recv_tasks(9, wait_ms=0) == []
 

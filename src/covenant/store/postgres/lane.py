@@ -32,7 +32,7 @@ from covenant.store.postgres.hint import hint
 from covenant.store.postgres.line import marks_of
 from covenant.store.postgres.listing import DEEP, DIALOG_COUNT, LISTINGS
 from covenant.store.postgres.pulse import name_session
-from covenant.store.postgres.rows import DIALOGS, KINDS, READY, TRUST, Place, encoded
+from covenant.store.postgres.rows import DIALOGS, KINDS, READY, TRUST, Place, encoded, kind_name
 from covenant.store.postgres.view import Depth, First, Listing, ShelfName, Working
 
 if TYPE_CHECKING:
@@ -443,7 +443,7 @@ class Lane:
             [first.shelf for first in asked],
             [first.name for first in asked],
             [first.limit for first in asked],
-            [None if first.kinds is None else _names.encode(first.kinds).decode() for first in asked],
+            [None if first.kinds is None else _names_of(first.kinds) for first in asked],
             LOAD_BYTES,
         ):
             if what == -1:
@@ -567,6 +567,10 @@ class Lane:
             [b"".join(raws[at:end]) for at, end in zip(starts, ends, strict=True)],
         )
         self._pending = (mark, lines[-1].last)
+
+
+def _names_of(kinds: Iterable[str]) -> str:
+    return _names.encode([kind_name(kind) for kind in kinds]).decode()
 
 
 def _rows(found: Sequence[tuple[Any, ...]]) -> Sequence[Any]:

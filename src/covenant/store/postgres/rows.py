@@ -98,7 +98,14 @@ def decoded(kind: bytes, body: bytes) -> Any:
 
 def queue_name(recipient: str, kind: str) -> str:
     """Under which name a task stands on the shelf of what is ready. Keys of agents have no slash in them."""
-    return f"{recipient}/{kind}"
+    return f"{recipient}/{kind_name(kind)}"
+
+
+def kind_name(kind: str) -> str:
+    """A kind may hold a NUL, the names of a database may not."""
+    if "\0" not in kind and "\\" not in kind:
+        return kind
+    return kind.replace("\\", "\\\\").replace("\0", "\\0")
 
 
 def recipient_of(queue: str) -> str:
