@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct, structs
@@ -322,7 +323,7 @@ class AgentContext:
             left = frozenset(pending.id for pending in tasks if pending.id not in outcomes)
             await self._driver.wait(
                 Wait(tasks=left, first=True),
-                lambda waited=left: any(i in outcomes for i in waited),  # type: ignore[misc]
+                partial(_is_any_there, outcomes, left),
             )
 
     async def cancel(self, pending: PendingTask) -> None:
@@ -564,6 +565,10 @@ def _with_call(content: dict[str, Any], call_id: str | None) -> dict[str, Any]:
 def _joined(outcomes: dict[str, Result], ids: frozenset[str]) -> bool:
     ended = [outcomes[task_id] for task_id in ids if task_id in outcomes]
     return len(ended) == len(ids) or any(result.status == "error" for result in ended)
+
+
+def _is_any_there(outcomes: dict[str, Result], ids: frozenset[str]) -> bool:
+    return any(task_id in outcomes for task_id in ids)
 
 
 def _first_failed(outcomes: dict[str, Result], tasks: Sequence[PendingTask]) -> int | None:

@@ -12,6 +12,7 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine, Sized
 from contextlib import suppress
 from enum import Enum
+from functools import partial
 from typing import Any, Final, Protocol, TypeVar
 
 from msgspec import Raw, structs
@@ -214,7 +215,7 @@ class Driver:
     async def _load(self) -> None:
         after = 0
         while True:
-            loaded = await self._ask(lambda at=after: self._box.load_run(self._lease_id, at))  # type: ignore[misc]
+            loaded = await self._ask(partial(self._box.load_run, self._lease_id, after))
             self.memory.learn(loaded)
             if loaded.next is None:
                 break
@@ -558,7 +559,7 @@ class Driver:
         answers, self.batch.answers = self.batch.answers, []
         for result in answers:
             try:
-                await self._ask(lambda told=result: self._box.send_result(told))  # type: ignore[misc]
+                await self._ask(partial(self._box.send_result, result))
             except CovenantError as refused:
                 log.warning("the result of task %s was refused: %s", result.task_id, refused.code)
                 self._lost_child = result.task_id
@@ -692,11 +693,7 @@ class Driver:
         left = limit
         while before is not None and (left is None or left > 0):
             size = _PAGE if left is None else min(_PAGE, left)
-            page = await self._ask(
-                lambda at=before, size=size: self._box.run_entries(  # type: ignore[misc]
-                    self.run_id, size, before=at, every=every
-                )
-            )
+            page = await self._ask(partial(self._box.run_entries, self.run_id, size, before=before, every=every))
             for entry in page.entries:
                 self._known[entry.number] = entry_of(entry)
                 self._entry_numbers[entry.id] = entry.number

@@ -14,6 +14,7 @@ import logging
 import os
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, TypeVar
@@ -318,9 +319,7 @@ class AgentWorker:
         cursor: str | None = None
         while True:
             page = await self.patiently(
-                lambda at=cursor: self.box.task_queue(  # type: ignore[misc]
-                    100, state=TaskState.IN_FLIGHT, min_lease_age_ms=silent_ms, cursor=at
-                )
+                partial(self.box.task_queue, 100, state=TaskState.IN_FLIGHT, min_lease_age_ms=silent_ms, cursor=cursor)
             )
             for entry in page.tasks:
                 if self._is_ours_to_resume(entry):

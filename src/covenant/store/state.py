@@ -720,7 +720,7 @@ class State:
 
     def ready(self, recipient: str | None, limit: int) -> Sequence[TaskRecord]:
         ledger = self._all_ready() if recipient is None else self._ready.get(recipient)
-        return [self.records[key] for key in ledger.oldest(limit)]  # type: ignore[misc]
+        return [self.records[key] for key in ledger.oldest(limit)]  # type: ignore[misc]  # only tasks are ready
 
     def ready_of(self, recipient: str | None, kinds: frozenset[str], limit: int) -> Sequence[TaskRecord]:
         queues = self._queues_of(recipient)

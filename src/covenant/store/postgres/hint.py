@@ -20,17 +20,16 @@ _LIMIT_MAX = 1000
 def hint(command: Command | Call) -> list[Any] | None:
     """None where it has to be asked."""
     asked = command.command if type(command) is Call else command
-    kind = type(asked)
-    if kind is SendTask:
-        return [] if _is_plain(asked) else None  # type: ignore[arg-type]
-    if kind is PostResult:
-        result = asked.result  # type: ignore[union-attr]
+    if type(asked) is SendTask:
+        return [] if _is_plain(asked) else None
+    if type(asked) is PostResult:
+        result = asked.result
         task_id = result.task_id if type(result) is Result else None
         return [task_id] if type(task_id) is str and len(task_id) == _ID_LENGTH else None
-    if kind is LeaseTasks:
-        return None if asked.kinds is not None else _first(READY, asked.recipient, asked.limit)  # type: ignore[union-attr]
-    if kind is DrainResults:
-        return _first(ANSWERS, asked.peer, asked.limit)  # type: ignore[union-attr]
+    if type(asked) is LeaseTasks:
+        return None if asked.kinds is not None else _first(READY, asked.recipient, asked.limit)
+    if type(asked) is DrainResults:
+        return _first(ANSWERS, asked.peer, asked.limit)
     return None
 
 

@@ -87,7 +87,7 @@ class Reader:
         while True:
             try:
                 async with self._turn:
-                    return await (await self.connected()).fetch(sql, *values)  # type: ignore[no-any-return]
+                    return await (await self.connected()).fetch(sql, *values)  # type: ignore[no-any-return]  # untyped driver
             except LOST as lost:
                 await self._lost(lost, until)
             except asyncpg.PostgresError as failed:
