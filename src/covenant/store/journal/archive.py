@@ -46,7 +46,7 @@ from covenant.rules.retention import is_forgotten, is_retained, tombstone_of
 from covenant.store.journal.snapshot import Saved, saved
 
 FILE: Final = "archive.sqlite3"
-VERSION: Final = 3
+VERSION: Final = 4
 _FILTER_BITS_PER_KEY: Final = 16
 _FILTER_KEYS: Final = 1 << 20  # of the first layer: 2 MiB
 _FILTER_GROWTH: Final = 4  # of each further layer
@@ -80,6 +80,7 @@ create index rest_slot_recipient on rest (recipient) where kind = 'slot';
 create table agent (id integer primary key, pubkey text not null unique);
 -- Leases that ended without an answer of their holder: it may still come and ask.
 create table lease (lease_id text primary key, task text not null) without rowid;
+create index lease_task on lease (task);
 """
 
 _INSERT: Final = """
