@@ -28,7 +28,7 @@ from covenant.rules.protocol import updates_of
 from covenant.store.clock import CountingIds, ManualClock
 from covenant.store.journal.archive import FILE
 from covenant.store.postgres.listing import of_shelf
-from covenant.store.postgres.rows import READY, queue_name
+from covenant.store.postgres.rows import READY
 
 T = TypeVar("T")
 
@@ -369,7 +369,7 @@ class SharedConversations(Conversations):
 
 
 def of_ready(recipient: str) -> tuple[Any, ...]:
-    sql, values = of_shelf(READY, queue_name(recipient, ""), -1, 100)
+    sql, values = of_shelf(READY, recipient, -1, 100)
     return (sql, *values)
 
 

@@ -14,13 +14,13 @@ import warnings
 from functools import cache
 from itertools import count
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 from urllib.parse import urlencode, urlsplit
 
 import asyncpg
 
 from covenant.store.postgres.engine import Postgres
-from covenant.store.postgres.rows import TRUST, Place, decoded, places_of
+from covenant.store.postgres.rows import TRUST, Place, decoded, note_of, places_of
 
 _numbers: Final = count(1)
 
@@ -90,13 +90,21 @@ async def settle(engine: Postgres) -> None:
         await asyncio.wait(engine._steps)
 
 
-async def misplaced(engine: Postgres) -> tuple[list[tuple[Place, str]], list[tuple[Place, str]]]:
+Row: TypeAlias = tuple[Place, str, str | None]
+
+
+async def misplaced(engine: Postgres) -> tuple[list[Row], list[Row]]:
     """The rows of the listings that no record calls for, and those that are missing."""
-    records = await engine._reader.fetch("select key, kind, body from record")
+    records = [
+        (row["key"], decoded(row["kind"], row["body"]))
+        for row in await engine._reader.fetch("select key, kind, body from record")
+    ]
     called_for = {
-        (place, row["key"]) for row in records for place in places_of(row["key"], decoded(row["kind"], row["body"]))
+        (place, key, note_of(place, record))
+        for key, record in records
+        for place in places_of(key, record)
+        if place[0] != TRUST
     }
-    rows = await engine._reader.fetch("select shelf, name, ord, key from place where shelf <> 'N'")
-    there = {((row["shelf"], row["name"], row["ord"]), row["key"]) for row in rows}
-    called_for = {(place, key) for place, key in called_for if place[0] != TRUST}
-    return sorted(there - called_for), sorted(called_for - there)
+    rows = await engine._reader.fetch("select shelf, name, ord, key, note from place where shelf <> 'N'")
+    there = {((row["shelf"], row["name"], row["ord"]), row["key"], row["note"]) for row in rows}
+    return sorted(there - called_for, key=repr), sorted(called_for - there, key=repr)

@@ -13,6 +13,7 @@ from covenant.model import command as c
 from covenant.model.peer import Capability, Grant, Role
 from covenant.model.record import TaskRecord
 from covenant.store.postgres import lane as lanes
+from covenant.store.postgres.connection import borrowed
 from covenant.store.postgres.lane import Lane
 from covenant.store.postgres.view import Working
 from tests.conformance.support import DONE, soon, uid
@@ -123,6 +124,20 @@ async def test_a_receive_of_some_kinds_locks_what_it_takes_and_nothing_else(
     assert loaded == {uid(50), uid(51), uid(52)}
     assert not await soon(bob.recv_tasks(1, wait_ms=0, kinds={"nothing"}))
     assert len(await soon(bob.recv_tasks(100, wait_ms=0, kinds={"", "other"}))) == 50
+
+
+@pytest.mark.parametrize("kinds", [None, {"a"}, {"a", "b"}], ids=["all", "one", "two"])
+async def test_what_others_have_locked_does_not_hide_what_stands_behind_it(
+    box: OpenMailbox, kinds: set[str] | None
+) -> None:
+    tasks = [Task(id=uid(n), recipient=BOB, intent_text="x", task_kind="ab"[n % 2]) for n in range(400)]
+    await box.of(ALICE).send_tasks(tasks)
+    engine: Any = box._engine
+    async with borrowed(engine.where) as other, other.transaction():
+        await other.execute("select from record where key = any($1) for update", [uid(n) for n in range(300)])
+        taken = await soon(box.of(BOB).recv_tasks(2, wait_ms=0, kinds=kinds))
+        expected = (300, 302) if kinds == {"a"} else (300, 301)
+        assert [delivery.task.id for delivery in taken] == [uid(n) for n in expected]
 
 
 async def test_what_looks_like_the_kind_in_what_a_task_carries_is_not_taken_for_it(box: OpenMailbox) -> None:

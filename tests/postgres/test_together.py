@@ -46,6 +46,40 @@ async def test_a_ring_wakes_who_waits_for_that_kind() -> None:
         waiting[0].cancel()
 
 
+@pytest.mark.parametrize("url", ["memory:", "postgresql:"])
+async def test_who_is_woken_and_refused_wakes_the_next(url: str) -> None:
+    async with Mailbox.open(url if url == "memory:" else store_url()) as box:
+        engine: Any = box._engine
+        bob = box.of("bob@lab")
+        await engine.run(c.EnrollPeer(None, bob.agent, Role.PEER, "old"))
+
+        def waiting(token: str) -> asyncio.Task[list[Any]]:
+            lease = c.LeaseTasks(bob.agent, bob.agent, "here")
+            return asyncio.create_task(engine.take(c.Call(Caller(bob.agent, Role.PEER, token), lease)))
+
+        first = waiting("old")
+        await bob.recent_tasks(1)
+        await engine.run(c.RotateToken(None, bob.agent.pubkey, "new"))
+        second = waiting("new")
+        await bob.recent_tasks(1)
+        await box.of(ALICE).send_task(plain(bob))
+        async with asyncio.timeout(PATIENCE_S):
+            with pytest.raises(CovenantError):
+                await first
+            assert len(await second) == 1
+
+
+async def test_who_takes_another_kind_than_it_was_woken_for_wakes_the_next() -> None:
+    async with Mailbox.open(store_url()) as box:
+        alice, bob = box.of(ALICE), box.of("bob@lab")
+        waiting = [asyncio.create_task(bob.recv_tasks(1, kinds=kinds)) for kinds in (["a", "b"], ["a"])]
+        await bob.recent_tasks(1)  # asked behind them, and answered
+        await alice.send_tasks([plain(bob, task_kind="b"), plain(bob, task_kind="a")])
+        async with asyncio.timeout(PATIENCE_S):
+            taken = await asyncio.gather(*waiting)
+        assert [delivery.task.task_kind for one in taken for delivery in one] == ["b", "a"]
+
+
 async def test_who_is_woken_while_it_takes_something_else_wakes_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     async with Mailbox.open(store_url()) as box:
         alice, bob, engine = box.of(ALICE), box.of("bob@lab"), box._engine

@@ -247,6 +247,21 @@ async def test_who_watches_a_task_misses_nothing_though_no_ring_is_heard(monkeyp
         assert (await soon(watching)).generation == 2
 
 
+@pytest.mark.parametrize("kinds", [None, ["saw"], ["saw", "dig"]], ids=["all", "one", "two"])
+async def test_who_waits_for_work_finds_it_though_no_ring_is_heard(
+    monkeypatch: pytest.MonkeyPatch, kinds: list[str] | None
+) -> None:
+    monkeypatch.setattr(engines, "POLL_S", 0.05)
+    url = f"{store_url()}&lanes=1"
+    async with Mailbox.open(url) as here, Mailbox.open(url) as there:
+        deaf = engine_of(there)
+        monkeypatch.setattr(deaf, "rung", lambda *rung: None)
+        waiting = asyncio.create_task(there.of(BOB).recv_tasks(1, kinds=kinds))
+        await until(lambda: bool(deaf._ready_waiters.count))
+        await here.of(ALICE).send_task(plain(here.of(BOB), task_kind="saw"))
+        assert len(await soon(waiting)) == 1
+
+
 async def test_trust_is_learnt_once_though_a_commit_that_could_have_changed_it_did_not() -> None:
     """A refusal of such a command is a commit with a row and no peer."""
     async with Mailbox.open(f"{store_url()}&lanes=1") as box:

@@ -214,10 +214,15 @@ class Embedded(Roll):
             assert isinstance(asked, DrainResults)
             waiters, agent = self._answer_waiters, asked.peer
         name = ALL if agent is None else agent.pubkey
-        woken_by: str | None = None
+        is_woken, woken_by = False, None
         until: float | None = None
         while True:
-            commit = self._commit(command)
+            try:
+                commit = self._commit(command)
+            except CovenantError:
+                if is_woken:
+                    waiters.wake_one(name, woken_by)  # who is refused leaves it to the next
+                raise
             taken: list[Any] = commit.reply
             if woken_by is not None and taken and all(kind_in(delivery.task) != woken_by for delivery in taken):
                 waiters.wake_one(name, woken_by)  # it took something else: this is for another one now
@@ -234,6 +239,7 @@ class Embedded(Roll):
                     return []
                 wait_s = until - now
             woken_by = await waiters.wait(name, wait_s, kinds)
+            is_woken = True
 
     async def _hand_over(self, commit: Commit, command: Command | Call) -> Any:
         """The reply, once it is durable. If the caller goes away before, nobody will ever see what it took: that is

@@ -76,9 +76,11 @@ class Waiters:
         """Those that somebody waits for."""
         return list(self._queues)
 
-    def wake_some(self, name: str) -> None:
+    def wake_some(self, name: str, kind: str | None = None) -> None:
         """For work of a kind that is not known: one waiter, or all where they are not after the same."""
-        if any(wants is not None for _, wants in self._queues.get(name, ())):
+        if kind is not None:
+            self.wake_one(name, kind)
+        elif any(wants is not None for _, wants in self._queues.get(name, ())):
             self.wake_all(name)
         else:
             self.wake_one(name)

@@ -36,7 +36,7 @@ from covenant.model.limits import RETENTION_BYTES, Limits
 from covenant.model.peer import Caller, Grant
 from covenant.model.query import GetTask, ListInputs, Query
 from covenant.model.record import Key, TaskRecord
-from covenant.model.view import Compaction, Inputs, QueueEntry
+from covenant.model.view import Compaction, Delivery, Inputs, QueueEntry
 from covenant.rules.context import Context, Ids, actor
 from covenant.rules.lease import kind_in
 from covenant.rules.undo import undo
@@ -67,7 +67,6 @@ from covenant.store.postgres.rows import (
     SWEEPS,
     TRUSTED,
     decoded,
-    recipient_of,
 )
 from covenant.store.postgres.schema import checked, migrate
 from covenant.store.postgres.trust import Trust
@@ -274,8 +273,8 @@ class Postgres(Roll):
     async def close(self) -> None:
         if self.is_closing and not self._jobs:
             return
-        while self._steps:
-            await asyncio.wait(self._steps)
+        if self._steps:
+            await asyncio.wait(set(self._steps))  # and not for those that others begin meanwhile
         self.is_closing = True
         if self._timer is not None:
             self._timer.cancel()
@@ -438,19 +437,22 @@ class Postgres(Roll):
             assert isinstance(asked, DrainResults)
             waiters, agent = self._answer_waiters, asked.peer
         name = ALL if agent is None else agent.pubkey
-        is_rung = False
+        is_woken, woken_by = False, None
         while True:
             ticket = waiters.enter(name, kinds)  # before the look: what comes after it is not missed
             is_used = False
             try:
                 entry = self._submit(command)
-                reply = await self._replied(entry)
-                if reply and is_rung:
-                    waiters.wake_some(name)  # a ring stands for any number of tasks: whoever found one passes it on
+                reply = None
+                try:
+                    reply = await self._replied(entry)
+                finally:
+                    if is_woken and not _is_for(woken_by, reply):
+                        waiters.wake_some(name, woken_by)
                 if reply or not waits:
                     return entry
-                is_rung = await ticket is None  # this process names what it wakes somebody for, others do not
-                is_used = True
+                woken_by = await ticket
+                is_woken = is_used = True
             finally:
                 waiters.leave(name, ticket, is_passed_on=not is_used)
 
@@ -463,7 +465,7 @@ class Postgres(Roll):
             if shelf == READY:
                 record = work.records[key]
                 assert type(record) is TaskRecord
-                readied.append((recipient_of(name), kind_in(record.task)))
+                readied.append((name, kind_in(record.task)))
             elif shelf == ANSWERS:
                 answered.append(name)
             elif shelf == DUE and (self._timer_ms is None or order < self._timer_ms):
@@ -475,7 +477,7 @@ class Postgres(Roll):
             self._count_depth(name, 1)
         for (shelf, name, _), _ in left:
             if shelf == READY:
-                self._count_depth(recipient_of(name), -1)
+                self._count_depth(name, -1)
         for key in work.touched:
             was, now = work.were.get(key), work.records.get(key)
             if type(now) is TaskRecord and _has_moved(was, now):
@@ -938,6 +940,16 @@ class Postgres(Roll):
             FOLLOWERS,
         )
         return [row["name"] for row in found]
+
+
+def _is_for(woken_by: str | None, taken: Sequence[Any] | None) -> bool:
+    """Whether what somebody was woken for is dealt with: it was taken, or nothing was there. This process names what it
+    wakes somebody for; a ring of others names nothing, and stands for any number of tasks."""
+    if not taken:
+        return taken is not None
+    if woken_by is None:
+        return False
+    return any(not isinstance(one, Delivery) or kind_in(one.task) == woken_by for one in taken)
 
 
 def _goes_alone(entry: Entry) -> bool:

@@ -32,7 +32,7 @@ from covenant.store.postgres.hint import hint
 from covenant.store.postgres.line import marks_of
 from covenant.store.postgres.listing import DEEP, DIALOG_COUNT, LISTINGS
 from covenant.store.postgres.pulse import name_session
-from covenant.store.postgres.rows import DIALOGS, KINDS, READY, TRUST, Place, encoded, kind_name
+from covenant.store.postgres.rows import DIALOGS, KINDS, READY, TRUST, Place, encoded, kind_name, note_of
 from covenant.store.postgres.view import Depth, First, Listing, ShelfName, Working
 
 if TYPE_CHECKING:
@@ -75,10 +75,10 @@ _LOAD: Final = "select what, key, kind, ord, body from load($1, $2, $3, $4, $5, 
 _SAVE: Final = """select save($1, $2, $3, $4, $5,
     $6::text::text[], $7::text::"char"[], $8::text::bigint[], $9,
     $10::text::text[], $11::text::"char"[], $12::text::bigint[], $13, $14::text::bigint[], $15::text::text[],
-    $16::text::"char"[], $17::text::text[], $18::text::bigint[], $19::text::text[],
-    $20::text::"char"[], $21::text::text[], $22::text::bigint[], $23::text::text[],
-    $24::text::bigint[], $25::text::text[], $26::text::text[], $27::text::text[], $28::text::text[],
-    $29::text::bigint[], $30, $31::text::bigint[], $32::text::bigint[], $33::text::text[], $34)"""
+    $16::text::"char"[], $17::text::text[], $18::text::bigint[], $19::text::text[], $20::text::text[],
+    $21::text::"char"[], $22::text::text[], $23::text::bigint[], $24::text::text[],
+    $25::text::bigint[], $26::text::text[], $27::text::text[], $28::text::text[], $29::text::text[],
+    $30::text::bigint[], $31, $32::text::bigint[], $33::text::bigint[], $34::text::text[], $35)"""
 
 _names: Final = msgspec.json.Encoder()
 
@@ -553,6 +553,7 @@ class Lane:
             numbers([row[4] for row in old]),
             texts(gone),
             *_places(taken),
+            texts([note_of(place, work.records.get(key)) for place, key in taken]),
             *_places(left),
             numbers([row[0] for row in tasks]),
             texts([row[1] for row in tasks]),

@@ -139,9 +139,9 @@ LISTINGS: Final[dict[str, Callable[..., Statement]]] = {
 }
 
 DIALOG_COUNT: Final = "select count(*) from place where shelf = $1 and name = $2"
-DEPTH: Final = "select count(*) from place where shelf = $1 and name >= $2 || '/' and name < $2 || '0'"  # which is next
+DEPTH: Final = "select count(*) from place where shelf = $1 and name = $2"
 DEEP: Final = """
-    select q.name, count(*) as depth, (array_agg(q.key order by q.ord))[1] as key
-    from (select split_part(name, '/', 1) as name, ord, key from place where shelf = $1) q
-    group by q.name having count(*) > $2
+    select p.name, count(*) as depth, min(p.ord) as first,
+           (select q.key from place q where q.shelf = $1 and q.name = p.name order by q.ord limit 1) as key
+    from place p where p.shelf = $1 group by p.name having count(*) > $2
 """

@@ -35,7 +35,7 @@ from covenant.model.run import Entry, Mark, Run, Signal, Step
 from covenant.rules.lease import kind_in
 from covenant.rules.sight import is_listed
 
-READY: Final = b"R"  # by recipient and kind
+READY: Final = b"R"  # by recipient, with the kind as a note
 ANSWERS: Final = b"A"  # by the peer that drains them
 FOLLOWERS: Final = b"W"  # by slot
 SIGNALS: Final = b"I"  # that wait, by run
@@ -96,20 +96,16 @@ def decoded(kind: bytes, body: bytes) -> Any:
     return _DECODERS[kind](body)
 
 
-def queue_name(recipient: str, kind: str) -> str:
-    """Under which name a task stands on the shelf of what is ready. Keys of agents have no slash in them."""
-    return f"{recipient}/{kind_name(kind)}"
+def note_of(place: Place, record: Record | Tombstone | None) -> str | None:
+    """What is noted beside a place: of what is ready, the kind."""
+    return kind_name(kind_in(record.task)) if place[0] == READY and type(record) is TaskRecord else None
 
 
 def kind_name(kind: str) -> str:
-    """A kind may hold a NUL, the names of a database may not."""
+    """A kind may hold a NUL, the texts of a database may not."""
     if "\0" not in kind and "\\" not in kind:
         return kind
     return kind.replace("\\", "\\\\").replace("\0", "\\0")
-
-
-def recipient_of(queue: str) -> str:
-    return queue.partition("/")[0]
 
 
 def places_of(key: Key, record: Record | Tombstone | None) -> list[Place]:
@@ -127,7 +123,7 @@ def _places_of_task(record: TaskRecord) -> list[Place]:
         places.append((RECEIVED, record.recipient, sent))
         places.append((SENT, record.sender, sent))
         if ready_for is not None:
-            places.append((READY, queue_name(ready_for, kind_in(record.task)), record.ready_order))
+            places.append((READY, ready_for, record.ready_order))
         lease = record.lease
         if lease is not None:
             places.append((HELD, "", lease.seen_order))

@@ -32,8 +32,11 @@ create table place (
     name  text collate "C" not null,
     ord   bigint not null,
     key   text collate "C" not null,
+    note  text collate "C",                       -- of what is ready: its kind
     primary key (shelf, name, ord, key)
 ) with (autovacuum_vacuum_scale_factor = 0.01, autovacuum_vacuum_threshold = 5000, autovacuum_vacuum_cost_delay = 0);
+
+create index place_note on place (name, note, ord) where note is not null;
 
 -- Who sent what to whom; a row is written once, and goes with its task.
 create table task (
@@ -117,9 +120,8 @@ declare
     standing refcursor;
     is_bounded boolean;
     wanted text[];
-    queues text[];
-    low text collate "C";
-    high text collate "C";
+    locked text[];
+    depth integer;
 begin
     if mode = 1 then
         perform pg_advisory_xact_lock_shared(space, 1);
@@ -142,41 +144,54 @@ begin
                 open standing for select -1, r.key, r.kind, r.ord, r.body from record r
                     where r.key = any(keys) order by r.key for update;
             end if;
-        elsif names[i] = '*' or shelves[i] = 'R' then
+        elsif names[i] = '*' then
             wanted := array(select json_array_elements_text(kinds[i]::json));
-            if kinds[i] is not null and names[i] <> '*' then
-                queues := array(select names[i] || '/' || kind from unnest(wanted) kind);
-            else  -- those that there are: 0 comes next after the slash
-                low := case when names[i] = '*' then '' else names[i] || '/' end;
-                high := case when names[i] = '*' then U&'\+10FFFF' else names[i] || '0' end;
-                queues := array(
-                    with recursive each_name as (
-                        (select p.name from place p where p.shelf = shelves[i]
-                            and p.name >= low and p.name < high order by p.name limit 1)
-                        union all
-                        select (select p.name from place p where p.shelf = shelves[i]
-                            and p.name > e.name and p.name < high order by p.name limit 1)
-                        from each_name e where e.name is not null
-                    )
-                    select e.name from each_name e where e.name is not null
-                        and (kinds[i] is null or substr(e.name, strpos(e.name, '/') + 1) = any(wanted))
-                );
-            end if;
-            if cardinality(queues) = 1 then
+            open standing for
+                with recursive each_name as (
+                    (select p.name from place p where p.shelf = shelves[i] order by p.name limit 1)
+                    union all
+                    select (select p.name from place p where p.shelf = shelves[i] and p.name > e.name order by p.name limit 1)
+                    from each_name e where e.name is not null
+                ), oldest as (
+                    select p.* from each_name e cross join lateral (
+                        select q.ord, q.key from place q
+                        where q.shelf = shelves[i] and q.name = e.name and (kinds[i] is null or q.note = any(wanted))
+                        order by q.ord limit limits[i]
+                    ) p where e.name is not null order by p.ord limit limits[i]
+                )
+                select i, r.key, r.kind, r.ord, r.body from oldest o join record r on r.key = o.key
+                order by o.ord for update of r skip locked;
+        elsif kinds[i] is not null then
+            wanted := array(select json_array_elements_text(kinds[i]::json));
+            if cardinality(wanted) = 1 then
                 open standing for select i, r.key, r.kind, r.ord, r.body
                     from place p join record r on r.key = p.key
-                    where p.shelf = shelves[i] and p.name = queues[1]
+                    where p.shelf = shelves[i] and p.name = names[i] and p.note = wanted[1]
                     order by p.ord limit limits[i] for update of r skip locked;
-            else  -- the oldest of each, and some more: others may have locked them
-                open standing for select i, r.key, r.kind, r.ord, r.body from (
-                        select p.ord, p.key from unnest(queues) queue cross join lateral (
-                            select q.ord, q.key from place q where q.shelf = shelves[i] and q.name = queue
-                            order by q.ord limit limits[i] + 256
-                        ) p order by p.ord
-                    ) o join record r on r.key = o.key
-                    order by o.ord limit limits[i] for update of r skip locked;
+            else  -- the oldest of each kind; and more of them, if those are locked by others
+                depth := limits[i] + 64;
+                loop
+                    locked := array(
+                        select r.key from (
+                            select p.ord, p.key from unnest(wanted) k cross join lateral (
+                                select q.ord, q.key from place q
+                                where q.shelf = shelves[i] and q.name = names[i] and q.note = k order by q.ord limit depth
+                            ) p
+                        ) o join record r on r.key = o.key
+                        order by o.ord limit limits[i] for update of r skip locked
+                    );
+                    exit when cardinality(locked) >= limits[i] or not exists (
+                        select from unnest(wanted) k cross join lateral (
+                            select from place q where q.shelf = shelves[i] and q.name = names[i] and q.note = k
+                            order by q.ord offset depth limit 1
+                        ) p
+                    );
+                    depth := depth * 8;
+                end loop;
+                open standing for select i, r.key, r.kind, r.ord, r.body
+                    from unnest(locked) with ordinality l(key, at) join record r on r.key = l.key order by l.at;
             end if;
-        elsif shelves[i] = 'A' then
+        elsif shelves[i] in ('R', 'A') then
             open standing for select i, r.key, r.kind, r.ord, r.body
                 from place p join record r on r.key = p.key
                 where p.shelf = shelves[i] and p.name = names[i]
@@ -215,7 +230,7 @@ create function save(
     new_keys text[], new_kinds "char"[], new_ords bigint[], new_bodies bytea[],
     old_keys text[], old_kinds "char"[], old_ords bigint[], old_bodies bytea[], old_were bigint[],
     gone_keys text[],
-    in_shelves "char"[], in_names text[], in_ords bigint[], in_keys text[],
+    in_shelves "char"[], in_names text[], in_ords bigint[], in_keys text[], in_notes text[],
     out_shelves "char"[], out_names text[], out_ords bigint[], out_keys text[],
     task_ords bigint[], task_keys text[], senders text[], recipients text[], parents text[], task_gone bigint[],
     log_at bigint, log_seqs bigint[], log_lasts bigint[], log_marks text[], log_lines bytea[]
@@ -248,7 +263,7 @@ begin
         where p.shelf = u.shelf and p.name = u.name and p.ord = u.ord and p.key = u.key;
     end if;
     if cardinality(in_keys) > 0 then
-        insert into place select * from unnest(in_shelves, in_names, in_ords, in_keys);
+        insert into place select * from unnest(in_shelves, in_names, in_ords, in_keys, in_notes);
     end if;
     if cardinality(task_gone) > 0 then
         delete from task where ord = any(task_gone);
