@@ -57,6 +57,7 @@ def killed(example: str, url: str, lines: int, cwd: Path, seconds: str = "0.05")
             told.append(line)
             if len(told) == lines:
                 os.kill(dying.pid, signal.SIGKILL)
+                told += dying.stdout  # what it had said by then, too
                 break
         code = dying.wait(PATIENCE_S)
         assert code in (0, -signal.SIGKILL), dying.stderr.read()
