@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from itertools import count
 from typing import Any, Final
@@ -10,7 +11,9 @@ from urllib.parse import urlsplit, urlunsplit
 
 import asyncpg
 
+from covenant import OpenMailbox
 from covenant.store.postgres.connection import Where
+from covenant.store.postgres.engine import Postgres
 
 _numbers: Final = count(1)
 
@@ -34,3 +37,15 @@ def as_role(url: str, role: str) -> str:
 
 def role_name(url: str) -> str:
     return f"{Where.of(url).schema}_role{next(_numbers)}"
+
+
+def engine_of(box: OpenMailbox) -> Postgres:
+    assert isinstance(box._engine, Postgres)
+    return box._engine
+
+
+async def until(is_true: Callable[[], bool]) -> None:
+    """What another process or a real server does cannot be waited for by an event of ours."""
+    async with asyncio.timeout(30):
+        while not is_true():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
-from collections.abc import Callable
 
 import pytest
 
-from covenant import AgentId, Limits, Mailbox, OpenMailbox, Result, TaskState
+from covenant import AgentId, Limits, Mailbox, Result, TaskState
 from covenant.model.error import ClockAstray
 from covenant.store.clock import SystemClock
 from covenant.store.postgres import engine as engines
 from covenant.store.postgres import pulse as pulses
-from covenant.store.postgres.engine import Postgres
 from tests.conformance.support import DONE, drain, plain, take
 from tests.postgres import store_url
+from tests.postgres.support import engine_of, until
 
 ALICE, BOB = AgentId.named("alice@lab"), AgentId.named("bob@lab")
 MONTH_MS = 31 * 24 * 3600 * 1000
@@ -28,17 +26,6 @@ class Shifted(SystemClock):
 
     def now_ms(self) -> int:
         return super().now_ms() + self.by_ms
-
-
-def engine_of(box: OpenMailbox) -> Postgres:
-    assert isinstance(box._engine, Postgres)
-    return box._engine
-
-
-async def until(is_true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not is_true():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize("by_ms", [MONTH_MS, 10_000, -10_000])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from urllib.parse import urlencode
 import asyncpg
 import pytest
 
-from covenant import AgentId, CovenantError, Mailbox, OpenMailbox
+from covenant import AgentId, CovenantError, Mailbox
 from covenant.model import command as c
 from covenant.model.error import StoreUnavailable
 from covenant.model.peer import Caller, Role
@@ -21,7 +21,7 @@ from covenant.store.postgres.engine import Postgres
 from tests.conformance.support import PATIENCE_MS, finish, plain, take
 from tests.postgres import started_server, store_url
 from tests.postgres.servers import forget, over_tcp, replica_of, socket_of
-from tests.postgres.support import sql
+from tests.postgres.support import engine_of, sql, until
 
 ANN, BOB = AgentId.named("ann@lab"), AgentId.named("bob@lab")
 
@@ -39,18 +39,6 @@ async def said(connection: asyncpg.Connection[Any], sql: str, *values: Any) -> N
     """Until the server says so."""
     async with asyncio.timeout(30):
         while not await connection.fetchval(sql, *values):  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-
-
-def engine_of(box: OpenMailbox) -> Postgres:
-    engine = box._engine
-    assert isinstance(engine, Postgres)
-    return engine
-
-
-async def until(is_true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
-        while not is_true():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
 

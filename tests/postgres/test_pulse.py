@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 import asyncpg
 import pytest
 
-from covenant import AgentId, Mailbox, OpenMailbox
+from covenant import AgentId, Mailbox
 from covenant.model.daemon import DaemonState
 from covenant.store.postgres import bell as bells
 from covenant.store.postgres import engine as engines
@@ -17,22 +16,11 @@ from covenant.store.postgres import pulse as pulses
 from covenant.store.postgres.engine import Postgres
 from tests.conformance.support import plain
 from tests.postgres import store_url
-from tests.postgres.support import sql
+from tests.postgres.support import engine_of, sql, until
 
 ALICE, BOB = AgentId.named("alice@lab"), AgentId.named("bob@lab")
 BURY = "update daemon set ended = clock_timestamp(), proof = 'silent' where id = $1"
 CLOSE_LANES = "update lane set closed = true where daemon = $1"
-
-
-def engine_of(box: OpenMailbox) -> Postgres:
-    assert isinstance(box._engine, Postgres)
-    return box._engine
-
-
-async def until(is_true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not is_true():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
 
 
 @pytest.fixture

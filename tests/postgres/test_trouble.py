@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import asyncpg
 import pytest
 
-from covenant import AgentId, CovenantError, Limits, Mailbox, OpenMailbox, Result
+from covenant import AgentId, CovenantError, Limits, Mailbox, Result
 from covenant.exchange.realm import Realm
 from covenant.model import command as c
 from covenant.model.error import StoreUnavailable
@@ -28,20 +28,9 @@ from tests.conformance.support import DAY_MS, DONE, drain, plain, soon, take, ui
 from tests.daemons import OPERATOR_TOKEN
 from tests.postgres import started_server, store_url
 from tests.postgres.servers import forget, socket_of
-from tests.postgres.support import sql
+from tests.postgres.support import engine_of, sql, until
 
 ALICE, BOB = AgentId.named("alice@lab"), AgentId.named("bob@lab")
-
-
-def engine_of(box: OpenMailbox) -> Postgres:
-    assert isinstance(box._engine, Postgres)
-    return box._engine
-
-
-async def until(is_true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not is_true():  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
 
 
 # --- a connection that says nothing -----------------------------------------------------------------------------
