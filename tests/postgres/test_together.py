@@ -14,7 +14,7 @@ from covenant.model.peer import Caller, Role
 from covenant.store.clock import ManualClock
 from covenant.store.postgres.engine import Postgres
 from tests.conformance.runs import entry, step
-from tests.conformance.support import DONE, drain, plain, take, uid
+from tests.conformance.support import DONE, drain, plain, take, turn, uid
 from tests.postgres import store_url
 
 ALICE = AgentId.named("alice@lab")
@@ -58,9 +58,11 @@ async def test_who_is_woken_and_refused_wakes_the_next(url: str) -> None:
             return asyncio.create_task(engine.take(c.Call(Caller(bob.agent, Role.PEER, token), lease)))
 
         first = waiting("old")
+        await turn()
         await bob.recent_tasks(1)
         await engine.run(c.RotateToken(None, bob.agent.pubkey, "new"))
         second = waiting("new")
+        await turn()
         await bob.recent_tasks(1)
         await box.of(ALICE).send_task(plain(bob))
         async with asyncio.timeout(PATIENCE_S):
@@ -72,9 +74,13 @@ async def test_who_is_woken_and_refused_wakes_the_next(url: str) -> None:
 async def test_who_takes_another_kind_than_it_was_woken_for_wakes_the_next() -> None:
     async with Mailbox.open(store_url()) as box:
         alice, bob = box.of(ALICE), box.of("bob@lab")
+        await alice.send_task(plain(bob, task_kind="b"))
+        held = await take(bob)
         waiting = [asyncio.create_task(bob.recv_tasks(1, kinds=kinds)) for kinds in (["a", "b"], ["a"])]
         await bob.recent_tasks(1)  # asked behind them, and answered
-        await alice.send_tasks([plain(bob, task_kind="b"), plain(bob, task_kind="a")])
+        engine: Any = box._engine
+        newer = plain(bob, task_kind="a")
+        await engine.run_all([c.SendTask(ALICE, newer), c.GiveBack(bob.agent, (held.lease_id,), ())])
         async with asyncio.timeout(PATIENCE_S):
             taken = await asyncio.gather(*waiting)
         assert [delivery.task.task_kind for one in taken for delivery in one] == ["b", "a"]
