@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
+from typing import Any
 
 import pytest
 
 from covenant import AgentId, Limits, Mailbox, Result, TaskState
 from covenant.model.error import ClockAstray
-from covenant.store.clock import SystemClock
+from covenant.store.clock import ManualClock, SystemClock
 from covenant.store.postgres import engine as engines
 from covenant.store.postgres import pulse as pulses
-from tests.conformance.support import DONE, drain, plain, take
-from tests.postgres import store_url
+from covenant.store.postgres.rows import DUE
+from tests.conformance.support import DONE, drain, plain, take, uid
+from tests.postgres import settle, store_url
 from tests.postgres.support import engine_of, until
 
 ALICE, BOB = AgentId.named("alice@lab"), AgentId.named("bob@lab")
@@ -89,3 +92,39 @@ async def test_a_slow_answer_is_no_wrong_clock() -> None:
         for before, there, skew in ((now - 9_000, now - 8_000, 0), (now - 9_000, now - 9_500, 500)):
             pulse._learn_skew(before, there)
             assert pulse._skew_ms == skew
+
+
+@pytest.mark.parametrize("when", ["slow look", "expiry"])
+async def test_a_time_that_is_set_during_a_look_at_times_is_kept(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the look found may be older than what was committed meanwhile."""
+    monkeypatch.setattr(engines, "POLL_S", 3_600)
+    clock = ManualClock()
+    async with Mailbox.open(store_url(), clock=clock) as box:
+        alice, bob = box.of("alice@lab"), box.of("bob@lab")
+        engine = engine_of(box)
+        now = clock.now_ms()
+        await alice.send_task(plain(bob, not_before_ms=now + 1_000))
+        await alice.send_task(plain(bob, not_before_ms=now + 60_000))
+        fetch = engine._reader.fetch
+
+        async def slow(sql: str, *values: Any) -> Any:
+            found = await fetch(sql, *values)
+            if DUE in values:
+                monkeypatch.setattr(engine._reader, "fetch", fetch)
+                await alice.send_task(plain(bob, id=uid(7), not_before_ms=now + 30_000))
+            return found
+
+        if when == "expiry":
+            monkeypatch.setattr(engine._reader, "fetch", slow)
+            clock.advance(1_000)
+            await settle(engine)
+        else:
+            clock.advance(1_000)
+            await settle(engine)
+            monkeypatch.setattr(engine._reader, "fetch", slow)
+            await engine._look()
+        await take(bob)
+        waiting = asyncio.create_task(take(bob))
+        await until(lambda: engine._ready_waiters.count == 1 and engine._free == len(engine._lanes))
+        clock.advance(30_000)
+        assert (await waiting).task.id == uid(7)

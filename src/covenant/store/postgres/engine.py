@@ -468,8 +468,8 @@ class Postgres(Roll):
                 readied.append((name, kind_in(record.task)))
             elif shelf == ANSWERS:
                 answered.append(name)
-            elif shelf == DUE and (self._timer_ms is None or order < self._timer_ms):
-                self._set_timer(order)
+            elif shelf == DUE:
+                self._heed(order)
             elif shelf == PUSHES:
                 self._pushed.add(name)
                 changed.append(name)
@@ -763,6 +763,12 @@ class Postgres(Roll):
         if due_ms is not None and not self.is_closing:
             self._timer = self._clock.call_at(due_ms, self._on_timer)
 
+    def _heed(self, due_ms: int) -> None:
+        """Something is due then. An earlier time stays: who read this one may not have seen the last commit, and to
+        wake up in vain does no harm."""
+        if self._timer_ms is None or due_ms < self._timer_ms:
+            self._set_timer(due_ms)
+
     def _on_timer(self) -> None:
         self._timer = None
         if self.is_closing or self._timer_ms is None:
@@ -794,7 +800,7 @@ class Postgres(Roll):
                 "select ord from place where shelf = $1 and name = '' order by ord limit 1", DUE
             )
             if found:
-                self._set_timer(found[0]["ord"])
+                self._heed(found[0]["ord"])
         except CovenantError as failed:
             log.warning("what is due is left for later: %s", failed)
 
@@ -902,7 +908,7 @@ class Postgres(Roll):
         for waiters in (self._ready_waiters, self._answer_waiters):
             waiters.wake(ALL)
         if told_of.get("d") and self.is_on_time:
-            self._set_timer(int(told_of["d"][0]))
+            self._heed(int(told_of["d"][0]))
         await self._look_at_watched()
         pushed = set(told_of.get("u", ()))
         for task_id in pushed - self._pushed:
