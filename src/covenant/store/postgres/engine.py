@@ -900,7 +900,7 @@ class Postgres(Roll):
             self._answer_waiters.wake_some(name)
         self._growth.tell()
         for waiters in (self._ready_waiters, self._answer_waiters):
-            waiters.wake(ALL)
+            waiters.wake_some(ALL)
         if told_of.get("d") and self.is_on_time:
             self._set_timer(int(told_of["d"][0]))
         await self._look_at_watched()
