@@ -100,6 +100,33 @@ async def test_a_connection_that_says_nothing_is_taken_for_lost(monkeypatch: pyt
     forget(server)
 
 
+async def test_a_bell_on_a_connection_that_says_nothing_rings_on_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connect, "__defaults__", (0.3,))
+    monkeypatch.setattr(engines, "POLL_S", 600.0)
+    server = started_server()
+    async with over_a_line(server) as (line, port):
+        ours = "schema=silent&lanes=1"
+        url = f"postgresql://postgres@127.0.0.1:{port}/postgres?sslmode=disable&{ours}"
+        async with Mailbox.open(url) as here, Mailbox.open(f"{server.get_uri()}&{ours}") as there:
+            await until(lambda: engine_of(here).companions() > 1)
+            waiting = [asyncio.create_task(there.of(BOB).recv_task()) for _ in range(2)]
+            await here.of(ALICE).send_task(plain(there.of(BOB), id=uid(1)))
+            assert (await soon(waiting[0])).task.id == uid(1)
+            bell = engine_of(here)._bell
+            say, hands = bell._say, []
+
+            async def noted(payload: str) -> None:
+                hands.append(bell._hand)
+                await say(payload)
+
+            monkeypatch.setattr(bell, "_say", noted)
+            line.silence()
+            await soon(here.of(ALICE).send_task(plain(there.of(BOB), id=uid(2))))
+            assert (await soon(waiting[1])).task.id == uid(2)
+            assert hands[0] is not None and hands[1] is None  # made anew, and not waited for once more
+    forget(server)
+
+
 async def test_a_question_waits_for_a_database_that_is_away_as_long_as_it_would_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -202,6 +202,7 @@ class Postgres(Roll):
                 await lane.open()
             await self._pulse.open()
             self.tell_of_me()
+            await self._bell.tell()  # before anybody waits here for what the others do
         except (*LOST, asyncpg.PostgresError) as failed:
             await self._let_go()
             raise told(failed, "not_stored") from failed
