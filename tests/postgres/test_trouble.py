@@ -127,6 +127,23 @@ async def test_a_bell_on_a_connection_that_says_nothing_rings_on_another(monkeyp
     forget(server)
 
 
+async def test_who_led_over_a_connection_that_says_nothing_leads_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server knows nothing of its end, and keeps its lock."""
+    monkeypatch.setattr(pulses, "BEAT_S", 0.1)
+    server = started_server()
+    async with over_a_line(server) as (line, port):
+        url = f"postgresql://postgres@127.0.0.1:{port}/postgres?sslmode=disable&schema=silent&lanes=1"
+        async with Mailbox.open(url) as box:
+            engine = engine_of(box)
+            engine.join("key", lambda pubkey: None)
+            await until(engine.leads)
+            line.silence()
+            await until(lambda: not engine.leads())
+            async with asyncio.timeout(10):
+                await until(engine.leads)
+    forget(server)
+
+
 async def test_a_question_waits_for_a_database_that_is_away_as_long_as_it_would_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
