@@ -468,7 +468,7 @@ class Lane:
             work.take_shelf(first, found[at], at + 1 in cuts)
         if trust != self._engine.known.learnt:
             await self._engine.known.learn(self._connection)
-            work.trust = self._engine.trust
+        work.trust = self._engine.trust  # another lane may have begun anew while this one looked
         return due
 
     async def _draw(self, work: Working, count: int) -> None:
