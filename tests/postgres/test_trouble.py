@@ -19,10 +19,13 @@ from covenant.serve.daemon import Daemon, Settings
 from covenant.store.clock import ManualClock
 from covenant.store.postgres import connection as connections
 from covenant.store.postgres import engine as engines
+from covenant.store.postgres import entry as entries
+from covenant.store.postgres import lane as lanes
 from covenant.store.postgres import pulse as pulses
 from covenant.store.postgres import reader as readers
 from covenant.store.postgres.connection import Where, connect
 from covenant.store.postgres.engine import Postgres
+from covenant.store.postgres.lane import Lane
 from covenant.store.postgres.verify import StoreReport, verify
 from tests.conformance.support import DAY_MS, DONE, drain, plain, soon, take, uid
 from tests.daemons import OPERATOR_TOKEN
@@ -243,6 +246,33 @@ async def test_a_command_that_wants_what_somebody_holds_keeps_nobody_else(monkey
         assert [getattr(one, "task_id", one) for one in sent] == [uid(number) for number in range(2, 12)]
         await soon(bob.send_result(Result.ok(delivery, DONE)))
         assert (await drain(alice)).task_id == uid(1)
+
+
+async def test_what_somebody_holds_for_long_is_waited_for_as_long_as_a_database_that_is_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(connections._SETTINGS, "lock_timeout", "5ms")
+    monkeypatch.setattr(lanes, "TOGETHER_S", 0.0)
+    monkeypatch.setattr(entries, "PATIENCE_S", 0.0)
+    url = f"{store_url()}&lanes=1"
+    async with Mailbox.open(url) as box, sql(url) as owner:
+        alice, bob = box.of(ALICE), box.of(BOB)
+        await alice.send_task(plain(bob, id=uid(1)))
+        delivery = await take(bob)
+        transact, batches = Lane._transact, []
+
+        async def noted(lane: Lane, batch: list[Any]) -> int:
+            batches.append(len(batch))
+            return await transact(lane, batch)
+
+        monkeypatch.setattr(Lane, "_transact", noted)
+        async with owner.transaction():
+            await owner.execute("select from record where key = $1 for update", uid(1))
+            post = bob.send_result(Result.ok(delivery, DONE))
+            posted, sent = await soon(asyncio.gather(post, alice.send_task(plain(bob)), return_exceptions=True))
+        assert isinstance(posted, StoreUnavailable) and posted.details["outcome"] == "not_stored"
+        assert not isinstance(sent, Exception)
+        assert batches == [2, 1, 1]
 
 
 async def test_what_is_open_is_not_locked_by_who_looks_for_what_is_past_its_time() -> None:
