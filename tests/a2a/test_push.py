@@ -271,6 +271,18 @@ async def test_a_failure_is_tried_again_later_and_later_and_nothing_is_skipped(
     assert (house.pusher.counts.taken, house.pusher.counts.failed) == (3, 3)
 
 
+async def test_who_does_not_lead_any_more_tells_nothing(
+    house: House, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another one tells it already."""
+    receiver.answers["one"] = [status(500)]
+    task = await house.send(task_push_notification_config=a.PushSettings(url=receiver.url("one")))
+    await receiver.until("one", [1])
+    monkeypatch.setattr(house.exchange.store, "leads", lambda: False)
+    await house.passing(lambda: house.pusher.behind == 0)
+    assert receiver.told("one") == [1] and not await house.is_free(task.id)
+
+
 async def test_a_receiver_that_never_answers_is_cut_off(house: House, receiver: Receiver) -> None:
     receiver.answers["one"] = [never()]
     task = await house.send()

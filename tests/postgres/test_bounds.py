@@ -126,18 +126,37 @@ async def test_a_receive_of_some_kinds_locks_what_it_takes_and_nothing_else(
     assert len(await soon(bob.recv_tasks(100, wait_ms=0, kinds={"", "other"}))) == 50
 
 
+@pytest.mark.parametrize("is_for_all", [False, True], ids=["his", "anybodys"])
 @pytest.mark.parametrize("kinds", [None, {"a"}, {"a", "b"}], ids=["all", "one", "two"])
 async def test_what_others_have_locked_does_not_hide_what_stands_behind_it(
-    box: OpenMailbox, kinds: set[str] | None
+    box: OpenMailbox, kinds: set[str] | None, is_for_all: bool
 ) -> None:
     tasks = [Task(id=uid(n), recipient=BOB, intent_text="x", task_kind="ab"[n % 2]) for n in range(400)]
     await box.of(ALICE).send_tasks(tasks)
     engine: Any = box._engine
     async with borrowed(engine.where) as other, other.transaction():
         await other.execute("select from record where key = any($1) for update", [uid(n) for n in range(300)])
-        taken = await soon(box.of(BOB).recv_tasks(2, wait_ms=0, kinds=kinds))
+        receiver = box if is_for_all else box.of(BOB)
+        taken = await soon(receiver.recv_tasks(2, wait_ms=0, kinds=kinds))
         expected = (300, 302) if kinds == {"a"} else (300, 301)
         assert [delivery.task.id for delivery in taken] == [uid(n) for n in expected]
+
+
+@pytest.mark.parametrize("name", [BOB.pubkey, "*"], ids=["his", "anybodys"])
+@pytest.mark.parametrize("kinds", ['["a"]', '["a","b"]'], ids=["one", "two"])
+async def test_work_of_other_kinds_is_not_read_to_find_that_of_one(box: OpenMailbox, kinds: str, name: str) -> None:
+    """Whatever the statistics say of kinds that are seldom there."""
+    for _ in range(3):
+        await box.of(ALICE).send_tasks([Task(recipient=BOB, intent_text="x", task_kind="other") for _ in range(1000)])
+    engine: Any = box._engine
+    async with borrowed(engine.where) as other:
+        await other.execute("analyze place")
+        async with other.transaction():
+            sql = "select what from load(0, $1, '{}', '{R}', $2, '{1}', $3, 100000)"
+            found = await other.fetch(sql, engine.space, [name], [kinds])
+            assert not [row for row in found if row["what"] > 0]
+            read = "select idx_tup_fetch from pg_stat_xact_user_tables where relid = 'place'::regclass"
+            assert await other.fetchval(read) < 10
 
 
 async def test_what_looks_like_the_kind_in_what_a_task_carries_is_not_taken_for_it(box: OpenMailbox) -> None:

@@ -16,9 +16,14 @@ from covenant import AgentId, CovenantError, Mailbox
 from covenant.model import command as c
 from covenant.model.error import StoreUnavailable
 from covenant.model.peer import Caller, Role
+from covenant.model.query import GetTask
 from covenant.store.postgres import pulse as pulses
+from covenant.store.postgres.connection import Where, borrowed
 from covenant.store.postgres.engine import Postgres
-from tests.conformance.support import PATIENCE_MS, finish, plain, take
+from covenant.store.postgres.lane import Lane
+from covenant.store.postgres.reader import Reader
+from covenant.store.postgres.view import Working
+from tests.conformance.support import PATIENCE_MS, finish, plain, take, uid
 from tests.postgres import started_server, store_url
 from tests.postgres.servers import forget, over_tcp, replica_of, socket_of
 from tests.postgres.support import engine_of, sql, until
@@ -123,6 +128,32 @@ async def test_a_store_whose_trust_has_gone_back_is_believed() -> None:
         assert refused.value.code == "unauthenticated"
         assert (store.caller_of("lost"), store.known.learnt) == (None, before)
         assert store.caller_of("kept") is not None
+
+
+@pytest.mark.parametrize("part", [Lane, Reader])
+async def test_a_store_that_somebody_else_here_found_gone_back_is_believed(
+    part: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While a command or a question was on its way: its own look finds nothing new."""
+    url = f"{store_url()}&lanes=1"
+    async with Mailbox.open(url) as box, sql(url) as owner, borrowed(Where.of(url)) as other:
+        store = engine_of(box)
+        await store.run(c.EnrollPeer(None, BOB, Role.PEER, "lost"))
+        await store.refresh()
+        load = part._load
+
+        async def late(self: Any, work: Working, *more: Any) -> Any:
+            if store.known.learnt:
+                await owner.execute("delete from place where shelf = 'N'; update meta set trust = 0")
+                await store.known.learn(other)
+            return await load(self, work, *more)
+
+        monkeypatch.setattr(part, "_load", late)
+        caller = Caller(BOB, Role.PEER, "lost")
+        lease = c.Call(caller, c.LeaseTasks(BOB, BOB, "worker", 1))
+        with pytest.raises(CovenantError) as refused:
+            await (store.run(lease) if part is Lane else store.ask(GetTask(BOB, uid(1)), caller))
+        assert refused.value.code == "unauthenticated"
 
 
 async def test_a_replica_takes_over_with_everything_that_was_acknowledged() -> None:

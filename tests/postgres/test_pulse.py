@@ -14,7 +14,7 @@ from covenant.store.postgres import bell as bells
 from covenant.store.postgres import engine as engines
 from covenant.store.postgres import pulse as pulses
 from covenant.store.postgres.engine import Postgres
-from tests.conformance.support import plain
+from tests.conformance.support import plain, soon
 from tests.postgres import store_url
 from tests.postgres.support import engine_of, sql, until
 
@@ -92,6 +92,19 @@ async def test_a_daemon_that_the_store_has_forgotten_is_in_it_again(fast: None) 
                 pass
         await box.of(ALICE).send_task(plain(box.of(BOB)))
         assert await state_of(engine, engine.daemon_id) is DaemonState.ALIVE
+
+
+async def test_the_others_know_of_a_daemon_once_it_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who does not know of any rings for nobody."""
+    monkeypatch.setattr(pulses, "BEAT_S", 600.0)
+    monkeypatch.setattr(bells.Bell, "work", lambda bell: asyncio.sleep(600))
+    url = f"{store_url()}&lanes=1"
+    async with Mailbox.open(url) as here:
+        heard = asyncio.Event()
+        monkeypatch.setattr(engine_of(here), "rung", lambda *rung: heard.set())
+        async with Mailbox.open(url):
+            await soon(heard.wait())
+            assert engine_of(here).companions() == 2
 
 
 async def test_what_the_bell_could_not_tell_it_tells_when_it_can(fast: None, monkeypatch: pytest.MonkeyPatch) -> None:

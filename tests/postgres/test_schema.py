@@ -15,7 +15,8 @@ from covenant.store.postgres.connection import Where, connect
 from tests.cli.support import PROGRAM, environment, run
 from tests.conformance.support import answer_next, drain, finish, keyed, plain
 from tests.docs.support import blocks, page
-from tests.postgres import store_url
+from tests.postgres import started_server, store_url
+from tests.postgres.servers import forget
 from tests.postgres.support import as_role, role_name, sql
 
 
@@ -126,6 +127,19 @@ async def test_a_daemon_needs_no_right_beyond_those_of_the_page() -> None:
         ):
             with pytest.raises(asyncpg.InsufficientPrivilegeError):
                 await daemon.execute(forbidden)
+
+
+async def test_a_server_that_tells_nothing_of_its_wal_serves_all_the_same() -> None:
+    server = started_server()
+    store = store_url(server.get_uri())
+    role = role_name(store)
+    assert run("db", "migrate", "--store", store).code == 0
+    async with sql(store) as owner:
+        await owner.execute(f"create role {role} login; {granted(Where.of(store).schema, role)}")
+        await owner.execute("revoke execute on function pg_catalog.pg_walfile_name(pg_lsn) from public")
+    async with Mailbox.open(as_role(store, role)) as box:
+        await finish(box.of("ann@lab"), box.of("bob@lab"), keyed(box.of("bob@lab")))
+    forget(server)
 
 
 async def test_without_the_right_to_make_the_schema_one_is_told_who_can() -> None:

@@ -46,6 +46,28 @@ async def test_a_ring_wakes_who_waits_for_that_kind() -> None:
         waiting[0].cancel()
 
 
+@pytest.mark.parametrize("is_heard", [True, False], ids=["rung", "looked"])
+async def test_who_waits_for_all_finds_its_kind_at_once(is_heard: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind others for all, and beside one of that name, who are after something else."""
+    url = store_url()
+    async with Mailbox.open(url) as here, Mailbox.open(url) as there:
+        bob, engine = there.of("bob@lab"), there._engine
+        assert isinstance(engine, Postgres)
+        boxes = (bob, there, there, there)
+        receives = (box.recv_tasks(1, kinds=[kind]) for box, kind in zip(boxes, "abcd", strict=True))
+        waiting = [asyncio.create_task(receive) for receive in receives]
+        await bob.recent_tasks(1)  # asked behind them, and answered
+        if not is_heard:
+            monkeypatch.setattr(engine, "rung", lambda *rung: None)
+        await here.of(ALICE).send_task(plain(bob, task_kind="d"))
+        if not is_heard:
+            await engine._look()
+        async with asyncio.timeout(PATIENCE_S):
+            assert len(await waiting[-1]) == 1
+        for receiver in waiting:
+            receiver.cancel()
+
+
 @pytest.mark.parametrize("url", ["memory:", "postgresql:"])
 async def test_who_is_woken_and_refused_wakes_the_next(url: str) -> None:
     async with Mailbox.open(url if url == "memory:" else store_url()) as box:

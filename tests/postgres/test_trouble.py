@@ -19,10 +19,13 @@ from covenant.serve.daemon import Daemon, Settings
 from covenant.store.clock import ManualClock
 from covenant.store.postgres import connection as connections
 from covenant.store.postgres import engine as engines
+from covenant.store.postgres import entry as entries
+from covenant.store.postgres import lane as lanes
 from covenant.store.postgres import pulse as pulses
 from covenant.store.postgres import reader as readers
 from covenant.store.postgres.connection import Where, connect
 from covenant.store.postgres.engine import Postgres
+from covenant.store.postgres.lane import Lane
 from covenant.store.postgres.verify import StoreReport, verify
 from tests.conformance.support import DAY_MS, DONE, drain, plain, soon, take, uid
 from tests.daemons import OPERATOR_TOKEN
@@ -97,6 +100,50 @@ async def test_a_connection_that_says_nothing_is_taken_for_lost(monkeypatch: pyt
             assert (await soon(alice.send_task(plain(bob, id=uid(2))))).task_id == uid(2)
             assert (await soon(alice.get_task(uid(2)))).task.id == uid(2)
             assert [delivery.task.id for delivery in await soon(bob.recv_tasks(5, wait_ms=0))] == [uid(1), uid(2)]
+    forget(server)
+
+
+async def test_a_bell_on_a_connection_that_says_nothing_rings_on_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connect, "__defaults__", (0.3,))
+    monkeypatch.setattr(engines, "POLL_S", 600.0)
+    server = started_server()
+    async with over_a_line(server) as (line, port):
+        ours = "schema=silent&lanes=1"
+        url = f"postgresql://postgres@127.0.0.1:{port}/postgres?sslmode=disable&{ours}"
+        async with Mailbox.open(url) as here, Mailbox.open(f"{server.get_uri()}&{ours}") as there:
+            await until(lambda: engine_of(here).companions() > 1)
+            waiting = [asyncio.create_task(there.of(BOB).recv_task()) for _ in range(2)]
+            await here.of(ALICE).send_task(plain(there.of(BOB), id=uid(1)))
+            assert (await soon(waiting[0])).task.id == uid(1)
+            bell = engine_of(here)._bell
+            say, hands = bell._say, []
+
+            async def noted(payload: str) -> None:
+                hands.append(bell._hand)
+                await say(payload)
+
+            monkeypatch.setattr(bell, "_say", noted)
+            line.silence()
+            await soon(here.of(ALICE).send_task(plain(there.of(BOB), id=uid(2))))
+            assert (await soon(waiting[1])).task.id == uid(2)
+            assert hands[0] is not None and hands[1] is None  # made anew, and not waited for once more
+    forget(server)
+
+
+async def test_who_led_over_a_connection_that_says_nothing_leads_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server knows nothing of its end, and keeps its lock."""
+    monkeypatch.setattr(pulses, "BEAT_S", 0.1)
+    server = started_server()
+    async with over_a_line(server) as (line, port):
+        url = f"postgresql://postgres@127.0.0.1:{port}/postgres?sslmode=disable&schema=silent&lanes=1"
+        async with Mailbox.open(url) as box:
+            engine = engine_of(box)
+            engine.join("key", lambda pubkey: None)
+            await until(engine.leads)
+            line.silence()
+            await until(lambda: not engine.leads())
+            async with asyncio.timeout(10):
+                await until(engine.leads)
     forget(server)
 
 
@@ -199,6 +246,33 @@ async def test_a_command_that_wants_what_somebody_holds_keeps_nobody_else(monkey
         assert [getattr(one, "task_id", one) for one in sent] == [uid(number) for number in range(2, 12)]
         await soon(bob.send_result(Result.ok(delivery, DONE)))
         assert (await drain(alice)).task_id == uid(1)
+
+
+async def test_what_somebody_holds_for_long_is_waited_for_as_long_as_a_database_that_is_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(connections._SETTINGS, "lock_timeout", "5ms")
+    monkeypatch.setattr(lanes, "TOGETHER_S", 0.0)
+    monkeypatch.setattr(entries, "PATIENCE_S", 0.0)
+    url = f"{store_url()}&lanes=1"
+    async with Mailbox.open(url) as box, sql(url) as owner:
+        alice, bob = box.of(ALICE), box.of(BOB)
+        await alice.send_task(plain(bob, id=uid(1)))
+        delivery = await take(bob)
+        transact, batches = Lane._transact, []
+
+        async def noted(lane: Lane, batch: list[Any]) -> int:
+            batches.append(len(batch))
+            return await transact(lane, batch)
+
+        monkeypatch.setattr(Lane, "_transact", noted)
+        async with owner.transaction():
+            await owner.execute("select from record where key = $1 for update", uid(1))
+            post = bob.send_result(Result.ok(delivery, DONE))
+            posted, sent = await soon(asyncio.gather(post, alice.send_task(plain(bob)), return_exceptions=True))
+        assert isinstance(posted, StoreUnavailable) and posted.details["outcome"] == "not_stored"
+        assert not isinstance(sent, Exception)
+        assert batches == [2, 1, 1]
 
 
 async def test_what_is_open_is_not_locked_by_who_looks_for_what_is_past_its_time() -> None:

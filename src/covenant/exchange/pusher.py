@@ -190,7 +190,7 @@ class Pusher:
 
     async def _run(self, line: _Line) -> None:
         try:
-            while not self._is_ending:
+            while not self._is_ending and self._store.leads():  # who leads next goes on where this was noted
                 line.is_stirred = False
                 try:
                     is_done = await self._go_on(line)

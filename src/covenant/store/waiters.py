@@ -60,7 +60,7 @@ class Waiters:
         self.count -= 1
         if future.done() and not future.cancelled():
             if is_passed_on:
-                self.wake_one(name, future.result())
+                self.wake_some(name, future.result())
         else:
             self._drop(name, future)
 
@@ -77,13 +77,16 @@ class Waiters:
         return list(self._queues)
 
     def wake_some(self, name: str, kind: str | None = None) -> None:
-        """For work of a kind that is not known: one waiter, or all where they are not after the same."""
+        """For work of a kind that is not known: one waiter, or all where they are not after the same; and then those
+        who wait for anything, too, since it may be for none of them."""
         if kind is not None:
             self.wake_one(name, kind)
-        elif any(wants is not None for _, wants in self._queues.get(name, ())):
-            self.wake_all(name)
-        else:
-            self.wake_one(name)
+            return
+        for queue in (name, ALL):
+            if any(wants is not None for _, wants in self._queues.get(queue, ())):
+                self.wake_all(queue)
+            elif self.wake(queue):
+                return
 
     def _give_up(self, name: str, future: asyncio.Future[str | None]) -> None:
         if not future.done():

@@ -59,15 +59,17 @@ class Bell:
             await self._stirred.wait()
             self._stirred.clear()
             try:
-                await self._tell()
+                await self.tell()
                 is_told = False
             except (*LOST, asyncpg.PostgresError) as lost:
                 log.log(logging.INFO if is_told else logging.WARNING, "the bell does not ring: %s", lost)
                 is_told = True
+                self.close()  # it may have died without a word, and would be waited for
                 await asyncio.sleep(_AGAIN_S)
                 self._stirred.set()
 
-    async def _tell(self) -> None:
+    async def tell(self) -> None:
+        """What was rung until now."""
         while any(self._rung) or self._is_trust or self._is_much:
             is_trust, self._is_trust = self._is_trust, False
             is_much, self._is_much = self._is_much, False

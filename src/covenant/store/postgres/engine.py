@@ -202,6 +202,7 @@ class Postgres(Roll):
                 await lane.open()
             await self._pulse.open()
             self.tell_of_me()
+            await self._bell.tell()  # before anybody waits here for what the others do
         except (*LOST, asyncpg.PostgresError) as failed:
             await self._let_go()
             raise told(failed, "not_stored") from failed
@@ -906,7 +907,7 @@ class Postgres(Roll):
             self._answer_waiters.wake_some(name)
         self._growth.tell()
         for waiters in (self._ready_waiters, self._answer_waiters):
-            waiters.wake(ALL)
+            waiters.wake_some(ALL)
         if told_of.get("d") and self.is_on_time:
             self._heed(int(told_of["d"][0]))
         await self._look_at_watched()

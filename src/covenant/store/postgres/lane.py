@@ -43,6 +43,7 @@ Moved: TypeAlias = tuple[list[tuple[Place, Key]], list[tuple[Place, Key]]]
 BLOCK: Final = 4096  # the increment of the sequence
 TRIES_MAX: Final = 40
 TOGETHER_MAX: Final = 8  # tries of a whole batch; then each command stands for itself
+TOGETHER_S: Final = 2.0  # or once they have waited so long for what somebody holds
 LOAD_BYTES: Final = 16 << 20  # of records, in one look; at least one is loaded, and the rest when its turn comes
 SAVE_BYTES: Final = 16 << 20  # of lines, in one transaction; those of one command are not parted
 EXPIRY_STEPS: Final = 20  # of the clock, in one transaction
@@ -195,6 +196,8 @@ class Lane:
     async def _do(self, batch: list[Entry]) -> None:
         """Until every command is answered, or given back to the queue."""
         tries = 0
+        loop = asyncio.get_running_loop()
+        begun_s = loop.time()
         self._asked: set[str] = set()
         self._heeds_clock = True
         while batch:
@@ -213,11 +216,12 @@ class Lane:
                     continue
                 tries += 1
                 batch[0].tries += 1
-                if tries >= TRIES_MAX:
+                now_s = loop.time()
+                if tries >= TRIES_MAX or (len(batch) == 1 and batch[0].until_s <= now_s):
                     self._give_up(batch, StoreUnavailable(f"others are always at it: {conflict}", outcome="not_stored"))
                     return
-                if tries >= TOGETHER_MAX and len(batch) > 1:  # one wants what somebody holds
-                    self._engine.put_back(batch[1:], alone=True)
+                if len(batch) > 1 and (tries >= TOGETHER_MAX or now_s - begun_s >= TOGETHER_S):
+                    self._engine.put_back(batch[1:], alone=True)  # one wants what somebody holds
                     batch = batch[:1]
                 if tries > 1:
                     await asyncio.sleep(min(0.001 * tries, 0.02))
@@ -468,7 +472,7 @@ class Lane:
             work.take_shelf(first, found[at], at + 1 in cuts)
         if trust != self._engine.known.learnt:
             await self._engine.known.learn(self._connection)
-            work.trust = self._engine.trust
+        work.trust = self._engine.trust  # another lane may have begun anew while this one looked
         return due
 
     async def _draw(self, work: Working, count: int) -> None:

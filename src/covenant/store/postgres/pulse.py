@@ -44,6 +44,11 @@ _BEAT: Final = f"""
         where ended is null and id <> $1 and id not in (select id from silent)
 """
 _END_SESSIONS: Final = "select pg_terminate_backend(pid) from pg_stat_activity where application_name = $1"
+_END_FORMER: Final = """
+    select pg_terminate_backend(pid) from pg_stat_activity
+    where application_name = $1 and pid <> pg_backend_pid() and pid in (
+        select pid from pg_locks where locktype = 'advisory' and (classid, objid) = ($2::integer::oid, 3::oid))
+"""
 
 log = logging.getLogger("covenant.store")
 
@@ -78,6 +83,8 @@ class Pulse:
         self._ears = await connect(self._engine.where, application_name=self._engine.session)
         self._ears.add_termination_listener(lambda _: self._stirred.set())
         await self._ears.add_listener(self._engine.channel, self._hear)
+        # One that died without a word lives on at the server, and would lead there for nobody.
+        await self._end(self._ears, _END_FORMER, self._engine.session, self._engine.space)
         await self._beat(self._ears)
 
     def close(self) -> None:
@@ -130,7 +137,7 @@ class Pulse:
             engine.lead()
         for row in rows["silent"]:
             log.warning("daemon %s (%s) has been silent for long: it is taken for dead", row["id"], row["label"])
-            await self._end_sessions(ears, row["id"])
+            await self._end(ears, _END_SESSIONS, session_of(row["id"]))  # it may be frozen with locks
 
     @property
     def skew_ms(self) -> int:
@@ -188,12 +195,11 @@ class Pulse:
         await name_session(ears, self._engine.session)
         self._engine.tell_of_me()
 
-    async def _end_sessions(self, ears: asyncpg.Connection[Any], daemon_id: str) -> None:
-        """Of one that was taken for dead: it may be frozen with locks that others wait for."""
+    async def _end(self, ears: asyncpg.Connection[Any], sql: str, *of: Any) -> None:
         try:
-            await ears.fetch(_END_SESSIONS, session_of(daemon_id))
+            await ears.fetch(sql, *of)
         except asyncpg.InsufficientPrivilegeError as refused:
-            log.warning("its sessions could not be ended: %s", refused)
+            log.warning("sessions of a daemon that is gone could not be ended: %s", refused)
 
     def _hear(self, connection: Any, pid: int, channel: str, payload: str) -> None:
         try:

@@ -219,20 +219,20 @@ class Reader:
         for key, kind, order, body in await self._look.fetch(list(keys)):
             if key is None:
                 if order != self._engine.known.learnt:
-                    await self._catch_up(work, order)
+                    await self._catch_up(order)
             else:
                 work.take_in(key, kind, body)
+        work.trust = self._engine.trust  # a lane may have begun anew meanwhile
         work.take_absent(keys)
         work.is_fresh = True
         for want in dict.fromkeys(want for want in wanted if type(want) is not str):
             await self._load_listing(work, want)
 
-    async def _catch_up(self, work: Working, trust: int) -> None:
+    async def _catch_up(self, trust: int) -> None:
         """A snapshot cannot tell what memory should know by now: it is left first."""
         assert self._connection is not None
         if not self._connection.is_in_transaction():
             await self._engine.known.learn(self._connection)
-            work.trust = self._engine.trust
         elif trust > self._engine.known.learnt:
             raise _Behind
 

@@ -20,11 +20,19 @@ from covenant.rules.context import Context
 from covenant.store.postgres.rows import TRUST, decoded
 from covenant.store.state import State
 
+_STORE: Final = "select pg_is_in_recovery() as is_standby, store as lineage from meta"
 # A promotion begins a new timeline, which the name of a WAL file tells.
 _LINEAGE: Final = """
     select pg_is_in_recovery() as is_standby, (select store from meta) ||
         case when pg_is_in_recovery() then '' else ' ' || left(pg_walfile_name(pg_current_wal_lsn()), 8) end as lineage
 """
+# Some managed servers keep their WAL to themselves: there, a store that has gone back is known by its trust alone.
+_UNTOLD: Final = (
+    asyncpg.InsufficientPrivilegeError,
+    asyncpg.ObjectNotInPrerequisiteStateError,
+    asyncpg.FeatureNotSupportedError,
+    asyncpg.UndefinedFunctionError,
+)
 _ROWS: Final = """
     select p.ord, p.key, r.kind, r.body from place p left join record r on r.key = p.key
     where p.shelf = $1 and p.name = '' and p.ord > $2 order by p.ord
@@ -53,7 +61,10 @@ class Trust:
 
     async def meet(self, connection: asyncpg.Connection[Any]) -> None:
         """A connection was made: to the store that is known, or to one with another history."""
-        found = await connection.fetchrow(_LINEAGE)
+        try:
+            found = await connection.fetchrow(_LINEAGE)
+        except _UNTOLD:
+            found = await connection.fetchrow(_STORE)
         assert found is not None
         if found["is_standby"]:
             raise ConnectionError("this server is a standby, and cannot be written to")

@@ -122,6 +122,7 @@ declare
     wanted text[];
     locked text[];
     depth integer;
+    seen integer;
 begin
     if mode = 1 then
         perform pg_advisory_xact_lock_shared(space, 1);
@@ -144,53 +145,41 @@ begin
                 open standing for select -1, r.key, r.kind, r.ord, r.body from record r
                     where r.key = any(keys) order by r.key for update;
             end if;
-        elsif names[i] = '*' then
+        elsif kinds[i] is not null and names[i] <> '*' and json_array_length(kinds[i]::json) = 1 then
+            open standing for select i, r.key, r.kind, r.ord, r.body
+                from place p join record r on r.key = p.key
+                where p.name = names[i] and p.note = kinds[i]::json ->> 0
+                order by p.ord limit limits[i] for update of r skip locked;
+        elsif kinds[i] is not null or names[i] = '*' then
             wanted := array(select json_array_elements_text(kinds[i]::json));
-            open standing for
+            depth := limits[i];
+            loop  -- the oldest of each name and kind; and more of them, if those are locked by others
                 with recursive each_name as (
-                    (select p.name from place p where p.shelf = shelves[i] order by p.name limit 1)
+                    (select p.name from place p where p.shelf = shelves[i] and names[i] = '*' order by p.name limit 1)
                     union all
                     select (select p.name from place p where p.shelf = shelves[i] and p.name > e.name order by p.name limit 1)
                     from each_name e where e.name is not null
                 ), oldest as (
-                    select p.* from each_name e cross join lateral (
-                        select q.ord, q.key from place q
-                        where q.shelf = shelves[i] and q.name = e.name and (kinds[i] is null or q.note = any(wanted))
-                        order by q.ord limit limits[i]
-                    ) p where e.name is not null order by p.ord limit limits[i]
+                    select p.ord, p.key
+                    from (select name from each_name where name is not null union all select nullif(names[i], '*')) e
+                    cross join lateral (
+                        (select q.ord, q.key from place q where kinds[i] is null
+                            and q.shelf = shelves[i] and q.name = e.name order by q.ord limit depth)
+                        union all
+                        select n.ord, n.key from unnest(wanted) k cross join lateral (
+                            select q.ord, q.key from place q
+                            where q.name = e.name and q.note = k order by q.ord limit depth
+                        ) n
+                    ) p order by p.ord limit depth
                 )
-                select i, r.key, r.kind, r.ord, r.body from oldest o join record r on r.key = o.key
-                order by o.ord for update of r skip locked;
-        elsif kinds[i] is not null then
-            wanted := array(select json_array_elements_text(kinds[i]::json));
-            if cardinality(wanted) = 1 then
-                open standing for select i, r.key, r.kind, r.ord, r.body
-                    from place p join record r on r.key = p.key
-                    where p.shelf = shelves[i] and p.name = names[i] and p.note = wanted[1]
-                    order by p.ord limit limits[i] for update of r skip locked;
-            else  -- the oldest of each kind; and more of them, if those are locked by others
-                depth := limits[i] + 64;
-                loop
-                    locked := array(
-                        select r.key from (
-                            select p.ord, p.key from unnest(wanted) k cross join lateral (
-                                select q.ord, q.key from place q
-                                where q.shelf = shelves[i] and q.name = names[i] and q.note = k order by q.ord limit depth
-                            ) p
-                        ) o join record r on r.key = o.key
-                        order by o.ord limit limits[i] for update of r skip locked
-                    );
-                    exit when cardinality(locked) >= limits[i] or not exists (
-                        select from unnest(wanted) k cross join lateral (
-                            select from place q where q.shelf = shelves[i] and q.name = names[i] and q.note = k
-                            order by q.ord offset depth limit 1
-                        ) p
-                    );
-                    depth := depth * 8;
-                end loop;
-                open standing for select i, r.key, r.kind, r.ord, r.body
-                    from unnest(locked) with ordinality l(key, at) join record r on r.key = l.key order by l.at;
-            end if;
+                select array(select r.key from oldest o join record r on r.key = o.key
+                             order by o.ord limit limits[i] for update of r skip locked),
+                       (select count(*) from oldest) into locked, seen;
+                exit when cardinality(locked) >= limits[i] or seen < depth;
+                depth := depth * 8;
+            end loop;
+            open standing for select i, r.key, r.kind, r.ord, r.body
+                from unnest(locked) with ordinality l(key, at) join record r on r.key = l.key order by l.at;
         elsif shelves[i] in ('R', 'A') then
             open standing for select i, r.key, r.kind, r.ord, r.body
                 from place p join record r on r.key = p.key
