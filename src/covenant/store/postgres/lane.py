@@ -71,8 +71,9 @@ _TRUST_EVENTS: Final = frozenset(
         e.Compacted,
     )
 )
-_LOAD: Final = "select what, key, kind, ord, body from load($1, $2, $3, $4, $5, $6, $7, $8)"
 # Arrays go out as text, which the server reads faster than the driver writes its own form of them; bodies do not.
+_LOAD: Final = """select what, key, kind, ord, body from load($1, $2, $3::text::text[],
+    $4::text::"char"[], $5::text::text[], $6::text::integer[], $7::text::text[], $8)"""
 _SAVE: Final = """select save($1, $2, $3, $4, $5,
     $6::text::text[], $7::text::"char"[], $8::text::bigint[], $9,
     $10::text::text[], $11::text::"char"[], $12::text::bigint[], $13, $14::text::bigint[], $15::text::text[],
@@ -443,11 +444,11 @@ class Lane:
         for what, key, kind, order, body in await self._load_statement.fetch(
             mode,
             self._engine.space,
-            sorted(keys),
-            [first.shelf for first in asked],
-            [first.name for first in asked],
-            [first.limit for first in asked],
-            [None if first.kinds is None else _names_of(first.kinds) for first in asked],
+            texts(sorted(keys)),
+            texts([first.shelf.decode() for first in asked]),
+            texts([first.name for first in asked]),
+            numbers([first.limit for first in asked]),
+            texts([None if first.kinds is None else _names_of(first.kinds) for first in asked]),
             LOAD_BYTES,
         ):
             if what == -1:
