@@ -68,6 +68,20 @@ def test_what_is_said_of_a_task_is_sent(covenant: Client, bob: Client) -> None:
     assert covenant.json("a2a", "tree", parent)["size"] == 2
 
 
+def test_what_goes_along_with_a_task_is_sent(covenant: Client, bob: Client) -> None:
+    def sent(*options: str, stdin: str | None = None) -> object:
+        covenant("a2a", "send", "bob", "draft", *options, stdin=stdin)
+        return bob.json("a2a", "next")["task"].get("content")
+
+    assert sent("--data", '["Bergen", {"nights": 2}]') == [{"type": "json", "value": ["Bergen", {"nights": 2}]}]
+    assert sent("--data", "Bergen") == [{"type": "json", "value": "Bergen"}]
+    blocks = [{"type": "text", "text": "Bergen"}]
+    assert sent("--file", "-", stdin=json.dumps(blocks)) == blocks
+    both = covenant("a2a", "send", "bob", "draft", "--data", "1", "--file", "-", code=2)
+    assert "give one of --data and --file" in both.err
+    assert "no content blocks" in covenant("a2a", "send", "bob", "draft", "--file", "-", stdin="[1]", code=2).err
+
+
 def test_a_wait_without_an_ok_exits_with_1(covenant: Client, bob: Client) -> None:
     sent = covenant.json("a2a", "send", "bob", "nobody works", "--wait", "0.1", code=1)
     assert sent["result"] is None

@@ -90,6 +90,12 @@ def test_a_run_that_awaits_input_is_shown_and_told(covenant: Client, agent: Agen
     assert "answered" in covenant.text("runs", "show", run)
 
 
+def test_a_run_that_failed_says_why(covenant: Client, agent: Agent) -> None:
+    run = begin(covenant)
+    agent.commit(run, result=Result(run, "error", (), "no paper"))
+    assert "It is over: answered, with an error: no paper." in covenant.text("runs", "show", run)
+
+
 def test_a_run_that_awaits_work_tells_for_what(covenant: Client, agent: Agent) -> None:
     run = begin(covenant)
     agent.commit(run, wait=Wait(until_ms=4_000_000_000_000))

@@ -161,6 +161,16 @@ async def test_an_agent_is_its_key_whatever_its_label(box: OpenMailbox, alice: M
     assert (await drain(box.of(AgentId("alicia@lab", alice.agent.pubkey)))).task_id == uid(1)
 
 
+async def test_an_agent_without_a_key_is_whoever_has_the_label(alice: Mailbox, bob: Mailbox) -> None:
+    """Contract 25: where peers are enrolled, the one that was enrolled under it."""
+    await alice.send_task(Task(id=uid(1), recipient=AgentId("bob@lab"), intent_text="work"))
+    assert (await take(bob)).task.recipient == bob.agent
+    with refused("bad_agent"):
+        await alice.send_task(Task(recipient=AgentId("bob lab"), intent_text="work"))
+    with refused("bad_agent"):
+        await alice.send_task(Task(recipient="bob@lab", intent_text="work"))  # type: ignore[arg-type]  # that is the case
+
+
 async def test_nobody_sends_in_the_name_of_another(alice: Mailbox, bob: Mailbox) -> None:
     """Contract 5: the sender is the caller."""
     with refused("sender_mismatch"):

@@ -143,7 +143,7 @@ async def test_unknown_members_are_ignored(alice: Mailbox, bob: Mailbox) -> None
     "body",
     [
         {"intent_text": "work"},
-        {"recipient": {"display": "bob@lab"}, "intent_text": "work"},
+        {"recipient": {"pubkey": "x"}, "intent_text": "work"},
         {"recipient": {"display": "bob@lab", "pubkey": 5}, "intent_text": "work"},
         {"recipient": {"display": "bob@lab", "pubkey": "x"}, "intent_text": 5},
         {"recipient": {"display": "bob@lab", "pubkey": "x"}, "intent_text": "x", "content": [{"type": "odd"}]},
@@ -153,7 +153,7 @@ async def test_unknown_members_are_ignored(alice: Mailbox, bob: Mailbox) -> None
             "idempotency": {"duplicate_safety": "IDEMPOTENT", "key": "k"},
         },
     ],
-    ids=["no recipient", "no key", "odd key", "odd intent", "odd content", "odd class"],
+    ids=["no recipient", "no label", "odd key", "odd intent", "odd content", "odd class"],
 )
 async def test_a_task_of_another_shape_does_not_decode(body: dict[str, Any]) -> None:
     """Contract 10: missing members, wrong types and unknown words are no task."""

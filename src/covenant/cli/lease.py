@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import click
-import msgspec
 
+from covenant.cli.content import blocks_in, file_option
 from covenant.cli.entry import task_fields
 from covenant.cli.option import Duration, answers, reason_option, wait_option
 from covenant.cli.session import Daemon, Session, waits
 from covenant.cli.table import print_fields
 from covenant.cli.words import now_ms, safe
-from covenant.model.content import Content, Text
+from covenant.model.content import Text
 from covenant.model.task import Result
 from covenant.serve import wire as w
 
@@ -52,11 +51,7 @@ def _tell_task(session: Session, got: w.TaskOpt) -> None:
 @click.option("--text", help="It is done: this is the answer.")
 @click.option("--error", "message", help="It failed: this is why.")
 @click.option("--partial", help="It goes on: this is what there is so far.")
-@click.option(
-    "--file",
-    type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path),
-    help="It is done: a JSON file with the content blocks, or - for stdin.",
-)
+@file_option("It is done")
 @answers
 def post(
     session: Session,
@@ -75,7 +70,7 @@ def post(
     elif partial is not None:
         result = Result(task_id, "partial", (Text(partial),), None, lease_id)
     else:
-        blocks = (Text(text),) if text is not None else _blocks(file or Path("-"))
+        blocks = (Text(text),) if text is not None else blocks_in(file or Path("-"))
         result = Result(task_id, "ok", blocks, None, lease_id)
     done = session.ask(w.PostResult(result=result), w.ResultPosted)
 
@@ -84,15 +79,6 @@ def post(
         click.echo(f"posted {what} of {done.task_id}{' (it was there already)' if done.duplicate else ''}")
 
     session.answer(done, tell)
-
-
-def _blocks(file: Path) -> tuple[Content, ...]:
-    data = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
-    try:
-        read: Content | list[Content] = msgspec.json.decode(data, type=Content | list[Content])
-    except (msgspec.MsgspecError, UnicodeDecodeError) as wrong:
-        raise click.BadParameter(f"{file} holds no content blocks: {wrong}", param_hint="--file") from None
-    return tuple(read) if isinstance(read, list) else (read,)
 
 
 @click.command("heartbeat")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Final, get_args
+from typing import Final, get_args
 
 import click
 import msgspec
 from msgspec import Raw, Struct
 
+from covenant.cli.content import value_of
 from covenant.cli.option import Spelled, answers, cursor_option, limit_option, reason_option
 from covenant.cli.session import Daemon, Session
 from covenant.cli.table import Cell, Column, print_fields, print_table
@@ -189,11 +190,7 @@ def signal(session: Session, task_id: str, name: str, value: str | None, key: st
 def _value(value: str | None) -> Raw:
     if value is None:
         return NOTHING
-    try:
-        read: Any = msgspec.json.decode(value)
-    except (msgspec.MsgspecError, RecursionError):
-        read = value
-    return Raw(msgspec.json.encode(read))
+    return Raw(msgspec.json.encode(value_of(value)))
 
 
 @runs.command()

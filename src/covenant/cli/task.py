@@ -6,16 +6,19 @@ import asyncio
 import time
 import uuid
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any, Final
 
 import click
 import msgspec
 
+from covenant.cli.content import blocks_in, file_option, value_of
 from covenant.cli.entry import print_entry, print_result, short, state_cell, state_line
 from covenant.cli.option import FOR_EVER, Duration, answers, wait_option
 from covenant.cli.session import Daemon, Session, moment, waits
 from covenant.cli.words import brief, clock, now_ms
 from covenant.model.agent import AgentId
+from covenant.model.content import Json
 from covenant.model.error import StoreUnavailable, Unreachable
 from covenant.model.record import Outcome
 from covenant.model.task import Idempotency, Task
@@ -28,6 +31,10 @@ _BREATH_S: Final = 0.2
 @click.command()
 @click.argument("recipient")
 @click.argument("intent")
+@click.option(
+    "--data", metavar="JSON", help="What goes along, such as the input of a durable agent; what is no JSON is a text."
+)
+@file_option("What goes along")
 @click.option("--kind", help="What sort of task it is; part of the cache key.")
 @click.option("--key", metavar="KEY", help="Declare it idempotent under this key: it may be done twice, and cached.")
 @click.option("--deadline-ms", type=int, help="Unix time in ms after which it ends unless somebody works on it.")
@@ -41,6 +48,8 @@ def send(
     session: Session,
     recipient: str,
     intent: str,
+    data: str | None,
+    file: Path | None,
     kind: str | None,
     key: str | None,
     deadline_ms: int | None,
@@ -51,12 +60,16 @@ def send(
     wait_ms: int | None,
 ) -> None:
     """Send a task to RECIPIENT (a label like bob or bob@lab)."""
+    if data is not None and file is not None:
+        raise click.UsageError("give one of --data and --file")
+    along = () if data is None else (Json(value_of(data)),)
     due_ms = moment("deadline", deadline_ms, deadline_in_ms)
     task = Task(
         id=task_id or str(uuid.uuid4()),  # known here, so that a send whose answer is lost can be repeated
         recipient=AgentId.named(recipient),
         intent_text=intent,
         task_kind=kind,
+        content=along if file is None else blocks_in(file),
         parent=parent,
         deadline_ms=due_ms,
         not_before_ms=not_before_ms,

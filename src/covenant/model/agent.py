@@ -1,7 +1,8 @@
 """Who acts: an agent is its key, `display` is its label.
 
-Two agents are the same when their keys are the same; nothing else is compared anywhere. In a mailbox opened by file
-or in memory there is no enrolment, so an agent named only by its label gets a key derived from that label.
+Two agents are the same when their keys are the same; nothing else is compared anywhere. An agent named only by its
+label gets a key derived from that label: in a folder or in memory, where nobody is enrolled, that is its key; a daemon
+takes it for whoever was enrolled under the label.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from functools import lru_cache
 from typing import Final
 
 from msgspec import Struct
+from msgspec.structs import force_setattr
 
 from covenant.model.error import BadAgent
 
@@ -23,10 +25,16 @@ _DEFAULT_HOST: Final = "local"
 
 
 class AgentId(Struct, frozen=True, gc=False, eq=False):
-    """`{"display": "<local>@<host>", "pubkey": "<base58 of 32 bytes>"}`"""
+    """`{"display": "<local>@<host>", "pubkey": "<base58 of 32 bytes>"}`; without a key, the agent of the label."""
 
     display: str
-    pubkey: str
+    pubkey: str = ""
+
+    def __post_init__(self) -> None:
+        if self.pubkey == "" and type(self.display) is str and _DISPLAY.fullmatch(_full(self.display)):
+            named = _named(self.display)
+            force_setattr(self, "display", named.display)
+            force_setattr(self, "pubkey", named.pubkey)
 
     @classmethod
     def named(cls, label: str) -> AgentId:
@@ -48,9 +56,13 @@ class AgentId(Struct, frozen=True, gc=False, eq=False):
         return self.display
 
 
+def _full(label: str) -> str:
+    return label if "@" in label else f"{label}@{_DEFAULT_HOST}"
+
+
 @lru_cache(maxsize=4096)
 def _named(label: str) -> AgentId:
-    display = label if "@" in label else f"{label}@{_DEFAULT_HOST}"
+    display = _full(label)
     if not _DISPLAY.fullmatch(display):
         raise BadAgent("an agent is named like name@host: letters, digits, `_`, `.` and `-`", label=repr(label))
     agent = AgentId(display, base58(hashlib.sha256(_LABEL_KEY_DOMAIN + display.encode()).digest()))
@@ -66,7 +78,7 @@ def _is_sound(display: str, pubkey: str) -> bool:
 def check_agent(agent: object, field: str = "agent") -> None:
     """Raise unless `agent` is an AgentId with a well-formed label and a key of 32 bytes."""
     if type(agent) is not AgentId or type(agent.display) is not str or type(agent.pubkey) is not str:
-        raise BadAgent(f"{field} is not an AgentId", field=field)
+        raise BadAgent(f"{field} is not an AgentId, such as AgentId('bob@lab')", field=field)
     if not _is_sound(agent.display, agent.pubkey):
         raise BadAgent(f"{field} needs a display like name@host and a base58 key of 32 bytes", field=field)
 

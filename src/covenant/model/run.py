@@ -280,6 +280,7 @@ class RunSeen(Struct, frozen=True, gc=False, omit_defaults=True):
     begun_ms: int
     kind: str | None = None
     outcome: str | None = None
+    error: str | None = None  # why it failed, in short
     step: int = 0
     entries: int = 0
     leaf: int = 0

@@ -44,6 +44,7 @@ from covenant.rules.sight import lease_age_ms, lent, visible_task
 _NUMBER_MAX: Final = 2**53
 _CHUNK: Final = 256
 _SHOWN_MAX: Final = 20
+_ERROR_CHARS: Final = 400
 
 
 # --- for the holder ----------------------------------------------------------------------------------------
@@ -243,6 +244,7 @@ def run_seen(record: TaskRecord, view: View, ctx: Context) -> RunSeen:
         begun_ms=run.begun_ms,
         kind=record.task.task_kind,
         outcome=record.outcome,
+        error=_error_of(record),
         step=run.step,
         entries=run.entries,
         leaf=run.leaf,
@@ -258,6 +260,11 @@ def run_seen(record: TaskRecord, view: View, ctx: Context) -> RunSeen:
         doubts=doubts,
         signals=[signal.name for signal in view.signals(run.task_id, _SHOWN_MAX) if isinstance(signal, Signal)],
     )
+
+
+def _error_of(record: TaskRecord) -> str | None:
+    result = record.result
+    return None if result is None or result.error_message is None else result.error_message[:_ERROR_CHARS]
 
 
 def status_of(record: TaskRecord, run: Run, is_child_in_doubt: bool) -> RunStatus:

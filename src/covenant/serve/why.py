@@ -113,7 +113,8 @@ def why_run(run: RunSeen, when: Callable[[int], str] = _unix) -> Why:
                 f"covenant runs resume {run.task_id} --reason REASON",
             )
         case RunStatus.ENDED:
-            return Why(Reason(run.outcome or "answered"), f"It is over: {run.outcome}.")
+            failed = "" if run.error is None else f", with an error: {run.error}"
+            return Why(Reason(run.outcome or "answered"), f"It is over: {run.outcome}{failed}.")
 
 
 def _why_waiting(run: RunSeen, when: Callable[[int], str]) -> Why:

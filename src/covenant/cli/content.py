@@ -1,0 +1,39 @@
+"""Content that is given on the command line: a JSON value, or content blocks in a file."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+import msgspec
+
+from covenant.cli.option import F
+from covenant.model.content import Content
+
+
+def value_of(text: str) -> Any:
+    """JSON; what is none is a text."""
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.MsgspecError, RecursionError):
+        return text
+
+
+def file_option(what: str) -> Callable[[F], F]:
+    return click.option(
+        "--file",
+        type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path),
+        help=f"{what}: a JSON file with the content blocks, or - for stdin.",
+    )
+
+
+def blocks_in(file: Path) -> tuple[Content, ...]:
+    data = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
+    try:
+        read: Content | list[Content] = msgspec.json.decode(data, type=Content | list[Content])
+    except (msgspec.MsgspecError, UnicodeDecodeError) as wrong:
+        raise click.BadParameter(f"{file} holds no content blocks: {wrong}", param_hint="--file") from None
+    return tuple(read) if isinstance(read, list) else (read,)
