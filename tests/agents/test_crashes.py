@@ -15,7 +15,7 @@ from covenant.agents import driver as driver_module
 from covenant.agents.driver import Driver
 from covenant.agents.memory import noted
 from covenant.model.run import Memo, RunCommit, Standing
-from covenant.rules import run as run_rules
+from covenant.rules.run import resume as resume_rules
 from covenant.testing import Answer, Pass, Report, Say, Step, Tell, survives_crashes
 from covenant.testing import crash as crash_module
 from covenant.testing.gate import Gate
@@ -180,7 +180,7 @@ def test_that_an_unsafe_task_is_done_again_would_be_found_out(monkeypatch: pytes
     made = [[["task", ["unsafe", 1, None]]]]
     monkeypatch.setattr(AgentWorker, "_is_ours_to_resume", lambda worker, entry: True)
     kill_everywhere(made, [], fresh_chance=True)
-    monkeypatch.setattr(run_rules, "declared_safety", lambda record: "idempotent")
+    monkeypatch.setattr(resume_rules, "declared_safety", lambda record: "idempotent")
     with pytest.raises(AssertionError, match="died at point"):
         kill_everywhere(made, [], fresh_chance=True)
 

@@ -36,7 +36,8 @@ from covenant.model.run import (
     Wait,
 )
 from covenant.model.task import Result, Task
-from covenant.rules.run import digest_of_entry, matches
+from covenant.rules.run.entry import digest_of_entry
+from covenant.rules.run.pattern import matches
 
 if TYPE_CHECKING:
     from covenant.agents.driver import Driver

@@ -53,10 +53,12 @@ from covenant.model.run import (
 from covenant.model.task import Idempotency, Result, Task
 from covenant.model.view import Delivery
 from covenant.rules.content_key import digest_of_input, task_id, task_key
-from covenant.rules.context import Context
 from covenant.rules.envelope import check_text, seal_message, seal_result
-from covenant.rules.run import check_value, checked_wait, digest_of_entry, matches
-from covenant.store.clock import Clock, RandomIds
+from covenant.rules.run.entry import digest_of_entry
+from covenant.rules.run.pattern import matches
+from covenant.rules.run.value import check_value
+from covenant.rules.run.wait import checked_wait
+from covenant.store.clock import Clock
 
 T = TypeVar("T")
 
@@ -135,7 +137,6 @@ class Driver:
         self.cancel_requested = False
         self._host = host
         self._box = host.box
-        self._rules = Context(0, RandomIds(), host.box.limits)
         self._lease_id = ""
         self._number = 0
         self._entries = 0
@@ -629,7 +630,7 @@ class Driver:
             return
         body, limits = bytes(value), self._box.limits
         if len(body) > limits.content_bytes_max or body.count(b"[") + body.count(b"{") > limits.content_depth_max:
-            check_value(value, "value", self._rules)
+            check_value(value, "value", limits)
 
     def enter(self, key: str | None, draft: EntryDraft, content: Any, turn: str | None) -> str:
         self._check_room(key, self.batch.entries, "entries")
@@ -902,7 +903,7 @@ class Driver:
 
     async def wait(self, wait: Wait, is_there: Callable[[], bool]) -> None:
         if wait.signals or wait.until_ms is not None or wait.first:
-            checked_wait(wait, self._rules)
+            checked_wait(wait, self._box.limits)
         if wait.signals:
             self._inbox.clear()  # what was seen and left: there may be an older one that fits
         if wait.tasks and is_there():
