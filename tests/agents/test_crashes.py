@@ -14,6 +14,7 @@ from covenant.agents import AgentContext, AgentWorker
 from covenant.agents import driver as driver_module
 from covenant.agents.driver import Driver
 from covenant.agents.memory import noted
+from covenant.agents.notes import Notes
 from covenant.model.run import Memo, RunCommit, Standing
 from covenant.rules.run import resume as resume_rules
 from covenant.testing import Answer, Pass, Report, Say, Step, Tell, survives_crashes
@@ -104,9 +105,9 @@ def test_no_death_of_a_process_is_noticed_for_long() -> None:
 # --- that it would be noticed ------------------------------------------------------------------------------
 
 
-def no_memos(driver: Any, memo: Memo) -> None:
+def no_memos(notes: Notes, memo: Memo) -> None:
     """What an operation came to is not written down."""
-    driver.memory.keep(memo)
+    notes.memory.keep(memo)
 
 
 async def signals_first(driver: Driver, commit: RunCommit) -> Standing:
@@ -131,13 +132,13 @@ async def unsafe_at_once(
 ) -> Memo:
     """An effect is done before its start is written down."""
     outcome = await ctx._driver.perform(function, key, idempotent)
-    return ctx._driver.note(key, outcome)
+    return ctx._driver.notes.note(key, outcome)
 
 
-def no_winner(driver: Driver, key: str, value: Any) -> Memo:
+def no_winner(notes: Notes, key: str, value: Any) -> Memo:
     """Which task came first, and until when is waited, is only kept in mind."""
     memo = noted(key, value)
-    driver.memory.keep(memo)
+    notes.memory.keep(memo)
     return memo
 
 
@@ -147,19 +148,19 @@ async def nobody(worker: AgentWorker) -> None:
 
 COMMIT_ONCE = Driver._commit_once
 MUTANTS = [
-    pytest.param(Driver, "remember", no_memos, [[["append", "user", 1], ["signal", "a", None]]], id="no-memos"),
+    pytest.param(Notes, "remember", no_memos, [[["append", "user", 1], ["signal", "a", None]]], id="no-memos"),
     pytest.param(Driver, "_commit_once", signals_first, [[["signal", "a", None], ["say", "x"]]], id="signals-first"),
     pytest.param(Driver, "_commit_once", entries_first, [[["say", "x"], ["sleep", 10]]], id="entries-first"),
     pytest.param(AgentContext, "_perform", unsafe_at_once, [[["effect", "e", False, False]]], id="unsafe-at-once"),
     pytest.param(
-        Driver,
+        Notes,
         "note",
         no_winner,
         [[["lazy", ["remote", 1, None]], ["select", [["remote", 0, None], ["remote", 1, None]]], ["sleep", 50]]],
         id="no-winner",
     ),
-    pytest.param(Driver, "note", no_winner, [[["sleep", 10], ["now"]]], id="no-time"),
-    pytest.param(Driver, "note", no_winner, [[["random"], ["signal", "a", None]]], id="no-chance"),
+    pytest.param(Notes, "note", no_winner, [[["sleep", 10], ["now"]]], id="no-time"),
+    pytest.param(Notes, "note", no_winner, [[["random"], ["signal", "a", None]]], id="no-chance"),
     pytest.param(AgentWorker, "take_all_over", nobody, [[["say", "x"]]], id="nobody-resumes"),
 ]
 

@@ -84,11 +84,11 @@ class AgentContext:
     @property
     def resuming(self) -> bool:
         """Whether the function was called before for this run."""
-        return self._driver.is_resuming
+        return self._driver.hold.is_resuming
 
     @property
     def cancel_requested(self) -> bool:
-        return self._driver.cancel_requested
+        return self._driver.hold.cancel_requested
 
     @property
     def state(self) -> Any:
@@ -105,7 +105,7 @@ class AgentContext:
     def set_turn(self, turn: str | None) -> None:
         """Mark the entries that follow as belonging together."""
         if turn is not None:
-            self._driver.check_name(turn, "turn")
+            self._driver.notes.check_name(turn, "turn")
         self._turn = turn
 
     # --- entries ------------------------------------------------------------------------------------------
@@ -155,11 +155,11 @@ class AgentContext:
         again after a crash it is what it was then."""
         self._operate()
         driver = self._driver
-        key = driver.memory.key("load", limit)
-        memo = driver.memory.recall(key)
+        key = driver.notes.memory.key("load", limit)
+        memo = driver.notes.memory.recall(key)
         leaf = driver.leaf if memo is None else int(values.unraw(memo.value))
         if memo is None:
-            driver.note(key, leaf)
+            driver.notes.note(key, leaf)
         entries = await driver.path_to(leaf, limit)
         return [structs.replace(entry, content=values.fresh(entry.content)) for entry in entries]
 
@@ -167,20 +167,20 @@ class AgentContext:
         self._operate()
         driver = self._driver
         if draft.key is not None:
-            driver.check_name(draft.key, "key")
+            driver.notes.check_name(draft.key, "key")
         once = [] if draft.key is None else [draft.key]
-        key = driver.memory.key("entry", [draft.role.value, draft.type.value, content, *once])
-        memo = driver.memory.recall(key)
+        key = driver.notes.memory.key("entry", [draft.role.value, draft.type.value, content, *once])
+        memo = driver.notes.memory.recall(key)
         if memo is None:
             found = None if draft.key is None else await self._find_once(draft.key, draft)
             if found is None:
                 return driver.enter(key, draft, content, self._turn)
             memo = Memo(key, values.raw(driver.leaf), found)
-            driver.remember(memo)
+            driver.notes.remember(memo)
         assert memo.entry is not None
         leaf = values.unraw(memo.value)
         driver.leaf = memo.entry if leaf is None else leaf
-        return driver.memory.entry_ids[memo.entry]
+        return driver.notes.memory.entry_ids[memo.entry]
 
     async def _find_once(self, name: str, draft: EntryDraft) -> int | None:
         """An entry that is there already stays where it is, and what follows comes where it would have come."""
@@ -256,13 +256,13 @@ class AgentContext:
         if not tasks:
             return []
         driver = self._driver
-        key = driver.memory.key("join", [pending.id for pending in tasks])
-        memo = driver.memory.recall(key)
+        key = driver.notes.memory.key("join", [pending.id for pending in tasks])
+        memo = driver.notes.memory.recall(key)
         if memo is None:
             ids = frozenset(pending.id for pending in tasks)
-            await driver.wait(Wait(tasks=ids, fail_fast=True), lambda: _joined(driver.memory.outcomes, ids))
-            failed = _first_failed(driver.memory.outcomes, tasks)
-            driver.note(key, failed)
+            await driver.waits.wait(Wait(tasks=ids, fail_fast=True), lambda: _joined(driver.notes.memory.outcomes, ids))
+            failed = _first_failed(driver.notes.memory.outcomes, tasks)
+            driver.notes.note(key, failed)
         else:
             failed = values.unraw(memo.value)
         if failed is not None:
@@ -273,9 +273,9 @@ class AgentContext:
         """How each of them ended, in the order of the tasks."""
         self._operate()
         ids = frozenset(pending.id for pending in tasks)
-        outcomes = self._driver.memory.outcomes
+        outcomes = self._driver.notes.memory.outcomes
         if not all(task_id in outcomes for task_id in ids):
-            await self._driver.wait(Wait(tasks=ids), lambda: all(task_id in outcomes for task_id in ids))
+            await self._driver.waits.wait(Wait(tasks=ids), lambda: all(task_id in outcomes for task_id in ids))
         return [self._settled(pending, outcomes[pending.id]) for pending in tasks]
 
     def _settled(self, pending: PendingTask, result: Result) -> Settled:
@@ -290,13 +290,13 @@ class AgentContext:
         if not tasks:
             raise Malformed("of no tasks none comes first", field="tasks")
         driver = self._driver
-        key = driver.memory.key("select", [pending.id for pending in tasks])
-        memo = driver.memory.recall(key)
+        key = driver.notes.memory.key("select", [pending.id for pending in tasks])
+        memo = driver.notes.memory.recall(key)
         if memo is not None:
             index = values.unraw(memo.value)
         else:
             index = await self._select(tasks)
-            driver.note(key, index)
+            driver.notes.note(key, index)
         outcomes = [await driver.outcome_of(pending.id) for pending in tasks] if index < 0 else []
         if index < 0:
             ended = zip(tasks, outcomes, strict=True)
@@ -305,7 +305,7 @@ class AgentContext:
         return Selected(index, value, tuple(pending for at, pending in enumerate(tasks) if at != index))
 
     async def _select(self, tasks: Sequence[PendingTask]) -> int:
-        outcomes = self._driver.memory.outcomes
+        outcomes = self._driver.notes.memory.outcomes
 
         def winner() -> int | None:
             for at, pending in enumerate(tasks):
@@ -317,12 +317,12 @@ class AgentContext:
         while True:
             left = frozenset(pending.id for pending in tasks if pending.id not in outcomes)
             if left:
-                await self._driver.look(Wait(tasks=left, first=True))
+                await self._driver.lookout.look(Wait(tasks=left, first=True))
             index = winner()
             if index is not None:
                 return index
             left = frozenset(pending.id for pending in tasks if pending.id not in outcomes)
-            await self._driver.wait(
+            await self._driver.waits.wait(
                 Wait(tasks=left, first=True),
                 partial(_is_any_there, outcomes, left),
             )
@@ -330,7 +330,7 @@ class AgentContext:
     async def cancel(self, pending: PendingTask) -> None:
         """End a task of this run, wherever it is."""
         self._operate()
-        await self._driver.make_room()
+        await self._driver.waits.make_room()
         self._driver.cancel(pending.id)
 
     # --- signals ------------------------------------------------------------------------------------------
@@ -340,8 +340,8 @@ class AgentContext:
         `TimeoutError`."""
         self._operate()
         driver = self._driver
-        key = driver.memory.key("signal", name)
-        memo = driver.memory.recall(key)
+        key = driver.notes.memory.key("signal", name)
+        memo = driver.notes.memory.recall(key)
         if memo is None:
             memo = await self._hear(key, name, timeout_ms)
         heard = values.unraw(memo.value)
@@ -358,10 +358,10 @@ class AgentContext:
 
     async def _hear(self, key: str, name: str, timeout_ms: int | None) -> Memo:
         driver = self._driver
-        until = None if timeout_ms is None else await self._until(f"{key}/until", timeout_ms)
+        until = None if timeout_ms is None else self._driver.times.until(f"{key}/until", timeout_ms)
         signal = await driver.hear((name,), until)
         if signal is None:
-            return driver.note(key, None)
+            return driver.notes.note(key, None)
         return self._take(key, signal)
 
     def _take(self, key: str, signal: SignalSeen, **more: Any) -> Memo:
@@ -378,36 +378,36 @@ class AgentContext:
         else:
             heard["value"] = values.unraw(signal.value)
         memo = Memo(key, values.raw(heard), entry)
-        driver.remember(memo)
-        driver.batch.takes.append(signal.id)
-        driver.taken.add(signal.id)
+        driver.notes.remember(memo)
+        driver.notes.batch.takes.append(signal.id)
+        driver.inbox.taken.add(signal.id)
         return memo
 
     async def has_signal(self, name: str) -> bool:
         """Whether one waits; it stays where it is. Called again after a crash, the answer is the same."""
         self._operate()
         driver = self._driver
-        key = driver.memory.key("peek", name)
-        memo = driver.memory.recall(key)
+        key = driver.notes.memory.key("peek", name)
+        memo = driver.notes.memory.recall(key)
         if memo is None:
-            memo = driver.note(key, bool(await driver.signals_like(name)))
+            memo = driver.notes.note(key, bool(await driver.signals_like(name)))
         return bool(values.unraw(memo.value))
 
     async def drain_signals(self, pattern: str) -> list[Any]:
         """The values of all that wait now, oldest first."""
         self._operate()
         driver = self._driver
-        key = driver.memory.key("drain", pattern)
-        memo = driver.memory.recall(key)
+        key = driver.notes.memory.key("drain", pattern)
+        memo = driver.notes.memory.recall(key)
         if memo is None:
             drained = [
                 values.unraw(self._take(f"{key}/{at}", signal).value)["value"]
                 for at, signal in enumerate(await driver.signals_like(pattern))
             ]
-            memo = driver.note(key, drained)
-            driver.remember(Memo(f"{key}/leaf", values.raw(driver.leaf)))
+            memo = driver.notes.note(key, drained)
+            driver.notes.remember(Memo(f"{key}/leaf", values.raw(driver.leaf)))
         else:
-            leaf = driver.memory.recall(f"{key}/leaf")
+            leaf = driver.notes.memory.recall(f"{key}/leaf")
             driver.leaf = driver.leaf if leaf is None else values.unraw(leaf.value)
         return list(values.unraw(memo.value))
 
@@ -426,8 +426,8 @@ class AgentContext:
             raise Malformed("of nothing, nothing comes first", field="things")
         driver = self._driver
         names = [_name(thing) for thing in things]
-        key = driver.memory.key("any", names)
-        memo = driver.memory.recall(key)
+        key = driver.notes.memory.key("any", names)
+        memo = driver.notes.memory.recall(key)
         if memo is None:
             memo = await self._first(key, things)
         heard = values.unraw(memo.value)
@@ -442,9 +442,9 @@ class AgentContext:
 
     async def _first(self, key: str, things: Sequence[PendingTask | SignalWait | Timer]) -> Memo:
         driver = self._driver
-        outcomes = driver.memory.outcomes
+        outcomes = driver.notes.memory.outcomes
         times = {
-            at: await self._until(f"{key}/{at}", thing.after_ms)
+            at: self._driver.times.until(f"{key}/{at}", thing.after_ms)
             for at, thing in enumerate(things)
             if isinstance(thing, Timer)
         }
@@ -454,35 +454,27 @@ class AgentContext:
         wait = Wait(tasks=frozenset(ids), first=True, signals=tuple(patterns), until_ms=until)
         left = frozenset(task_id for task_id in ids if task_id not in outcomes)
         if left:  # one may have ended unheard, before a time that is over or a signal that is here
-            await driver.look(Wait(tasks=left, first=True))
+            await driver.lookout.look(Wait(tasks=left, first=True))
         found = await driver.first_of(wait)
         if isinstance(found, SignalSeen):
             index = next(at for pattern, at in patterns.items() if matches(pattern, found.name))
             return self._take(key, found, index=index)
         done = [at for task_id, at in ids.items() if task_id in outcomes]
         index = min(done) if done else min(times, key=lambda at: times[at])
-        return driver.note(key, {"index": index})
+        return driver.notes.note(key, {"index": index})
 
     # --- time, chance, effects ----------------------------------------------------------------------------
 
     async def sleep(self, ms: int) -> None:
         """Until so long after it was first reached."""
         self._operate()
-        until = await self._until(self._driver.memory.key("sleep", ms), ms)
-        if until > self._driver.now_ms():
+        until = self._driver.times.until(self._driver.notes.memory.key("sleep", ms), ms)
+        if until > self._driver.times.now_ms():
             await self._driver.hear((), until)
-
-    async def _until(self, key: str, after_ms: int) -> int:
-        if type(after_ms) is not int or after_ms < 0:
-            raise Malformed("a time to wait is a number of milliseconds from 0", field="ms")
-        memo = self._driver.memory.recall(key)
-        if memo is None:
-            memo = self._driver.note(key, self._driver.now_ms() + after_ms)
-        return int(values.unraw(memo.value))
 
     async def now(self) -> int:
         """The time in Unix milliseconds: after a crash, what it was then."""
-        return int(await self._once("now", lambda key: self._driver.now_ms()))
+        return int(await self._once("now", lambda key: self._driver.times.now_ms()))
 
     async def random(self) -> float:
         """A number from 0 up to 1, remembered."""
@@ -493,11 +485,11 @@ class AgentContext:
 
     async def _once(self, operation: str, make: Callable[[str], Any]) -> Any:
         self._operate()
-        key = self._driver.memory.key(operation, None)
-        memo = self._driver.memory.recall(key)
+        key = self._driver.notes.memory.key(operation, None)
+        memo = self._driver.notes.memory.recall(key)
         if memo is None:
-            await self._driver.make_room()
-            memo = self._driver.note(key, make(key))
+            await self._driver.waits.make_room()
+            memo = self._driver.notes.note(key, make(key))
         return values.unraw(memo.value)
 
     async def run(self, name: str, function: Callable[..., Any], *, idempotent: bool = False, type: Any = None) -> Any:
@@ -506,11 +498,11 @@ class AgentContext:
         the function gets if it needs an argument."""
         self._operate()
         driver = self._driver
-        key = driver.memory.key("run", name)
+        key = driver.notes.memory.key("run", name)
         count = key.partition("#")[2]
         shown = f"{name}#{count}" if count else name
-        driver.check_name(shown, "name")
-        memo = driver.memory.recall(key)
+        driver.notes.check_name(shown, "name")
+        memo = driver.notes.memory.recall(key)
         if memo is not None and memo.begun is not None and not idempotent:
             memo = await self._judged(key, shown)
         if memo is None or memo.begun is not None:
@@ -522,14 +514,14 @@ class AgentContext:
 
     async def _perform(self, key: str, shown: str, function: Callable[..., Any], idempotent: bool) -> Memo:
         driver = self._driver
-        await driver.make_room()
+        await driver.waits.make_room()
         if not idempotent:
-            driver.remember(Memo(key, begun=shown))
-            await driver.flush()
+            driver.notes.remember(Memo(key, begun=shown))
+            await driver.waits.flush()
         outcome = await driver.perform(function, key, idempotent)
-        memo = driver.note(key, outcome)
+        memo = driver.notes.note(key, outcome)
         if not idempotent:
-            await driver.flush()
+            await driver.waits.flush()
         return memo
 
     async def _judged(self, key: str, shown: str) -> Memo | None:
@@ -537,19 +529,20 @@ class AgentContext:
         driver = self._driver
         signal = await driver.hear((f"{EFFECT}{key}",), None, doubt=shown)
         assert signal is not None
-        driver.batch.takes.append(signal.id)
-        driver.taken.add(signal.id)
+        driver.notes.batch.takes.append(signal.id)
+        driver.inbox.taken.add(signal.id)
         said = values.unraw(signal.value)
         if said["verdict"] == "retry":
             return None
         told = said.get("value")
-        return driver.note(key, {"value": told} if said["verdict"] == "done" else {"error": str(told or "failed")})
+        outcome = {"value": told} if said["verdict"] == "done" else {"error": str(told or "failed")}
+        return driver.notes.note(key, outcome)
 
     # --- inside -------------------------------------------------------------------------------------------
 
     def _operate(self) -> None:
         """Before every operation: the function may have been put away, or gone on without looking."""
-        self._driver.check_alive()
+        self._driver.hold.check_alive()
         if self._driver.has_old_checkpoint and not self._is_state_read:
             raise CheckpointUnread(_UNREAD)
 
