@@ -11,9 +11,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from msgspec import Struct, structs
-
 from covenant.agents import values
+from covenant.agents.entries import AgentEntry
 from covenant.agents.error import (
     AllTasksFailed,
     CheckpointUnread,
@@ -23,7 +22,7 @@ from covenant.agents.error import (
 )
 from covenant.agents.pending import PendingTask, Selected, Settled, SignalWait, Timer
 from covenant.model.agent import AgentId
-from covenant.model.error import KeyReused, Malformed
+from covenant.model.error import Malformed
 from covenant.model.message import Message, Part
 from covenant.model.run import (
     EFFECT,
@@ -36,7 +35,6 @@ from covenant.model.run import (
     Wait,
 )
 from covenant.model.task import Result, Task
-from covenant.rules.run.entry import digest_of_entry
 from covenant.rules.run.pattern import matches
 
 if TYPE_CHECKING:
@@ -45,26 +43,12 @@ if TYPE_CHECKING:
 _UNREAD = "this run has a checkpoint: look at ctx.state before doing anything, and go on from there"
 
 
-class AgentEntry(Struct, frozen=True):
-    """One thing that was said or done in a run."""
-
-    id: str
-    role: EntryRole
-    content: Any
-    type: EntryType = EntryType.MESSAGE
-    number: int = 0
-    parent: int = 0
-    at_ms: int = 0
-    turn: str | None = None
-
-
 class AgentContext:
     """Of one call of an agent's function."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
         self._is_state_read = False
-        self._turn: str | None = None
 
     # --- who and what -------------------------------------------------------------------------------------
 
@@ -106,7 +90,7 @@ class AgentContext:
         """Mark the entries that follow as belonging together."""
         if turn is not None:
             self._driver.notes.check_name(turn, "turn")
-        self._turn = turn
+        self._driver.entries.turn = turn
 
     # --- entries ------------------------------------------------------------------------------------------
 
@@ -120,7 +104,9 @@ class AgentContext:
     ) -> str:
         """Add an entry below the last one, and get its id. With `key`, it is there once in the life of the run."""
         draft = EntryDraft(str(uuid.uuid4()), EntryRole(role), values.raw(content), type=EntryType(type), key=key)
-        return await self._enter(draft, values.plain(content))
+        entered = values.plain(content)
+        self._operate()
+        return await self._driver.entries.append(draft, entered)
 
     async def append_tool_call(self, name: str, input: Any, *, call_id: str | None = None) -> str:
         content = {"tool_name": name, "input": values.plain(input)}
@@ -138,7 +124,9 @@ class AgentContext:
         else:
             message, entry_id = what, what.message_id
         draft = EntryDraft(entry_id, EntryRole.ASSISTANT, says=message, key=key)
-        return await self._enter(draft, values.content_of(message))
+        entered = values.content_of(message)
+        self._operate()
+        return await self._driver.entries.append(draft, entered)
 
     async def compact(self, summary: Any) -> str:
         """An entry that stands for all before it: `load_messages` begins with it."""
@@ -147,49 +135,13 @@ class AgentContext:
     async def branch(self, entry: AgentEntry | str) -> None:
         """Go on from an earlier entry: what follows is below that one."""
         self._operate()
-        entry_id = entry.id if isinstance(entry, AgentEntry) else entry
-        self._driver.leaf = await self._driver.number_of(entry_id)
+        await self._driver.entries.branch(entry.id if isinstance(entry, AgentEntry) else entry)
 
     async def load_messages(self, limit: int | None = None) -> list[AgentEntry]:
         """The way from the root, or from the last compaction, to where this run is; of it the last `limit`. Called
         again after a crash it is what it was then."""
         self._operate()
-        driver = self._driver
-        key = driver.notes.memory.key("load", limit)
-        memo = driver.notes.memory.recall(key)
-        leaf = driver.leaf if memo is None else int(values.unraw(memo.value))
-        if memo is None:
-            driver.notes.note(key, leaf)
-        entries = await driver.path_to(leaf, limit)
-        return [structs.replace(entry, content=values.fresh(entry.content)) for entry in entries]
-
-    async def _enter(self, draft: EntryDraft, content: Any) -> str:
-        self._operate()
-        driver = self._driver
-        if draft.key is not None:
-            driver.notes.check_name(draft.key, "key")
-        once = [] if draft.key is None else [draft.key]
-        key = driver.notes.memory.key("entry", [draft.role.value, draft.type.value, content, *once])
-        memo = driver.notes.memory.recall(key)
-        if memo is None:
-            found = None if draft.key is None else await self._find_once(draft.key, draft)
-            if found is None:
-                return driver.enter(key, draft, content, self._turn)
-            memo = Memo(key, values.raw(driver.leaf), found)
-            driver.notes.remember(memo)
-        assert memo.entry is not None
-        leaf = values.unraw(memo.value)
-        driver.leaf = memo.entry if leaf is None else leaf
-        return driver.notes.memory.entry_ids[memo.entry]
-
-    async def _find_once(self, name: str, draft: EntryDraft) -> int | None:
-        """An entry that is there already stays where it is, and what follows comes where it would have come."""
-        found = await self._driver.find_entry(name)
-        if found is None:
-            return None
-        if found.digest != digest_of_entry(draft):
-            raise KeyReused(f"the entry under {name!r} has other content", key=name)
-        return found.number
+        return await self._driver.entries.load(limit)
 
     # --- checkpoints --------------------------------------------------------------------------------------
 
@@ -348,7 +300,7 @@ class AgentContext:
         if heard is None:
             raise TimeoutError(f"no signal {name} in {timeout_ms} ms")
         if memo.entry is not None:
-            driver.leaf = memo.entry
+            driver.entries.leaf = memo.entry
         return values.typed(heard.get("value"), type)
 
     async def wait_for_message(self, *, timeout_ms: int | None = None) -> str:
@@ -373,8 +325,8 @@ class AgentContext:
             content = values.content_of(signal.message)
             heard["value"] = content
             draft = EntryDraft(signal.message.message_id, EntryRole.USER, said=signal.said)
-            driver.enter(None, draft, content, self._turn)
-            entry = driver.leaf
+            driver.entries.enter(None, draft, content)
+            entry = driver.entries.leaf
         else:
             heard["value"] = values.unraw(signal.value)
         memo = Memo(key, values.raw(heard), entry)
@@ -405,10 +357,10 @@ class AgentContext:
                 for at, signal in enumerate(await driver.signals_like(pattern))
             ]
             memo = driver.notes.note(key, drained)
-            driver.notes.remember(Memo(f"{key}/leaf", values.raw(driver.leaf)))
+            driver.notes.remember(Memo(f"{key}/leaf", values.raw(driver.entries.leaf)))
         else:
             leaf = driver.notes.memory.recall(f"{key}/leaf")
-            driver.leaf = driver.leaf if leaf is None else values.unraw(leaf.value)
+            driver.entries.leaf = driver.entries.leaf if leaf is None else values.unraw(leaf.value)
         return list(values.unraw(memo.value))
 
     def signal(self, name: str) -> SignalWait:
@@ -433,7 +385,7 @@ class AgentContext:
         heard = values.unraw(memo.value)
         index = heard["index"]
         if memo.entry is not None:
-            driver.leaf = memo.entry
+            driver.entries.leaf = memo.entry
         rest = tuple(thing for at, thing in enumerate(things) if at != index)
         thing = things[index]
         if isinstance(thing, PendingTask):

@@ -18,8 +18,9 @@ from typing import Any, Final, TypeVar
 from msgspec import Raw, structs
 
 from covenant.agents import values
-from covenant.agents.context import AgentContext, AgentEntry
+from covenant.agents.context import AgentContext
 from covenant.agents.definition import Agent, TaskFunction, called_with
+from covenant.agents.entries import Entries
 from covenant.agents.error import CancelRequested, Suspended
 from covenant.agents.hold import LOST, Hold
 from covenant.agents.host import Host
@@ -37,16 +38,10 @@ from covenant.model.error import (
     Malformed,
     NotPermitted,
     TaskConflict,
-    TooLarge,
     UnknownPeer,
 )
 from covenant.model.run import (
     NOTHING,
-    EntryDraft,
-    EntryFound,
-    EntryRole,
-    EntrySeen,
-    EntryType,
     Memo,
     RunCommit,
     SignalSeen,
@@ -56,15 +51,13 @@ from covenant.model.run import (
 from covenant.model.task import Idempotency, Result, Task
 from covenant.model.view import Delivery
 from covenant.rules.content_key import digest_of_input, task_id, task_key
-from covenant.rules.envelope import seal_message, seal_result
-from covenant.rules.run.entry import digest_of_entry
+from covenant.rules.envelope import seal_result
 
 T = TypeVar("T")
 
 # Of these every other task for the same recipient would hear, too.
 _OF_RECIPIENT: Final = (NotPermitted, UnknownPeer)
 LINGER_S: Final = 0.01  # how long the result of a task of one's own waits for the next commit of its run
-_PAGE: Final = 1000
 _INTENT_CHARS: Final = 200
 _DIGEST_CHARS: Final = 24
 
@@ -96,16 +89,12 @@ class Driver:
         self.inbox = Inbox()
         self.waits = Waits(self.hold, self.notes, self.inbox)
         self.lookout = Lookout(self.hold, self.notes, self.times, self.inbox, self.waits, self.drop)
-        self.leaf = 0
+        self.entries = Entries(self.hold, self.notes, self.times, self.lookout)
         self.state: Raw = NOTHING
         self.checkpoints = 0
         self.has_old_checkpoint = False
         self._host = host
         self._box = host.box
-        self._entries = 0
-        self._entry_numbers: dict[str, int] = {}
-        self._known: dict[int, AgentEntry] = {}
-        self._once: dict[str, EntryFound] = {}  # entries by their key
         self._digests: dict[str, str] = {}
         self._sent: dict[str, Task] = {}
         self._kinds: dict[str, str] = {}  # of the tasks that this worker has a function for
@@ -167,17 +156,10 @@ class Driver:
                 break
             after = loaded.next
         self.times.learn(loaded.now_ms)
-        self.hold.number, self._entries = loaded.step, loaded.entries
-        self.leaf, self.state, self.checkpoints = loaded.leaf, loaded.state, loaded.checkpoints
+        self.hold.learn(loaded)
+        self.state, self.checkpoints = loaded.state, loaded.checkpoints
         self.has_old_checkpoint = loaded.checkpoints > 0
-        self.hold.is_resuming = loaded.step > 0
-        self.hold.cancel_requested = loaded.cancel_requested
-        self._entry_numbers = {entry_id: number for number, entry_id in self.notes.memory.entry_ids.items()}
-        if not self.hold.is_resuming and self.task.message is not None:
-            first = EntryDraft(self.task.message.message_id, EntryRole.USER, said=0)
-            self.enter(None, first, values.content_of(self.task.message), None)
-        elif self.task.message is not None and not self.checkpoints:
-            self.leaf = 1  # the message that it began with
+        self.entries.learn(loaded, self.task.message)
 
     async def _is_fresh(self) -> bool:
         """Whether the run stands where this function left it."""
@@ -254,7 +236,7 @@ class Driver:
         batch = self.notes.hand_over()
         flushed = self.waits.flushing
         self.waits.is_commit_due = False
-        commit = batch.commit(self.hold.number + 1, self.leaf, wait, result, self.waits.is_told)
+        commit = batch.commit(self.hold.number + 1, self.entries.leaf, wait, result, self.waits.is_told)
         try:
             standing = await self._commit_once(commit)
         except LOST:
@@ -333,8 +315,7 @@ class Driver:
             raise
         except CovenantError as refused:
             self.notes.batch = Batch()
-            self._entries = -1  # what was refused is not there: nothing more is counted
-            self.leaf = 0
+            self.entries.give_up()
             await self._commit(None, self._error(f"{refused.code}: {refused.message}"))
         return Left.ENDED
 
@@ -447,76 +428,6 @@ class Driver:
         """The key of an operation for those outside. Behind a checkpoint the same operation is another."""
         return f"{self.run_id}:{self.checkpoints}:{key}"
 
-    def enter(self, key: str | None, draft: EntryDraft, content: Any, turn: str | None) -> str:
-        self.notes.check_room(key, self.notes.batch.entries, "entries")
-        self.notes.check_value(draft.content)
-        if self._entries >= self._box.limits.entries_max:
-            raise TooLarge("the run has too many entries", field="entries", limit=self._box.limits.entries_max)
-        if draft.says is not None:
-            seal_message(draft.says, self._box.limits)
-        self._entries += 1
-        number = self._entries
-        parent, self.leaf = self.leaf, number
-        self.notes.batch.entries.append(
-            EntryDraft(draft.id, draft.role, draft.content, parent, draft.type, draft.said, draft.says, turn, draft.key)
-        )
-        self.notes.memory.entry_ids[number] = draft.id
-        self._entry_numbers[draft.id] = number
-        now = self.times.now_ms()
-        self._known[number] = AgentEntry(draft.id, draft.role, content, draft.type, number, parent, now, turn)
-        if key is not None:
-            self.notes.remember(Memo(key, entry=number))
-        if draft.key is not None:
-            self._once[draft.key] = EntryFound(number, draft.id, digest_of_entry(draft))
-        return draft.id
-
-    async def find_entry(self, key: str) -> EntryFound | None:
-        """The entry that was added under a key, also if it is not committed yet."""
-        found = self._once.get(key)
-        if found is None and self.hold.is_resuming:
-            found = await self.lookout.look_up(lambda: self._box.find_entry(self.hold.lease_id, key))
-        if found is not None:
-            self._once[key] = found
-            self.notes.memory.entry_ids[found.number] = found.id
-            self._entry_numbers[found.id] = found.number
-        return found
-
-    async def number_of(self, entry_id: str) -> int:
-        number = self._entry_numbers.get(entry_id)
-        if number is None and self.hold.number:
-            await self._fetch(self._entries, None, every=True)
-            number = self._entry_numbers.get(entry_id)
-        if number is None:
-            raise Malformed(f"no entry {entry_id} in this run", field="entry")
-        return number
-
-    async def path_to(self, leaf: int, limit: int | None) -> list[AgentEntry]:
-        path: list[AgentEntry] = []
-        at = leaf
-        while at > 0 and (limit is None or len(path) < limit):
-            entry = self._known.get(at)
-            if entry is None:
-                await self._fetch(at, None if limit is None else limit - len(path))
-                entry = self._known[at]
-            path.append(entry)
-            if entry.type is EntryType.COMPACTION:
-                break
-            at = entry.parent
-        return path[::-1]
-
-    async def _fetch(self, leaf: int, limit: int | None, *, every: bool = False) -> None:
-        """The stored part of a way, from an entry back; or of everything."""
-        before: int | None = leaf
-        left = limit
-        while before is not None and (left is None or left > 0):
-            size = _PAGE if left is None else min(_PAGE, left)
-            page = await self.hold.ask(partial(self._box.run_entries, self.run_id, size, before=before, every=every))
-            for entry in page.entries:
-                self._known[entry.number] = entry_of(entry)
-                self._entry_numbers[entry.id] = entry.number
-            left = None if left is None else left - len(page.entries)
-            before = page.before
-
     async def checkpoint(self, state: Raw) -> None:
         self.notes.check_value(state)
         self.notes.batch.checkpoint = state
@@ -532,9 +443,7 @@ class Driver:
     def _let_go(self, ended: list[str]) -> None:
         """What has ended before a checkpoint is seldom asked for behind it; then the store tells it again. Not while
         another place in the function waits, which may be about to read it."""
-        self._known.clear()
-        self._entry_numbers.clear()
-        self.notes.memory.entry_ids.clear()
+        self.entries.forget()
         for child_id in ended:
             for known in (self.notes.memory.outcomes, self._digests, self._sent, self._kinds):
                 known.pop(child_id, None)
@@ -691,11 +600,6 @@ class Driver:
         finally:
             self._effects -= 1
             self.hold.news.set()
-
-
-def entry_of(seen: EntrySeen) -> AgentEntry:
-    content = values.unraw(seen.content) if seen.message is None else values.content_of(seen.message)
-    return AgentEntry(seen.id, seen.role, content, seen.type, seen.number, seen.parent, seen.at_ms, seen.turn)
 
 
 def _with_attempts(task: Task, attempts: int | None, backoff_ms: int | None) -> Task:

@@ -11,6 +11,7 @@ from typing import Any, Final, TypeVar
 from covenant.agents.error import Suspended
 from covenant.agents.host import Host
 from covenant.model.error import CovenantError, LeaseSuperseded, TaskTerminal, Unauthenticated, UnknownLease
+from covenant.model.run import RunLoaded
 
 T = TypeVar("T")
 
@@ -33,6 +34,11 @@ class Hold:
         self.news = asyncio.Event()  # something has happened: look again what there is to do
         self._host = host
         self._aside: set[asyncio.Future[Any]] = set()
+
+    def learn(self, loaded: RunLoaded) -> None:
+        self.number = loaded.step
+        self.is_resuming = loaded.step > 0
+        self.cancel_requested = loaded.cancel_requested
 
     def check_alive(self) -> None:
         if self.is_dropped:
