@@ -10,8 +10,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, note, settings
 from msgspec import structs
 
-from covenant.agents import AgentContext, AgentWorker
-from covenant.agents import driver as driver_module
+from covenant.agents import AgentContext, AgentWorker, own_tasks
 from covenant.agents.driver import Driver
 from covenant.agents.memory import noted
 from covenant.agents.notes import Notes
@@ -245,6 +244,6 @@ def test_what_follows_from_a_result_is_not_committed_before_it(monkeypatch: pyte
         return await change(gate, name, act)
 
     monkeypatch.setattr(Gate, "_change", slow)
-    monkeypatch.setattr(driver_module, "LINGER_S", 0)
+    monkeypatch.setattr(own_tasks, "LINGER_S", 0)
     report = kill_everywhere([[["task", ["safe", 1, None]], ["effect", "e", False, False]]], [])
     assert report.places["after PostResult"]

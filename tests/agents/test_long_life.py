@@ -40,8 +40,8 @@ async def test_what_ended_before_a_checkpoint_is_let_go_and_can_still_be_asked_f
             await run.signal("tick", True)
         assert await run.wants_input()
         (driver,) = drivers
-        outcomes, inbox = driver.notes.memory.outcomes, driver.inbox
-        kept = (outcomes, driver._digests, driver._sent, driver._kinds, inbox.seen, inbox.taken)
+        outcomes, tasks, inbox = driver.notes.memory.outcomes, driver.tasks, driver.inbox
+        kept = (outcomes, tasks._digests, tasks._sent, tasks._kinds, inbox.seen, inbox.taken)
         assert [len(known) for known in kept] == [0] * len(kept)
         await run.signal("tick", False)
         assert await run.result() == TURNS * TURNS + 1

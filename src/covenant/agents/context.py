@@ -18,7 +18,6 @@ from covenant.agents.error import (
     CheckpointUnread,
     EffectFailed,
     TaskFailed,
-    TaskRefused,
 )
 from covenant.agents.pending import PendingTask, Selected, Settled, SignalWait, Timer
 from covenant.model.agent import AgentId
@@ -78,13 +77,13 @@ class AgentContext:
     def state(self) -> Any:
         """What the last checkpoint kept; None when there is none."""
         self._is_state_read = True
-        state = values.unraw(self._driver.state)
+        state = values.unraw(self._driver.checkpoints.state)
         kind = self._driver.definition.state_type
         return state if state is None or kind is None else values.typed(state, kind)
 
     @property
     def checkpoints(self) -> int:
-        return self._driver.checkpoints
+        return self._driver.checkpoints.count
 
     def set_turn(self, turn: str | None) -> None:
         """Mark the entries that follow as belonging together."""
@@ -149,7 +148,7 @@ class AgentContext:
         """Commit, and forget what lies before: on resume the function finds `state`, and goes on from there."""
         self._operate()
         self._is_state_read = True
-        await self._driver.checkpoint(values.raw(state))
+        await self._driver.checkpoints.make(values.raw(state))
 
     # --- tasks --------------------------------------------------------------------------------------------
 
@@ -171,7 +170,7 @@ class AgentContext:
         same kind and input is the same task; `instance` tells intended duplicates apart, `key` takes the place of the
         input."""
         self._operate()
-        task_id = self._driver.schedule(
+        task_id = self._driver.tasks.schedule(
             kind,
             values.plain(input),
             recipient=recipient,
@@ -182,25 +181,14 @@ class AgentContext:
             attempts=attempts,
             backoff_ms=backoff_ms,
         )
-        output = type if type is not None else self._driver.output_type(kind)
+        output = type if type is not None else self._driver.tasks.output_type(kind)
         return PendingTask(self, task_id, kind, output)
 
     async def result_of(self, pending: PendingTask) -> Any:
         """What a task came to; or `TaskFailed`. The same as to await it."""
         self._operate()
-        result = await self._driver.outcome_of(pending.id)
-        return self._value_of(pending, result)
-
-    def _value_of(self, pending: PendingTask, result: Result) -> Any:
-        if result.status == "error":
-            raise self._failure(pending, result)
-        return values.typed(values.value_of(result), pending.output_type)
-
-    def _failure(self, pending: PendingTask, result: Result) -> TaskFailed:
-        message, code = result.error_message or "error", self._driver.refused.get(pending.id)
-        if code is not None:
-            return TaskRefused(pending.id, pending.kind, message, code)
-        return TaskFailed(pending.id, pending.kind, message)
+        result = await self._driver.tasks.outcome_of(pending.id)
+        return self._driver.tasks.value_of(pending, result)
 
     async def join_all(self, tasks: Sequence[PendingTask]) -> list[Any]:
         """All results in the order of the tasks; or, as soon as one fails, its `TaskFailed`."""
@@ -218,8 +206,8 @@ class AgentContext:
         else:
             failed = values.unraw(memo.value)
         if failed is not None:
-            self._value_of(tasks[failed], await driver.outcome_of(tasks[failed].id))
-        return [self._value_of(pending, await driver.outcome_of(pending.id)) for pending in tasks]
+            self._driver.tasks.value_of(tasks[failed], await driver.tasks.outcome_of(tasks[failed].id))
+        return [self._driver.tasks.value_of(pending, await driver.tasks.outcome_of(pending.id)) for pending in tasks]
 
     async def join_all_settled(self, tasks: Sequence[PendingTask]) -> list[Settled]:
         """How each of them ended, in the order of the tasks."""
@@ -232,7 +220,7 @@ class AgentContext:
 
     def _settled(self, pending: PendingTask, result: Result) -> Settled:
         try:
-            return Settled("completed", self._value_of(pending, result))
+            return Settled("completed", self._driver.tasks.value_of(pending, result))
         except TaskFailed as failed:
             return Settled("canceled" if failed.is_canceled else "failed", error=failed)
 
@@ -249,11 +237,11 @@ class AgentContext:
         else:
             index = await self._select(tasks)
             driver.notes.note(key, index)
-        outcomes = [await driver.outcome_of(pending.id) for pending in tasks] if index < 0 else []
+        outcomes = [await driver.tasks.outcome_of(pending.id) for pending in tasks] if index < 0 else []
         if index < 0:
             ended = zip(tasks, outcomes, strict=True)
-            raise AllTasksFailed([self._failure(pending, result) for pending, result in ended])
-        value = self._value_of(tasks[index], await driver.outcome_of(tasks[index].id))
+            raise AllTasksFailed([self._driver.tasks.failure_of(pending, result) for pending, result in ended])
+        value = self._driver.tasks.value_of(tasks[index], await driver.tasks.outcome_of(tasks[index].id))
         return Selected(index, value, tuple(pending for at, pending in enumerate(tasks) if at != index))
 
     async def _select(self, tasks: Sequence[PendingTask]) -> int:
@@ -283,7 +271,8 @@ class AgentContext:
         """End a task of this run, wherever it is."""
         self._operate()
         await self._driver.waits.make_room()
-        self._driver.cancel(pending.id)
+        self._driver.own.cancel(pending.id)
+        self._driver.tasks.cancel(pending.id)
 
     # --- signals ------------------------------------------------------------------------------------------
 
@@ -389,7 +378,7 @@ class AgentContext:
         rest = tuple(thing for at, thing in enumerate(things) if at != index)
         thing = things[index]
         if isinstance(thing, PendingTask):
-            return Selected(index, self._value_of(thing, await driver.outcome_of(thing.id)), rest)
+            return Selected(index, self._driver.tasks.value_of(thing, await driver.tasks.outcome_of(thing.id)), rest)
         return Selected(index, heard.get("value"), rest)
 
     async def _first(self, key: str, things: Sequence[PendingTask | SignalWait | Timer]) -> Memo:
@@ -495,7 +484,7 @@ class AgentContext:
     def _operate(self) -> None:
         """Before every operation: the function may have been put away, or gone on without looking."""
         self._driver.hold.check_alive()
-        if self._driver.has_old_checkpoint and not self._is_state_read:
+        if self._driver.checkpoints.has_old and not self._is_state_read:
             raise CheckpointUnread(_UNREAD)
 
 
