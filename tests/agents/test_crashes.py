@@ -10,8 +10,9 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, note, settings
 from msgspec import structs
 
-from covenant.agents import AgentContext, AgentWorker, own_tasks
+from covenant.agents import AgentWorker, own_tasks
 from covenant.agents.driver import Driver
+from covenant.agents.effects import Effects
 from covenant.agents.memory import noted
 from covenant.agents.notes import Notes
 from covenant.model.run import Memo, RunCommit, Standing
@@ -127,11 +128,10 @@ async def entries_first(driver: Driver, commit: RunCommit) -> Standing:
 
 
 async def unsafe_at_once(
-    ctx: AgentContext, key: str, shown: str, function: Callable[..., Any], idempotent: bool
+    effects: Effects, key: str, shown: str, function: Callable[..., Any], idempotent: bool
 ) -> Memo:
     """An effect is done before its start is written down."""
-    outcome = await ctx._driver.perform(function, key, idempotent)
-    return ctx._driver.notes.note(key, outcome)
+    return await effects._noted(key, function, idempotent)
 
 
 def no_winner(notes: Notes, key: str, value: Any) -> Memo:
@@ -150,7 +150,7 @@ MUTANTS = [
     pytest.param(Notes, "remember", no_memos, [[["append", "user", 1], ["signal", "a", None]]], id="no-memos"),
     pytest.param(Driver, "_commit_once", signals_first, [[["signal", "a", None], ["say", "x"]]], id="signals-first"),
     pytest.param(Driver, "_commit_once", entries_first, [[["say", "x"], ["sleep", 10]]], id="entries-first"),
-    pytest.param(AgentContext, "_perform", unsafe_at_once, [[["effect", "e", False, False]]], id="unsafe-at-once"),
+    pytest.param(Effects, "_perform", unsafe_at_once, [[["effect", "e", False, False]]], id="unsafe-at-once"),
     pytest.param(
         Notes,
         "note",

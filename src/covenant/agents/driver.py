@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 from contextlib import suppress
 from enum import Enum
 from functools import partial
@@ -18,22 +17,13 @@ from typing import Any, Final, TypeVar
 from msgspec import structs
 
 from covenant.agents import values
-from covenant.agents.checkpoints import Checkpoints
 from covenant.agents.context import AgentContext
 from covenant.agents.definition import Agent, called_with
-from covenant.agents.entries import Entries
 from covenant.agents.error import CancelRequested, Suspended
-from covenant.agents.hold import LOST, Hold
+from covenant.agents.hold import LOST
 from covenant.agents.host import Host
-from covenant.agents.inbox import Inbox
-from covenant.agents.lookout import Lookout
 from covenant.agents.memory import Batch
-from covenant.agents.notes import Notes
-from covenant.agents.own_tasks import OwnTasks
-from covenant.agents.tasks import Tasks
-from covenant.agents.times import Times
-from covenant.agents.waits import Waits
-from covenant.model.agent import AgentId
+from covenant.agents.run import Run
 from covenant.model.error import (
     CovenantError,
     NotPermitted,
@@ -41,7 +31,6 @@ from covenant.model.error import (
 )
 from covenant.model.run import (
     RunCommit,
-    SignalSeen,
     Standing,
     Wait,
 )
@@ -70,31 +59,18 @@ class _Reduced(Exception):
 
 class Driver:
     def __init__(self, definition: Agent, task: Task, host: Host) -> None:
-        self.definition = definition
-        self.task = task
+        self._definition = definition
         self.run_id = task.id
-        self.agent: AgentId = task.recipient
-        self.hold = Hold(task.id, host)
-        self.notes = Notes(host.box)
-        self.times = Times(host.clock, self.notes)
-        self.inbox = Inbox()
-        self.waits = Waits(self.hold, self.notes, self.inbox)
-        self.lookout = Lookout(self.hold, self.notes, self.times, self.inbox, self.waits, self.drop)
-        self.entries = Entries(self.hold, self.notes, self.times, self.lookout)
-        self.tasks = Tasks(self.agent, self.hold, self.notes, self.times, self.waits, host.tasks)
-        self.own = OwnTasks(host, self.hold, self.notes, self.tasks)
-        self.checkpoints = Checkpoints(self.hold, self.notes, self.waits, self.entries, self.tasks)
-        self._host = host
+        self.run = Run(task, host, self.drop)
         self._box = host.box
-        self._effects = 0  # under way
         self._function: asyncio.Task[Any] | None = None
 
     # --- under a lease ------------------------------------------------------------------------------------
 
     async def take(self, lease_id: str) -> Left:
         """Go on until the run waits for others, or ends, or is somebody else's."""
-        self.hold.lease_id = lease_id
-        self.hold.is_held = True
+        self.run.hold.lease_id = lease_id
+        self.run.hold.is_held = True
         try:
             if self._function is None:
                 await self._load()
@@ -115,102 +91,104 @@ class Driver:
             self.drop()
             raise
         finally:
-            self.hold.is_held = False
+            self.run.hold.is_held = False
 
     def drop(self) -> None:
         """Put the function away: it is not to do anything any more."""
-        self.hold.is_dropped = True
-        self.own.drop()
+        self.run.hold.is_dropped = True
+        self.run.own.drop()
         if self._function is not None and not self._function.done():
             self._function.cancel()
-        self.waits.drop()
+        self.run.waits.drop()
 
     async def _load(self) -> None:
         after = 0
         while True:
-            loaded = await self.hold.ask(partial(self._box.load_run, self.hold.lease_id, after))
-            self.notes.memory.learn(loaded)
+            loaded = await self.run.hold.ask(partial(self._box.load_run, self.run.hold.lease_id, after))
+            self.run.notes.memory.learn(loaded)
             if loaded.next is None:
                 break
             after = loaded.next
-        self.times.learn(loaded.now_ms)
-        self.hold.learn(loaded)
-        self.checkpoints.learn(loaded)
-        self.entries.learn(loaded, self.task.message)
+        self.run.times.learn(loaded.now_ms)
+        self.run.hold.learn(loaded)
+        self.run.checkpoints.learn(loaded)
+        self.run.entries.learn(loaded, self.run.task.message)
 
     async def _is_fresh(self) -> bool:
         """Whether the run stands where this function left it."""
-        union = self.waits.union(self.notes.memory.outcomes) or Wait(until_ms=0)
-        looked = structs.replace(union, tasks=union.tasks - self.notes.batch.tasks.keys())
+        union = self.run.waits.union(self.run.notes.memory.outcomes) or Wait(until_ms=0)
+        looked = structs.replace(union, tasks=union.tasks - self.run.notes.batch.tasks.keys())
         if not looked.tasks and not looked.signals and looked.until_ms is None:
             looked = Wait(until_ms=0)
-        standing = await self.hold.ask(lambda: self._box.look_around(self.hold.lease_id, looked))
-        if standing.number != self.hold.number:
+        standing = await self.run.hold.ask(lambda: self._box.look_around(self.run.hold.lease_id, looked))
+        if standing.number != self.run.hold.number:
             return False
-        self.lookout.absorb(standing)
+        self.run.lookout.absorb(standing)
         return True
 
     async def _call(self) -> Any:
-        arguments = called_with(self.definition, values.input_of(self.task))
-        return await self.definition.function(AgentContext(self), *arguments)
+        arguments = called_with(self._definition, values.input_of(self.run.task))
+        return await self._definition.function(AgentContext(self.run, self._definition.state_type), *arguments)
 
     async def _go_on(self) -> Left:
         while True:
             assert self._function is not None
-            await self.waits.until_still(self._function)
+            await self.run.waits.until_still(self._function)
             if self._function.done():
                 return await self._end(self._function)
-            if not self.own.are_told:
-                await self.own.told()
+            if not self.run.own.are_told:
+                await self.run.own.told()
                 continue
             wait = self._prepare()
-            if wait is None and self.notes.batch.is_empty and not self.waits.is_commit_due:
-                self.hold.news.clear()
-                await self.hold.news.wait()
+            if wait is None and self.run.notes.batch.is_empty and not self.run.waits.is_commit_due:
+                self.run.hold.news.clear()
+                await self.run.hold.news.wait()
                 continue
-            waits = self.waits.all
+            waits = self.run.waits.all
             try:
                 standing = await self._commit(wait)
             except _Reduced:
                 continue
             if standing.parked:
-                went_on = not self.notes.batch.is_empty or any(waiting not in waits for waiting in self.waits.all)
+                went_on = not self.run.notes.batch.is_empty or any(
+                    waiting not in waits for waiting in self.run.waits.all
+                )
                 if went_on or self._function.done():
-                    self.hold.wake()  # while it was being parked
+                    self.run.hold.wake()  # while it was being parked
                 return Left.PARKED
             is_asked = wait is not None and standing.cancel_requested
-            if is_asked and not self.waits.is_told and not self.waits.is_any_there:
-                self.waits.tell_cancel()
+            if is_asked and not self.run.waits.is_told and not self.run.waits.is_any_there:
+                self.run.waits.tell_cancel()
 
     def _hear_end(self, function: asyncio.Task[Any]) -> None:
         """A function that ends while the run is parked has waited for something of its own."""
-        self.hold.news.set()
-        if not self.hold.is_held and not self.hold.is_dropped:
-            self.hold.wake()
+        self.run.hold.news.set()
+        if not self.run.hold.is_held and not self.run.hold.is_dropped:
+            self.run.hold.wake()
 
     def _prepare(self) -> Wait | None:
         """What the next commit waits for. What this worker can do itself is begun instead of waited for."""
-        awaited = self.waits.awaited
-        wanted = {i for wait in awaited for i in wait.tasks if i not in self.notes.memory.outcomes}
-        mine = {i for i in wanted if self.own.can_do(i)}
+        awaited = self.run.waits.awaited
+        wanted = {i for wait in awaited for i in wait.tasks if i not in self.run.notes.memory.outcomes}
+        mine = {i for i in wanted if self.run.own.can_do(i)}
         only_mine = wanted == mine and all(not wait.signals and wait.until_ms is None for wait in awaited)
         if only_mine:
-            begun, room = self.notes.batch.begins, self._box.limits.batch_max - len(self.notes.batch.begins)
-            begun += [i for i in sorted(mine) if not self.own.is_doing(i) and i not in begun][:room]
-        is_busy = not self.own.are_done or self._effects or self.lookout.under_way
-        if only_mine or is_busy or self.waits.flushing or self.notes.cancels_due:
+            begun, room = self.run.notes.batch.begins, self._box.limits.batch_max - len(self.run.notes.batch.begins)
+            begun += [i for i in sorted(mine) if not self.run.own.is_doing(i) and i not in begun][:room]
+        is_busy = not self.run.own.are_done or self.run.effects.under_way or self.run.lookout.under_way
+        if only_mine or is_busy or self.run.waits.flushing or self.run.notes.cancels_due:
             return None
-        return self.waits.union(self.notes.memory.outcomes)
+        return self.run.waits.union(self.run.notes.memory.outcomes)
 
     # --- committing ---------------------------------------------------------------------------------------
 
     async def _commit(self, wait: Wait | None, result: Result | None = None) -> Standing:
-        self.own.stop_lingering()
-        await self.own.told()
-        batch = self.notes.hand_over()
-        flushed = self.waits.flushing
-        self.waits.is_commit_due = False
-        commit = batch.commit(self.hold.number + 1, self.entries.leaf, wait, result, self.waits.is_told)
+        self.run.own.stop_lingering()
+        await self.run.own.told()
+        batch = self.run.notes.hand_over()
+        flushed = self.run.waits.flushing
+        self.run.waits.is_commit_due = False
+        commit = batch.commit(self.run.hold.number + 1, self.run.entries.leaf, wait, result, self.run.waits.is_told)
         try:
             standing = await self._commit_once(commit)
         except LOST:
@@ -218,19 +196,19 @@ class Driver:
         except CovenantError as refusal:
             self._leave_out(refusal, batch, wait)
             raise _Reduced(f"{refusal.code}: {refusal.message}") from refusal
-        self.hold.number = standing.number
-        self.inbox.forget_taken(batch.takes, is_looking=self.lookout.under_way > 0)
-        self.notes.batch.cancels += self.notes.cancels_due
-        self.notes.cancels_due = []
+        self.run.hold.number = standing.number
+        self.run.inbox.forget_taken(batch.takes, is_looking=self.run.lookout.under_way > 0)
+        self.run.notes.batch.cancels += self.run.notes.cancels_due
+        self.run.notes.cancels_due = []
         for waiting in flushed:
             waiting.go_on()
-        self.lookout.absorb(standing)
+        self.run.lookout.absorb(standing)
         for child_id in batch.begins:
             lease_id = standing.leases.get(child_id)
             if lease_id is None:
-                self.own.leave(child_id)
+                self.run.own.leave(child_id)
             else:
-                self.own.begin(child_id, lease_id, standing.attempts.get(child_id, 1), batch.tasks.get(child_id))
+                self.run.own.begin(child_id, lease_id, standing.attempts.get(child_id, 1), batch.tasks.get(child_id))
         return standing
 
     def _leave_out(self, refusal: CovenantError, batch: Batch, wait: Wait | None) -> None:
@@ -242,20 +220,20 @@ class Driver:
         if isinstance(refusal, _OF_RECIPIENT) and child_id in batch.tasks:
             to = batch.tasks[child_id].recipient.pubkey
             refused = [i for i, task in batch.tasks.items() if task.recipient.pubkey == to]
-        self.notes.take_back(batch)
+        self.run.notes.take_back(batch)
         for child in refused:
             log.warning("run %s: task %s is not taken: %s (%s)", self.run_id, child, refusal, refusal.code)
-            self.tasks.refuse(child, refusal)
-        self.notes.cancels_due = [child for child in self.notes.cancels_due if child not in refused]
+            self.run.tasks.refuse(child, refusal)
+        self.run.notes.cancels_due = [child for child in self.run.notes.cancels_due if child not in refused]
 
     async def _commit_once(self, commit: RunCommit) -> Standing:
-        self.hold.probe("before a commit")
-        standing = await self.hold.ask(lambda: self._box.commit_run(self.hold.lease_id, commit))
-        self.hold.probe("after a commit")
+        self.run.hold.probe("before a commit")
+        standing = await self.run.hold.ask(lambda: self._box.commit_run(self.run.hold.lease_id, commit))
+        self.run.hold.probe("after a commit")
         return standing
 
     async def _end(self, function: asyncio.Task[Any]) -> Left:
-        if self.hold.is_dropped:
+        if self.run.hold.is_dropped:
             return Left.LOST
         failed = None if function.cancelled() else function.exception()
         if function.cancelled() or isinstance(failed, Suspended):
@@ -263,20 +241,20 @@ class Driver:
         elif failed is not None:
             if not isinstance(failed, Exception):
                 raise failed
-            if self.hold.cancel_requested and isinstance(failed, CancelRequested):
+            if self.run.hold.cancel_requested and isinstance(failed, CancelRequested):
                 return await self._end_canceled()
             log.info("run %s failed", self.run_id, exc_info=failed)
             result = self._error(str(failed) or type(failed).__name__, failed)
         else:
             result = self._ok(function.result())
-        await self.own.finish()
+        await self.run.own.finish()
         try:
             await self._commit_last(result)
         except LOST:
             raise
         except CovenantError as refused:
-            self.notes.batch = Batch()
-            self.entries.give_up()
+            self.run.notes.batch = Batch()
+            self.run.entries.give_up()
             await self._commit(None, self._error(f"{refused.code}: {refused.message}"))
         return Left.ENDED
 
@@ -284,7 +262,7 @@ class Driver:
         """Nobody can hear any more that a task was refused: the run itself ends with that."""
         while True:
             try:
-                if self.notes.cancels_due:
+                if self.run.notes.cancels_due:
                     await self._commit(None)
                 await self._commit(None, result)
                 return
@@ -293,10 +271,10 @@ class Driver:
 
     async def _end_canceled(self) -> Left:
         """It has cleaned up: what it noted while doing so is kept, and the task ends as it was asked to."""
-        while self.notes.cancels_due or not self.notes.batch.is_empty:
+        while self.run.notes.cancels_due or not self.run.notes.batch.is_empty:
             with suppress(_Reduced):
                 await self._commit(None)
-        await self.hold.ask(lambda: self._box.release(self.hold.lease_id, reason="canceled"))
+        await self.run.hold.ask(lambda: self._box.release(self.run.hold.lease_id, reason="canceled"))
         return Left.ENDED
 
     def _ok(self, value: Any) -> Result:
@@ -309,65 +287,3 @@ class Driver:
         text = message if failed is None else f"{type(failed).__name__}: {message}"
         limit = self._box.limits.text_bytes_max
         return Result(self.run_id, "error", (), text.encode(errors="replace")[:limit].decode(errors="ignore"))
-
-    # --- for the context ----------------------------------------------------------------------------------
-
-    def chance(self, key: str) -> bytes:
-        return self._host.chance(self.checkpoints.outside(key))
-
-    async def hear(self, patterns: tuple[str, ...], until: int | None, doubt: str | None = None) -> SignalSeen | None:
-        """The oldest signal that fits, or None when the time is over."""
-        wait = Wait(signals=patterns, until_ms=until, doubt=doubt)
-        await self.waits.make_room()
-        while True:  # another place may have been quicker to take what was there
-            await self.waits.wait(wait, lambda: self.inbox.heard(patterns) is not None or self.times.is_over(until))
-            heard = self.inbox.heard(patterns)
-            if heard is None and self.times.is_over(until):
-                await self.lookout.look(wait)  # it may have come before the time was over
-                heard = self.inbox.heard(patterns)
-            if heard is not None or self.times.is_over(until):
-                return heard
-
-    async def first_of(self, wait: Wait) -> SignalSeen | None:
-        outcomes = self.notes.memory.outcomes
-
-        def has_come() -> bool:
-            return any(i in outcomes for i in wait.tasks) or self.inbox.heard(wait.signals) is not None
-
-        def is_there() -> bool:
-            return has_come() or self.times.is_over(wait.until_ms)
-
-        await self.waits.make_room()
-        while True:  # another place may have been quicker to take what was there
-            await self.waits.wait(wait, is_there)
-            if not has_come() and is_there():
-                await self.lookout.look(wait)  # it may have come before the time was over
-            if is_there():
-                break
-        if any(i in outcomes for i in wait.tasks):
-            return None
-        return self.inbox.heard(wait.signals)
-
-    async def signals_like(self, pattern: str) -> list[SignalSeen]:
-        if not self.hold.number or self.notes.batch.takes or self.notes.batch.entries:
-            # A run hears what was said before it began once it has; and a commit takes so many.
-            await self.waits.flush()
-        looked = Wait(signals=(pattern,))
-        standing = await self.lookout.look_up(lambda: self._box.look_around(self.hold.lease_id, looked, every=True))
-        return [signal for signal in standing.signals if signal.id not in self.inbox.taken]
-
-    async def perform(self, function: Callable[..., Any], key: str, idempotent: bool) -> dict[str, Any]:
-        """An effect: what it returned, or how it failed."""
-        self.hold.probe("an effect")
-        self._effects += 1  # the run is held as long as it lasts
-        try:
-            outcome = {
-                "value": values.plain(await self._host.perform(function, self.checkpoints.outside(key), idempotent))
-            }
-            self.notes.check_value(values.raw(outcome))
-            return outcome
-        except Exception as failed:
-            return {"error": f"{type(failed).__name__}: {failed}"}
-        finally:
-            self._effects -= 1
-            self.hold.news.set()

@@ -1,4 +1,4 @@
-"""A run in the hands of one worker: the lease, how far the run has come, and what is asked of the mailbox for it.
+"""The hold of a worker on a run: its lease, how far the run has come, and how the mailbox is asked for it.
 (Contract 23.)"""
 
 from __future__ import annotations
