@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, Phase, given, note, settings
 from msgspec import structs
 
 from covenant.agents import AgentWorker, own_tasks
-from covenant.agents.driver import Driver
+from covenant.agents.commits import Commits
 from covenant.agents.effects import Effects
 from covenant.agents.memory import noted
 from covenant.agents.notes import Notes
@@ -110,21 +110,21 @@ def no_memos(notes: Notes, memo: Memo) -> None:
     notes.memory.keep(memo)
 
 
-async def signals_first(driver: Driver, commit: RunCommit) -> Standing:
+async def signals_first(commits: Commits, commit: RunCommit) -> Standing:
     """A signal is consumed in a commit of its own, before what came of it."""
     if commit.takes:
-        await COMMIT_ONCE(driver, RunCommit(number=commit.number, takes=commit.takes))
+        await SEND(commits, RunCommit(number=commit.number, takes=commit.takes))
         commit = structs.replace(commit, number=commit.number + 1, takes=())
-    return await COMMIT_ONCE(driver, commit)
+    return await SEND(commits, commit)
 
 
-async def entries_first(driver: Driver, commit: RunCommit) -> Standing:
+async def entries_first(commits: Commits, commit: RunCommit) -> Standing:
     """A batch is two commits."""
     if commit.entries:
         first = RunCommit(number=commit.number, entries=commit.entries, leaf=commit.leaf)
-        await COMMIT_ONCE(driver, first)
+        await SEND(commits, first)
         commit = structs.replace(commit, number=commit.number + 1, entries=())
-    return await COMMIT_ONCE(driver, commit)
+    return await SEND(commits, commit)
 
 
 async def unsafe_at_once(
@@ -145,11 +145,11 @@ async def nobody(worker: AgentWorker) -> None:
     """The runs of the dead are left where they are."""
 
 
-COMMIT_ONCE = Driver._commit_once
+SEND = Commits._send
 MUTANTS = [
     pytest.param(Notes, "remember", no_memos, [[["append", "user", 1], ["signal", "a", None]]], id="no-memos"),
-    pytest.param(Driver, "_commit_once", signals_first, [[["signal", "a", None], ["say", "x"]]], id="signals-first"),
-    pytest.param(Driver, "_commit_once", entries_first, [[["say", "x"], ["sleep", 10]]], id="entries-first"),
+    pytest.param(Commits, "_send", signals_first, [[["signal", "a", None], ["say", "x"]]], id="signals-first"),
+    pytest.param(Commits, "_send", entries_first, [[["say", "x"], ["sleep", 10]]], id="entries-first"),
     pytest.param(Effects, "_perform", unsafe_at_once, [[["effect", "e", False, False]]], id="unsafe-at-once"),
     pytest.param(
         Notes,

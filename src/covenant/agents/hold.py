@@ -45,10 +45,6 @@ class Hold:
             raise Suspended
         self.probe("an operation")
 
-    def hear_cancel(self) -> None:
-        self.cancel_requested = True
-        self.news.set()
-
     async def ask(self, call: Callable[[], Awaitable[T]]) -> T:
         return await self._host.patiently(call)
 

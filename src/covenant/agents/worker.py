@@ -209,7 +209,7 @@ class AgentWorker:
         if work.is_lost:
             driver.drop()
         else:
-            driver.run.hold.hear_cancel()
+            driver.hear_cancel()
 
     async def _give_back(self, work: WorkContext) -> None:
         """The worker stops: what was not committed was not done, and anybody may go on."""
