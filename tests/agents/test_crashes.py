@@ -10,12 +10,13 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, note, settings
 from msgspec import structs
 
-from covenant.agents import AgentContext, AgentWorker
-from covenant.agents import driver as driver_module
-from covenant.agents.driver import Driver
+from covenant.agents import AgentWorker, own_tasks
+from covenant.agents.commits import Commits
+from covenant.agents.effects import Effects
 from covenant.agents.memory import noted
+from covenant.agents.notes import Notes
 from covenant.model.run import Memo, RunCommit, Standing
-from covenant.rules import run as run_rules
+from covenant.rules.run import resume as resume_rules
 from covenant.testing import Answer, Pass, Report, Say, Step, Tell, survives_crashes
 from covenant.testing import crash as crash_module
 from covenant.testing.gate import Gate
@@ -104,40 +105,39 @@ def test_no_death_of_a_process_is_noticed_for_long() -> None:
 # --- that it would be noticed ------------------------------------------------------------------------------
 
 
-def no_memos(driver: Any, memo: Memo) -> None:
+def no_memos(notes: Notes, memo: Memo) -> None:
     """What an operation came to is not written down."""
-    driver.memory.keep(memo)
+    notes.memory.keep(memo)
 
 
-async def signals_first(driver: Driver, commit: RunCommit) -> Standing:
+async def signals_first(commits: Commits, commit: RunCommit) -> Standing:
     """A signal is consumed in a commit of its own, before what came of it."""
     if commit.takes:
-        await COMMIT_ONCE(driver, RunCommit(number=commit.number, takes=commit.takes))
+        await SEND(commits, RunCommit(number=commit.number, takes=commit.takes))
         commit = structs.replace(commit, number=commit.number + 1, takes=())
-    return await COMMIT_ONCE(driver, commit)
+    return await SEND(commits, commit)
 
 
-async def entries_first(driver: Driver, commit: RunCommit) -> Standing:
+async def entries_first(commits: Commits, commit: RunCommit) -> Standing:
     """A batch is two commits."""
     if commit.entries:
         first = RunCommit(number=commit.number, entries=commit.entries, leaf=commit.leaf)
-        await COMMIT_ONCE(driver, first)
+        await SEND(commits, first)
         commit = structs.replace(commit, number=commit.number + 1, entries=())
-    return await COMMIT_ONCE(driver, commit)
+    return await SEND(commits, commit)
 
 
 async def unsafe_at_once(
-    ctx: AgentContext, key: str, shown: str, function: Callable[..., Any], idempotent: bool
+    effects: Effects, key: str, shown: str, function: Callable[..., Any], idempotent: bool
 ) -> Memo:
     """An effect is done before its start is written down."""
-    outcome = await ctx._driver.perform(function, key, idempotent)
-    return ctx._driver.note(key, outcome)
+    return await effects._noted(key, function, idempotent)
 
 
-def no_winner(driver: Driver, key: str, value: Any) -> Memo:
+def no_winner(notes: Notes, key: str, value: Any) -> Memo:
     """Which task came first, and until when is waited, is only kept in mind."""
     memo = noted(key, value)
-    driver.memory.keep(memo)
+    notes.memory.keep(memo)
     return memo
 
 
@@ -145,21 +145,21 @@ async def nobody(worker: AgentWorker) -> None:
     """The runs of the dead are left where they are."""
 
 
-COMMIT_ONCE = Driver._commit_once
+SEND = Commits._send
 MUTANTS = [
-    pytest.param(Driver, "remember", no_memos, [[["append", "user", 1], ["signal", "a", None]]], id="no-memos"),
-    pytest.param(Driver, "_commit_once", signals_first, [[["signal", "a", None], ["say", "x"]]], id="signals-first"),
-    pytest.param(Driver, "_commit_once", entries_first, [[["say", "x"], ["sleep", 10]]], id="entries-first"),
-    pytest.param(AgentContext, "_perform", unsafe_at_once, [[["effect", "e", False, False]]], id="unsafe-at-once"),
+    pytest.param(Notes, "remember", no_memos, [[["append", "user", 1], ["signal", "a", None]]], id="no-memos"),
+    pytest.param(Commits, "_send", signals_first, [[["signal", "a", None], ["say", "x"]]], id="signals-first"),
+    pytest.param(Commits, "_send", entries_first, [[["say", "x"], ["sleep", 10]]], id="entries-first"),
+    pytest.param(Effects, "_perform", unsafe_at_once, [[["effect", "e", False, False]]], id="unsafe-at-once"),
     pytest.param(
-        Driver,
+        Notes,
         "note",
         no_winner,
         [[["lazy", ["remote", 1, None]], ["select", [["remote", 0, None], ["remote", 1, None]]], ["sleep", 50]]],
         id="no-winner",
     ),
-    pytest.param(Driver, "note", no_winner, [[["sleep", 10], ["now"]]], id="no-time"),
-    pytest.param(Driver, "note", no_winner, [[["random"], ["signal", "a", None]]], id="no-chance"),
+    pytest.param(Notes, "note", no_winner, [[["sleep", 10], ["now"]]], id="no-time"),
+    pytest.param(Notes, "note", no_winner, [[["random"], ["signal", "a", None]]], id="no-chance"),
     pytest.param(AgentWorker, "take_all_over", nobody, [[["say", "x"]]], id="nobody-resumes"),
 ]
 
@@ -180,7 +180,7 @@ def test_that_an_unsafe_task_is_done_again_would_be_found_out(monkeypatch: pytes
     made = [[["task", ["unsafe", 1, None]]]]
     monkeypatch.setattr(AgentWorker, "_is_ours_to_resume", lambda worker, entry: True)
     kill_everywhere(made, [], fresh_chance=True)
-    monkeypatch.setattr(run_rules, "declared_safety", lambda record: "idempotent")
+    monkeypatch.setattr(resume_rules, "declared_safety", lambda record: "idempotent")
     with pytest.raises(AssertionError, match="died at point"):
         kill_everywhere(made, [], fresh_chance=True)
 
@@ -244,6 +244,6 @@ def test_what_follows_from_a_result_is_not_committed_before_it(monkeypatch: pyte
         return await change(gate, name, act)
 
     monkeypatch.setattr(Gate, "_change", slow)
-    monkeypatch.setattr(driver_module, "LINGER_S", 0)
+    monkeypatch.setattr(own_tasks, "LINGER_S", 0)
     report = kill_everywhere([[["task", ["safe", 1, None]], ["effect", "e", False, False]]], [])
     assert report.places["after PostResult"]

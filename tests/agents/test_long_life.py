@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 
 from covenant.agents import AgentContext, Local, agent, task
-from covenant.agents.driver import Driver
+from covenant.agents.run import Run
 
 PATIENCE_S = 20
 TURNS = 50
-drivers: list[Driver] = []
+runs: list[Run] = []
 
 
 @task("work", idempotent=True)
@@ -19,7 +19,7 @@ def work(number: int) -> int:
 
 @agent("worker")
 async def worker(ctx: AgentContext) -> int:
-    drivers.append(ctx._driver)
+    runs.append(ctx._run)
     number: int = ctx.state or 0
     pending = None
     while await ctx.wait_for_signal("tick"):
@@ -39,8 +39,9 @@ async def test_what_ended_before_a_checkpoint_is_let_go_and_can_still_be_asked_f
             assert await run.wants_input()
             await run.signal("tick", True)
         assert await run.wants_input()
-        (driver,) = drivers
-        kept = (driver.memory.outcomes, driver._digests, driver._sent, driver._kinds, driver._inbox, driver.taken)
+        (held,) = runs
+        outcomes, tasks, inbox = held.notes.memory.outcomes, held.tasks, held.inbox
+        kept = (outcomes, tasks._digests, tasks._sent, tasks._kinds, inbox.seen, inbox.taken)
         assert [len(known) for known in kept] == [0] * len(kept)
         await run.signal("tick", False)
         assert await run.result() == TURNS * TURNS + 1

@@ -390,7 +390,7 @@ async def test_what_is_to_be_kept_while_a_commit_is_refused_is_kept(monkeypatch:
 
         async def beside() -> None:
             await committing.wait()
-            flushing = asyncio.create_task(ctx._driver.flush())
+            flushing = asyncio.create_task(ctx._run.waits.flush())
             await asyncio.sleep(0)
             asked.set()
             await flushing

@@ -1,7 +1,8 @@
 """Durable agents: write a loop, kill it anywhere, lose and repeat nothing. See docs/agents.md."""
 
-from covenant.agents.context import AgentContext, AgentEntry
+from covenant.agents.context import AgentContext
 from covenant.agents.definition import Agent, TaskFunction, agent, task
+from covenant.agents.entries import AgentEntry
 from covenant.agents.error import (
     AgentError,
     AllTasksFailed,

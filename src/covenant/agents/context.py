@@ -8,104 +8,69 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any
-
-from msgspec import Struct, structs
+from typing import Any
 
 from covenant.agents import values
-from covenant.agents.error import (
-    AllTasksFailed,
-    CheckpointUnread,
-    EffectFailed,
-    TaskFailed,
-    TaskRefused,
-)
+from covenant.agents.entries import AgentEntry
+from covenant.agents.error import CheckpointUnread
 from covenant.agents.pending import PendingTask, Selected, Settled, SignalWait, Timer
+from covenant.agents.run import Run
 from covenant.model.agent import AgentId
-from covenant.model.error import KeyReused, Malformed
 from covenant.model.message import Message, Part
-from covenant.model.run import (
-    EFFECT,
-    MESSAGE,
-    EntryDraft,
-    EntryRole,
-    EntryType,
-    Memo,
-    SignalSeen,
-    Wait,
-)
-from covenant.model.task import Result, Task
-from covenant.rules.run import digest_of_entry, matches
-
-if TYPE_CHECKING:
-    from covenant.agents.driver import Driver
+from covenant.model.run import MESSAGE, EntryDraft, EntryRole, EntryType
+from covenant.model.task import Task
 
 _UNREAD = "this run has a checkpoint: look at ctx.state before doing anything, and go on from there"
-
-
-class AgentEntry(Struct, frozen=True):
-    """One thing that was said or done in a run."""
-
-    id: str
-    role: EntryRole
-    content: Any
-    type: EntryType = EntryType.MESSAGE
-    number: int = 0
-    parent: int = 0
-    at_ms: int = 0
-    turn: str | None = None
 
 
 class AgentContext:
     """Of one call of an agent's function."""
 
-    def __init__(self, driver: Driver) -> None:
-        self._driver = driver
+    def __init__(self, run: Run, state_type: Any) -> None:
+        self._run = run
+        self._state_type = state_type
         self._is_state_read = False
-        self._turn: str | None = None
 
     # --- who and what -------------------------------------------------------------------------------------
 
     @property
     def run_id(self) -> str:
-        return self._driver.run_id
+        return self._run.task.id
 
     @property
     def agent(self) -> AgentId:
-        return self._driver.agent
+        return self._run.task.recipient
 
     @property
     def sent(self) -> Task:
         """The task that this run is."""
-        return self._driver.task
+        return self._run.task
 
     @property
     def resuming(self) -> bool:
         """Whether the function was called before for this run."""
-        return self._driver.is_resuming
+        return self._run.hold.is_resuming
 
     @property
     def cancel_requested(self) -> bool:
-        return self._driver.cancel_requested
+        return self._run.hold.cancel_requested
 
     @property
     def state(self) -> Any:
         """What the last checkpoint kept; None when there is none."""
         self._is_state_read = True
-        state = values.unraw(self._driver.state)
-        kind = self._driver.definition.state_type
-        return state if state is None or kind is None else values.typed(state, kind)
+        state = values.unraw(self._run.checkpoints.state)
+        return state if state is None or self._state_type is None else values.typed(state, self._state_type)
 
     @property
     def checkpoints(self) -> int:
-        return self._driver.checkpoints
+        return self._run.checkpoints.count
 
     def set_turn(self, turn: str | None) -> None:
         """Mark the entries that follow as belonging together."""
         if turn is not None:
-            self._driver.check_name(turn, "turn")
-        self._turn = turn
+            self._run.notes.check_name(turn, "turn")
+        self._run.entries.turn = turn
 
     # --- entries ------------------------------------------------------------------------------------------
 
@@ -119,7 +84,9 @@ class AgentContext:
     ) -> str:
         """Add an entry below the last one, and get its id. With `key`, it is there once in the life of the run."""
         draft = EntryDraft(str(uuid.uuid4()), EntryRole(role), values.raw(content), type=EntryType(type), key=key)
-        return await self._enter(draft, values.plain(content))
+        entered = values.plain(content)
+        self._operate()
+        return await self._run.entries.append(draft, entered)
 
     async def append_tool_call(self, name: str, input: Any, *, call_id: str | None = None) -> str:
         content = {"tool_name": name, "input": values.plain(input)}
@@ -137,7 +104,9 @@ class AgentContext:
         else:
             message, entry_id = what, what.message_id
         draft = EntryDraft(entry_id, EntryRole.ASSISTANT, says=message, key=key)
-        return await self._enter(draft, values.content_of(message))
+        entered = values.content_of(message)
+        self._operate()
+        return await self._run.entries.append(draft, entered)
 
     async def compact(self, summary: Any) -> str:
         """An entry that stands for all before it: `load_messages` begins with it."""
@@ -146,49 +115,13 @@ class AgentContext:
     async def branch(self, entry: AgentEntry | str) -> None:
         """Go on from an earlier entry: what follows is below that one."""
         self._operate()
-        entry_id = entry.id if isinstance(entry, AgentEntry) else entry
-        self._driver.leaf = await self._driver.number_of(entry_id)
+        await self._run.entries.branch(entry.id if isinstance(entry, AgentEntry) else entry)
 
     async def load_messages(self, limit: int | None = None) -> list[AgentEntry]:
         """The way from the root, or from the last compaction, to where this run is; of it the last `limit`. Called
         again after a crash it is what it was then."""
         self._operate()
-        driver = self._driver
-        key = driver.memory.key("load", limit)
-        memo = driver.memory.recall(key)
-        leaf = driver.leaf if memo is None else int(values.unraw(memo.value))
-        if memo is None:
-            driver.note(key, leaf)
-        entries = await driver.path_to(leaf, limit)
-        return [structs.replace(entry, content=values.fresh(entry.content)) for entry in entries]
-
-    async def _enter(self, draft: EntryDraft, content: Any) -> str:
-        self._operate()
-        driver = self._driver
-        if draft.key is not None:
-            driver.check_name(draft.key, "key")
-        once = [] if draft.key is None else [draft.key]
-        key = driver.memory.key("entry", [draft.role.value, draft.type.value, content, *once])
-        memo = driver.memory.recall(key)
-        if memo is None:
-            found = None if draft.key is None else await self._find_once(draft.key, draft)
-            if found is None:
-                return driver.enter(key, draft, content, self._turn)
-            memo = Memo(key, values.raw(driver.leaf), found)
-            driver.remember(memo)
-        assert memo.entry is not None
-        leaf = values.unraw(memo.value)
-        driver.leaf = memo.entry if leaf is None else leaf
-        return driver.memory.entry_ids[memo.entry]
-
-    async def _find_once(self, name: str, draft: EntryDraft) -> int | None:
-        """An entry that is there already stays where it is, and what follows comes where it would have come."""
-        found = await self._driver.find_entry(name)
-        if found is None:
-            return None
-        if found.digest != digest_of_entry(draft):
-            raise KeyReused(f"the entry under {name!r} has other content", key=name)
-        return found.number
+        return await self._run.entries.load(limit)
 
     # --- checkpoints --------------------------------------------------------------------------------------
 
@@ -196,7 +129,7 @@ class AgentContext:
         """Commit, and forget what lies before: on resume the function finds `state`, and goes on from there."""
         self._operate()
         self._is_state_read = True
-        await self._driver.checkpoint(values.raw(state))
+        await self._run.checkpoints.make(values.raw(state))
 
     # --- tasks --------------------------------------------------------------------------------------------
 
@@ -218,7 +151,8 @@ class AgentContext:
         same kind and input is the same task; `instance` tells intended duplicates apart, `key` takes the place of the
         input."""
         self._operate()
-        task_id = self._driver.schedule(
+        tasks = self._run.tasks
+        task_id = tasks.schedule(
             kind,
             values.plain(input),
             recipient=recipient,
@@ -229,108 +163,35 @@ class AgentContext:
             attempts=attempts,
             backoff_ms=backoff_ms,
         )
-        output = type if type is not None else self._driver.output_type(kind)
-        return PendingTask(self, task_id, kind, output)
+        return PendingTask(self, task_id, kind, type if type is not None else tasks.output_type(kind))
 
     async def result_of(self, pending: PendingTask) -> Any:
         """What a task came to; or `TaskFailed`. The same as to await it."""
         self._operate()
-        result = await self._driver.outcome_of(pending.id)
-        return self._value_of(pending, result)
-
-    def _value_of(self, pending: PendingTask, result: Result) -> Any:
-        if result.status == "error":
-            raise self._failure(pending, result)
-        return values.typed(values.value_of(result), pending.output_type)
-
-    def _failure(self, pending: PendingTask, result: Result) -> TaskFailed:
-        message, code = result.error_message or "error", self._driver.refused.get(pending.id)
-        if code is not None:
-            return TaskRefused(pending.id, pending.kind, message, code)
-        return TaskFailed(pending.id, pending.kind, message)
+        tasks = self._run.tasks
+        return tasks.value_of(pending, await tasks.outcome_of(pending.id))
 
     async def join_all(self, tasks: Sequence[PendingTask]) -> list[Any]:
         """All results in the order of the tasks; or, as soon as one fails, its `TaskFailed`."""
         self._operate()
-        if not tasks:
-            return []
-        driver = self._driver
-        key = driver.memory.key("join", [pending.id for pending in tasks])
-        memo = driver.memory.recall(key)
-        if memo is None:
-            ids = frozenset(pending.id for pending in tasks)
-            await driver.wait(Wait(tasks=ids, fail_fast=True), lambda: _joined(driver.memory.outcomes, ids))
-            failed = _first_failed(driver.memory.outcomes, tasks)
-            driver.note(key, failed)
-        else:
-            failed = values.unraw(memo.value)
-        if failed is not None:
-            self._value_of(tasks[failed], await driver.outcome_of(tasks[failed].id))
-        return [self._value_of(pending, await driver.outcome_of(pending.id)) for pending in tasks]
+        return await self._run.joins.join_all(tasks)
 
     async def join_all_settled(self, tasks: Sequence[PendingTask]) -> list[Settled]:
         """How each of them ended, in the order of the tasks."""
         self._operate()
-        ids = frozenset(pending.id for pending in tasks)
-        outcomes = self._driver.memory.outcomes
-        if not all(task_id in outcomes for task_id in ids):
-            await self._driver.wait(Wait(tasks=ids), lambda: all(task_id in outcomes for task_id in ids))
-        return [self._settled(pending, outcomes[pending.id]) for pending in tasks]
-
-    def _settled(self, pending: PendingTask, result: Result) -> Settled:
-        try:
-            return Settled("completed", self._value_of(pending, result))
-        except TaskFailed as failed:
-            return Settled("canceled" if failed.is_canceled else "failed", error=failed)
+        return await self._run.joins.join_all_settled(tasks)
 
     async def select(self, tasks: Sequence[PendingTask]) -> Selected:
         """The first that succeeds, and the others. Which one it was is remembered. When all fail: `AllTasksFailed`."""
         self._operate()
-        if not tasks:
-            raise Malformed("of no tasks none comes first", field="tasks")
-        driver = self._driver
-        key = driver.memory.key("select", [pending.id for pending in tasks])
-        memo = driver.memory.recall(key)
-        if memo is not None:
-            index = values.unraw(memo.value)
-        else:
-            index = await self._select(tasks)
-            driver.note(key, index)
-        outcomes = [await driver.outcome_of(pending.id) for pending in tasks] if index < 0 else []
-        if index < 0:
-            ended = zip(tasks, outcomes, strict=True)
-            raise AllTasksFailed([self._failure(pending, result) for pending, result in ended])
-        value = self._value_of(tasks[index], await driver.outcome_of(tasks[index].id))
-        return Selected(index, value, tuple(pending for at, pending in enumerate(tasks) if at != index))
-
-    async def _select(self, tasks: Sequence[PendingTask]) -> int:
-        outcomes = self._driver.memory.outcomes
-
-        def winner() -> int | None:
-            for at, pending in enumerate(tasks):
-                result = outcomes.get(pending.id)
-                if result is not None and result.status == "ok":
-                    return at
-            return -1 if all(pending.id in outcomes for pending in tasks) else None
-
-        while True:
-            left = frozenset(pending.id for pending in tasks if pending.id not in outcomes)
-            if left:
-                await self._driver.look(Wait(tasks=left, first=True))
-            index = winner()
-            if index is not None:
-                return index
-            left = frozenset(pending.id for pending in tasks if pending.id not in outcomes)
-            await self._driver.wait(
-                Wait(tasks=left, first=True),
-                partial(_is_any_there, outcomes, left),
-            )
+        return await self._run.joins.select(tasks)
 
     async def cancel(self, pending: PendingTask) -> None:
         """End a task of this run, wherever it is."""
         self._operate()
-        await self._driver.make_room()
-        self._driver.cancel(pending.id)
+        await self._run.waits.make_room()
+        self._run.own.cancel(pending.id)
+        self._run.tasks.cancel(pending.id)
 
     # --- signals ------------------------------------------------------------------------------------------
 
@@ -338,77 +199,22 @@ class AgentContext:
         """The value of the next signal of this name, or that fits the pattern. When the time is over first:
         `TimeoutError`."""
         self._operate()
-        driver = self._driver
-        key = driver.memory.key("signal", name)
-        memo = driver.memory.recall(key)
-        if memo is None:
-            memo = await self._hear(key, name, timeout_ms)
-        heard = values.unraw(memo.value)
-        if heard is None:
-            raise TimeoutError(f"no signal {name} in {timeout_ms} ms")
-        if memo.entry is not None:
-            driver.leaf = memo.entry
-        return values.typed(heard.get("value"), type)
+        return values.typed(await self._run.signals.next(name, timeout_ms), type)
 
     async def wait_for_message(self, *, timeout_ms: int | None = None) -> str:
         """The text of the next message of the task's sender. It has become an entry."""
         heard = await self.wait_for_signal(MESSAGE, timeout_ms=timeout_ms)
         return str(heard["text"]) if isinstance(heard, dict) and "text" in heard else str(heard)
 
-    async def _hear(self, key: str, name: str, timeout_ms: int | None) -> Memo:
-        driver = self._driver
-        until = None if timeout_ms is None else await self._until(f"{key}/until", timeout_ms)
-        signal = await driver.hear((name,), until)
-        if signal is None:
-            return driver.note(key, None)
-        return self._take(key, signal)
-
-    def _take(self, key: str, signal: SignalSeen, **more: Any) -> Memo:
-        """The signal is consumed in the commit that remembers it; a message becomes an entry in the same."""
-        driver = self._driver
-        heard: dict[str, Any] = {"name": signal.name, **more}
-        entry: int | None = None
-        if signal.message is not None:
-            content = values.content_of(signal.message)
-            heard["value"] = content
-            draft = EntryDraft(signal.message.message_id, EntryRole.USER, said=signal.said)
-            driver.enter(None, draft, content, self._turn)
-            entry = driver.leaf
-        else:
-            heard["value"] = values.unraw(signal.value)
-        memo = Memo(key, values.raw(heard), entry)
-        driver.remember(memo)
-        driver.batch.takes.append(signal.id)
-        driver.taken.add(signal.id)
-        return memo
-
     async def has_signal(self, name: str) -> bool:
         """Whether one waits; it stays where it is. Called again after a crash, the answer is the same."""
         self._operate()
-        driver = self._driver
-        key = driver.memory.key("peek", name)
-        memo = driver.memory.recall(key)
-        if memo is None:
-            memo = driver.note(key, bool(await driver.signals_like(name)))
-        return bool(values.unraw(memo.value))
+        return await self._run.signals.has(name)
 
     async def drain_signals(self, pattern: str) -> list[Any]:
         """The values of all that wait now, oldest first."""
         self._operate()
-        driver = self._driver
-        key = driver.memory.key("drain", pattern)
-        memo = driver.memory.recall(key)
-        if memo is None:
-            drained = [
-                values.unraw(self._take(f"{key}/{at}", signal).value)["value"]
-                for at, signal in enumerate(await driver.signals_like(pattern))
-            ]
-            memo = driver.note(key, drained)
-            driver.remember(Memo(f"{key}/leaf", values.raw(driver.leaf)))
-        else:
-            leaf = driver.memory.recall(f"{key}/leaf")
-            driver.leaf = driver.leaf if leaf is None else values.unraw(leaf.value)
-        return list(values.unraw(memo.value))
+        return await self._run.signals.drain(pattern)
 
     def signal(self, name: str) -> SignalWait:
         """For `any_of`."""
@@ -421,165 +227,47 @@ class AgentContext:
     async def any_of(self, *things: PendingTask | SignalWait | Timer) -> Selected:
         """Whatever comes first of tasks (ended in any way), signals and times. Which it was is remembered."""
         self._operate()
-        if not things:
-            raise Malformed("of nothing, nothing comes first", field="things")
-        driver = self._driver
-        names = [_name(thing) for thing in things]
-        key = driver.memory.key("any", names)
-        memo = driver.memory.recall(key)
-        if memo is None:
-            memo = await self._first(key, things)
-        heard = values.unraw(memo.value)
-        index = heard["index"]
-        if memo.entry is not None:
-            driver.leaf = memo.entry
-        rest = tuple(thing for at, thing in enumerate(things) if at != index)
-        thing = things[index]
-        if isinstance(thing, PendingTask):
-            return Selected(index, self._value_of(thing, await driver.outcome_of(thing.id)), rest)
-        return Selected(index, heard.get("value"), rest)
-
-    async def _first(self, key: str, things: Sequence[PendingTask | SignalWait | Timer]) -> Memo:
-        driver = self._driver
-        outcomes = driver.memory.outcomes
-        times = {
-            at: await self._until(f"{key}/{at}", thing.after_ms)
-            for at, thing in enumerate(things)
-            if isinstance(thing, Timer)
-        }
-        ids = {thing.id: at for at, thing in enumerate(things) if isinstance(thing, PendingTask)}
-        patterns = {thing.name: at for at, thing in enumerate(things) if isinstance(thing, SignalWait)}
-        until = min(times.values(), default=None)
-        wait = Wait(tasks=frozenset(ids), first=True, signals=tuple(patterns), until_ms=until)
-        left = frozenset(task_id for task_id in ids if task_id not in outcomes)
-        if left:  # one may have ended unheard, before a time that is over or a signal that is here
-            await driver.look(Wait(tasks=left, first=True))
-        found = await driver.first_of(wait)
-        if isinstance(found, SignalSeen):
-            index = next(at for pattern, at in patterns.items() if matches(pattern, found.name))
-            return self._take(key, found, index=index)
-        done = [at for task_id, at in ids.items() if task_id in outcomes]
-        index = min(done) if done else min(times, key=lambda at: times[at])
-        return driver.note(key, {"index": index})
+        return await self._run.joins.any_of(things)
 
     # --- time, chance, effects ----------------------------------------------------------------------------
 
     async def sleep(self, ms: int) -> None:
         """Until so long after it was first reached."""
         self._operate()
-        until = await self._until(self._driver.memory.key("sleep", ms), ms)
-        if until > self._driver.now_ms():
-            await self._driver.hear((), until)
-
-    async def _until(self, key: str, after_ms: int) -> int:
-        if type(after_ms) is not int or after_ms < 0:
-            raise Malformed("a time to wait is a number of milliseconds from 0", field="ms")
-        memo = self._driver.memory.recall(key)
-        if memo is None:
-            memo = self._driver.note(key, self._driver.now_ms() + after_ms)
-        return int(values.unraw(memo.value))
+        run = self._run
+        until = run.times.until(run.notes.memory.key("sleep", ms), ms)
+        if until > run.times.now_ms():
+            await run.signals.hear((), until)
 
     async def now(self) -> int:
         """The time in Unix milliseconds: after a crash, what it was then."""
-        return int(await self._once("now", lambda key: self._driver.now_ms()))
+        self._operate()
+        return await self._run.chance.now()
 
     async def random(self) -> float:
         """A number from 0 up to 1, remembered."""
-        return float(await self._once("random", lambda key: _fraction(self._driver.chance(key))))
+        self._operate()
+        return await self._run.chance.random()
 
     async def uuid(self) -> str:
-        return str(await self._once("uuid", lambda key: str(uuid.UUID(bytes=self._driver.chance(key), version=4))))
-
-    async def _once(self, operation: str, make: Callable[[str], Any]) -> Any:
         self._operate()
-        key = self._driver.memory.key(operation, None)
-        memo = self._driver.memory.recall(key)
-        if memo is None:
-            await self._driver.make_room()
-            memo = self._driver.note(key, make(key))
-        return values.unraw(memo.value)
+        return await self._run.chance.uuid()
 
     async def run(self, name: str, function: Callable[..., Any], *, idempotent: bool = False, type: Any = None) -> Any:
         """An effect inside the agent, and what it came to. Its start is committed before it: if nobody knows the
         outcome, somebody has to say (`effect_in_doubt`). With `idempotent` it is done again under the same key, which
         the function gets if it needs an argument."""
         self._operate()
-        driver = self._driver
-        key = driver.memory.key("run", name)
-        count = key.partition("#")[2]
-        shown = f"{name}#{count}" if count else name
-        driver.check_name(shown, "name")
-        memo = driver.memory.recall(key)
-        if memo is not None and memo.begun is not None and not idempotent:
-            memo = await self._judged(key, shown)
-        if memo is None or memo.begun is not None:
-            memo = await self._perform(key, shown, function, idempotent)
-        outcome = values.unraw(memo.value)
-        if "error" in outcome:
-            raise EffectFailed(name, outcome["error"])
-        return values.typed(outcome.get("value"), type)
-
-    async def _perform(self, key: str, shown: str, function: Callable[..., Any], idempotent: bool) -> Memo:
-        driver = self._driver
-        await driver.make_room()
-        if not idempotent:
-            driver.remember(Memo(key, begun=shown))
-            await driver.flush()
-        outcome = await driver.perform(function, key, idempotent)
-        memo = driver.note(key, outcome)
-        if not idempotent:
-            await driver.flush()
-        return memo
-
-    async def _judged(self, key: str, shown: str) -> Memo | None:
-        """Nobody knows what became of it: wait until somebody says. None is: do it again."""
-        driver = self._driver
-        signal = await driver.hear((f"{EFFECT}{key}",), None, doubt=shown)
-        assert signal is not None
-        driver.batch.takes.append(signal.id)
-        driver.taken.add(signal.id)
-        said = values.unraw(signal.value)
-        if said["verdict"] == "retry":
-            return None
-        told = said.get("value")
-        return driver.note(key, {"value": told} if said["verdict"] == "done" else {"error": str(told or "failed")})
+        return values.typed(await self._run.effects.run(name, function, idempotent), type)
 
     # --- inside -------------------------------------------------------------------------------------------
 
     def _operate(self) -> None:
         """Before every operation: the function may have been put away, or gone on without looking."""
-        self._driver.check_alive()
-        if self._driver.has_old_checkpoint and not self._is_state_read:
+        self._run.hold.check_alive()
+        if self._run.checkpoints.has_old and not self._is_state_read:
             raise CheckpointUnread(_UNREAD)
-
-
-def _fraction(chance: bytes) -> float:
-    """As many bits as a float has behind the point."""
-    return (int.from_bytes(chance[:8]) >> 11) / (1 << 53)
 
 
 def _with_call(content: dict[str, Any], call_id: str | None) -> dict[str, Any]:
     return content if call_id is None else {**content, "toolCallId": call_id}
-
-
-def _joined(outcomes: dict[str, Result], ids: frozenset[str]) -> bool:
-    ended = [outcomes[task_id] for task_id in ids if task_id in outcomes]
-    return len(ended) == len(ids) or any(result.status == "error" for result in ended)
-
-
-def _is_any_there(outcomes: dict[str, Result], ids: frozenset[str]) -> bool:
-    return any(task_id in outcomes for task_id in ids)
-
-
-def _first_failed(outcomes: dict[str, Result], tasks: Sequence[PendingTask]) -> int | None:
-    for at, pending in enumerate(tasks):
-        result = outcomes.get(pending.id)
-        if result is not None and result.status == "error":
-            return at
-    return None
-
-
-def _name(thing: PendingTask | SignalWait | Timer) -> list[Any]:
-    if isinstance(thing, PendingTask):
-        return ["task", thing.id]
-    return ["signal", thing.name] if isinstance(thing, SignalWait) else ["timer", thing.after_ms]

@@ -12,9 +12,8 @@ from types import TracebackType
 from typing import Any, Final
 
 from covenant.agents import values
-from covenant.agents.context import AgentEntry
 from covenant.agents.definition import Agent, TaskFunction
-from covenant.agents.driver import entry_of
+from covenant.agents.entries import AgentEntry, entry_of
 from covenant.agents.error import RunFailed, RunInDoubt
 from covenant.agents.worker import CONCURRENCY, WARM_MAX, AgentWorker, nothing
 from covenant.mailbox import Mailbox, OpenMailbox

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from msgspec import Struct
 
-if TYPE_CHECKING:
-    from covenant.agents.context import AgentContext
+
+class Asker(Protocol):
+    """Who has asked for a task, and can wait for it."""
+
+    async def result_of(self, pending: PendingTask) -> Any: ...
+
+    async def cancel(self, pending: PendingTask) -> None: ...
 
 
 class PendingTask:
     """A task of the run. It is sent with the next commit; awaited, it is its result, or raises `TaskFailed`."""
 
-    def __init__(self, ctx: AgentContext, task_id: str, kind: str, output_type: Any) -> None:
+    def __init__(self, ctx: Asker, task_id: str, kind: str, output_type: Any) -> None:
         self._ctx = ctx
         self.id = task_id
         self.kind = kind

@@ -21,12 +21,12 @@ from covenant.rules import (
     repair,
     result,
     retention,
-    run,
     send,
     undo,
 )
 from covenant.rules.context import Commit, Context, View
-from covenant.rules.wake import follow
+from covenant.rules.run import commit as run_commit
+from covenant.rules.run import effect, resume, signal, sweep, wake
 
 DECIDE: dict[type, Callable[[Any, View, Context], Commit]] = {
     c.SendTask: send.send,
@@ -50,12 +50,12 @@ DECIDE: dict[type, Callable[[Any, View, Context], Commit]] = {
     c.SettleSlot: cache.settle,
     c.ForgetCached: cache.forget,
     c.CompactHistory: retention.compact,
-    c.CommitRun: run.commit,
-    c.ResumeRun: run.resume,
-    c.WakeRun: run.wake,
-    c.SignalRun: run.signal,
-    c.JudgeEffect: run.judge,
-    c.SweepRun: run.sweep,
+    c.CommitRun: run_commit.commit,
+    c.ResumeRun: resume.resume,
+    c.WakeRun: wake.wake,
+    c.SignalRun: signal.signal,
+    c.JudgeEffect: effect.judge,
+    c.SweepRun: sweep.sweep,
     c.EnrollPeer: peer.enroll,
     c.RotateToken: peer.rotate,
     c.RevokePeer: peer.revoke,
@@ -77,5 +77,5 @@ def decide(command: c.Command | c.Call, view: View, ctx: Context) -> Commit:
     if type(command) is c.Call:
         return door.admit(command, view, ctx, decide)
     commit = DECIDE[type(command)](command, view, ctx)
-    follow(commit, view)
+    wake.follow(commit, view)
     return commit

@@ -39,7 +39,7 @@ from covenant.rules.envelope import (
 )
 from covenant.rules.lease import held
 from covenant.rules.push import brought
-from covenant.rules.run import message_signal
+from covenant.rules.run.signal import message_signal
 from covenant.rules.send_key import send_key, sent_under
 from covenant.rules.sight import task_of_lease, visible_task
 

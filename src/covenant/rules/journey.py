@@ -38,7 +38,10 @@ from covenant.rules.page import Room
 from covenant.rules.protocol import first_message
 from covenant.rules.repair import declared_safety
 from covenant.rules.retention import is_retained
-from covenant.rules.run import checked_wait, every_signal, held_run, look, marked
+from covenant.rules.run.entry import marked
+from covenant.rules.run.hold import held_run
+from covenant.rules.run.signal import every_signal
+from covenant.rules.run.wait import checked_wait, look
 from covenant.rules.sight import lease_age_ms, lent, visible_task
 
 _NUMBER_MAX: Final = 2**53
@@ -110,7 +113,7 @@ def _step_seen(number: int, step: Step, run: Run, view: View) -> StepSeen:
 
 def look_around(query: LookAround, view: View, ctx: Context) -> Standing:
     record, run = held_run(query.lease_id, query.by, view, ctx)
-    wait = checked_wait(query.wait, ctx)
+    wait = checked_wait(query.wait, ctx.limits)
     found = look(wait, record.task.id, view, ctx)
     signals = every_signal(wait.signals, record.task.id, view, ctx) if query.every else found.signals
     return Standing(

@@ -22,7 +22,7 @@ from typing import Any, Final
 from msgspec import Struct
 
 from covenant.agents import values
-from covenant.agents.context import _fraction
+from covenant.agents.chance import fraction
 from covenant.agents.definition import Agent, TaskFunction
 from covenant.agents.local import CALLER, HOUSE
 from covenant.mailbox import Mailbox
@@ -317,7 +317,7 @@ class World:
     def chance(self, key: str) -> bytes:
         """The same for the same operation; or, to see that what was drawn is remembered, never the same."""
         drawn = os.urandom(16) if self._is_fresh else sha256(key.encode()).digest()[:16]
-        self._drawn.add(repr(_fraction(drawn)))
+        self._drawn.add(repr(fraction(drawn)))
         return drawn
 
     # --- what there is in the end -------------------------------------------------------------------------

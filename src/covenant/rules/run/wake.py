@@ -1,7 +1,9 @@
-"""What the end of a task means for runs: its own, and the one that waits for it. (Contract 22, 23.)
+"""What wakes a run: its agent, a signal, and the end of a task that it waits for. (Contract 22, 23.)
 
-Tasks end in many ways, and every one of them is followed here, in the same commit: the run of a task that has ended is
-closed, and a run that waits for the task hears of it and is woken, if that was what it waited for.
+Whether a run wakes is decided in the commit that brings what it waits for, as whether it parks is in the commit that
+asks for it: so no wake-up can fall in between. Tasks end in many ways, and every one of them is followed here, in the
+same commit: the run of a task that has ended is closed, and a run that waits for the task hears of it and is woken, if
+that was what it waited for.
 """
 
 from __future__ import annotations
@@ -11,13 +13,38 @@ from typing import Final
 from msgspec import structs
 
 from covenant.model import event as e
-from covenant.model.command import CancelChildren, Command, SweepRun
+from covenant.model.command import CancelChildren, Command, SweepRun, WakeRun
 from covenant.model.record import Key, TaskRecord, TaskState
 from covenant.model.run import Run, Step, run_key, step_key
-from covenant.rules.context import Commit, View
+from covenant.model.view import Moved
+from covenant.rules.context import Commit, Context, View
+from covenant.rules.envelope import check_id
+from covenant.rules.run.hold import check_own
+from covenant.rules.run.pattern import matches
+from covenant.rules.sight import visible_task
 
 _ENDING: Final = frozenset((e.Answered, e.Ended, e.Replied))
 _STEPS_MAX: Final = 100  # that are looked through for what a run remembers
+
+
+def wake(command: WakeRun, view: View, ctx: Context) -> Commit:
+    """By the agent itself, which has more to do than wait."""
+    record = visible_task(check_id(command.task_id, "task_id"), command.by, view, ctx)
+    check_own(command.by, record, ctx)
+    parked = record.state is TaskState.PARKED and record.ready_for is None
+    return Commit((e.Woken(record.task.id),) if parked else (), Moved(record.task.id, record.generation))
+
+
+def wakes(record: TaskRecord, view: View, name: str) -> e.Woken | None:
+    """What a signal of this name does to a run that waits for it."""
+    if record.state is not TaskState.PARKED or record.ready_for is not None:
+        return None
+    run = view.get(run_key(record.task.id))
+    if not isinstance(run, Run) or run.wait is None:
+        return None
+    if not any(matches(pattern, name) for pattern in run.wait.signals):
+        return None
+    return e.Woken(record.task.id, restates=record.asks is not None)
 
 
 def follow(commit: Commit, view: View) -> None:

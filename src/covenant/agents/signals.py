@@ -1,0 +1,124 @@
+"""How a run hears signals, and takes them. (Contract 22.)
+
+A signal is consumed in the commit that remembers what it was; a message becomes an entry in the same.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from covenant.agents import values
+from covenant.agents.entries import Entries
+from covenant.agents.hold import Hold
+from covenant.agents.inbox import Inbox
+from covenant.agents.lookout import Lookout
+from covenant.agents.notes import Notes
+from covenant.agents.times import Times
+from covenant.agents.waits import Waits
+from covenant.model.run import EntryDraft, EntryRole, Memo, SignalSeen, Wait
+
+
+class Signals:
+    def __init__(
+        self, hold: Hold, notes: Notes, times: Times, inbox: Inbox, waits: Waits, lookout: Lookout, entries: Entries
+    ) -> None:
+        self._hold = hold
+        self._notes = notes
+        self._times = times
+        self._inbox = inbox
+        self._waits = waits
+        self._lookout = lookout
+        self._entries = entries
+
+    # --- operations ---------------------------------------------------------------------------------------
+
+    async def next(self, name: str, timeout_ms: int | None) -> Any:
+        """The value of the next one that fits."""
+        key = self._notes.memory.key("signal", name)
+        memo = self._notes.memory.recall(key)
+        if memo is None:
+            memo = await self._next(key, name, timeout_ms)
+        heard = values.unraw(memo.value)
+        if heard is None:
+            raise TimeoutError(f"no signal {name} in {timeout_ms} ms")
+        if memo.entry is not None:
+            self._entries.leaf = memo.entry
+        return heard.get("value")
+
+    async def _next(self, key: str, name: str, timeout_ms: int | None) -> Memo:
+        until = None if timeout_ms is None else self._times.until(f"{key}/until", timeout_ms)
+        signal = await self.hear((name,), until)
+        if signal is None:
+            return self._notes.note(key, None)
+        return self.take(key, signal)
+
+    async def has(self, name: str) -> bool:
+        key = self._notes.memory.key("peek", name)
+        memo = self._notes.memory.recall(key)
+        if memo is None:
+            memo = self._notes.note(key, bool(await self._all(name)))
+        return bool(values.unraw(memo.value))
+
+    async def drain(self, pattern: str) -> list[Any]:
+        """The values of all that wait now, oldest first."""
+        notes = self._notes
+        key = notes.memory.key("drain", pattern)
+        memo = notes.memory.recall(key)
+        if memo is None:
+            drained = [
+                values.unraw(self.take(f"{key}/{at}", signal).value)["value"]
+                for at, signal in enumerate(await self._all(pattern))
+            ]
+            memo = notes.note(key, drained)
+            notes.remember(Memo(f"{key}/leaf", values.raw(self._entries.leaf)))
+        else:
+            leaf = notes.memory.recall(f"{key}/leaf")
+            self._entries.leaf = self._entries.leaf if leaf is None else values.unraw(leaf.value)
+        return list(values.unraw(memo.value))
+
+    # --- hearing ------------------------------------------------------------------------------------------
+
+    async def hear(self, patterns: tuple[str, ...], until: int | None, doubt: str | None = None) -> SignalSeen | None:
+        """The oldest signal that fits, or None when the time is over."""
+        inbox, times = self._inbox, self._times
+        wait = Wait(signals=patterns, until_ms=until, doubt=doubt)
+        await self._waits.make_room()
+        while True:  # another place may have been quicker to take what was there
+            await self._waits.wait(wait, lambda: inbox.heard(patterns) is not None or times.is_over(until))
+            heard = inbox.heard(patterns)
+            if heard is None and times.is_over(until):
+                await self._lookout.look(wait)  # it may have come before the time was over
+                heard = inbox.heard(patterns)
+            if heard is not None or times.is_over(until):
+                return heard
+
+    async def _all(self, pattern: str) -> list[SignalSeen]:
+        hold, batch = self._hold, self._notes.batch
+        if not hold.number or batch.takes or batch.entries:
+            await self._waits.flush()  # a run hears what was said before it began once it has; a commit takes so many
+        looked = Wait(signals=(pattern,))
+        standing = await self._lookout.look_up(lambda: hold.box.look_around(hold.lease_id, looked, every=True))
+        return [signal for signal in standing.signals if signal.id not in self._inbox.taken]
+
+    # --- taking -------------------------------------------------------------------------------------------
+
+    def take(self, key: str, signal: SignalSeen, **more: Any) -> Memo:
+        """Consume it, and remember it under the key of the operation."""
+        heard: dict[str, Any] = {"name": signal.name, **more}
+        entry: int | None = None
+        if signal.message is not None:
+            content = values.content_of(signal.message)
+            heard["value"] = content
+            draft = EntryDraft(signal.message.message_id, EntryRole.USER, said=signal.said)
+            self._entries.enter(None, draft, content)
+            entry = self._entries.leaf
+        else:
+            heard["value"] = values.unraw(signal.value)
+        memo = Memo(key, values.raw(heard), entry)
+        self._notes.remember(memo)
+        self.consume(signal)
+        return memo
+
+    def consume(self, signal: SignalSeen) -> None:
+        self._notes.batch.takes.append(signal.id)
+        self._inbox.taken.add(signal.id)

@@ -1,0 +1,143 @@
+"""Signals to a run: how one is told, and which ones wait to be heard. (Contract 22.)
+
+A message to a run is a signal, too. What a run hears is kept until the commit that takes it (`run.commit`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import sha256
+from itertools import islice, takewhile
+
+from msgspec import Raw, structs
+
+from covenant.model import event as e
+from covenant.model.command import SendTask, SignalRun
+from covenant.model.error import Malformed, TaskTerminal, TooLarge
+from covenant.model.limits import Limits
+from covenant.model.message import Message
+from covenant.model.record import Said, TaskRecord, said_key
+from covenant.model.run import EFFECT, MESSAGE, Signal, Signaled, SignalSeen, signal_key
+from covenant.rules.context import Commit, Context, View
+from covenant.rules.envelope import check_id, check_key
+from covenant.rules.page import Room
+from covenant.rules.retention import is_free
+from covenant.rules.run.pattern import matches
+from covenant.rules.run.value import check_value
+from covenant.rules.run.wake import wakes
+from covenant.rules.send import send
+from covenant.rules.sight import visible_task
+
+
+def signal(command: SignalRun, view: View, ctx: Context) -> Commit:
+    task_id = check_id(command.task_id, "task_id")
+    name = _check_name(command.name, "name", ctx.limits)
+    value = check_value(command.value, "value", ctx.limits)
+    known = view.get(task_id)
+    if command.start is not None and is_free(known, ctx):
+        return _start(command, task_id, name, value, view, ctx)
+    record = visible_task(task_id, command.by, view, ctx)
+    if record.outcome is not None:
+        raise TaskTerminal(f"task {task_id} has ended: {record.outcome}", task_id=task_id, outcome=record.outcome)
+    signal_id = _signal_id(command, ctx)
+    key = signal_key(task_id, signal_id)
+    if command.key is not None and view.get(key) is not None:
+        return Commit((), Signaled(task_id, signal_id, record.generation, duplicate=True))
+    _check_room(task_id, view, ctx)
+    woken = wakes(record, view, name)
+    events: list[e.Event] = [e.Signaled(key, name, value)]
+    if woken is not None:
+        events.append(woken)
+    moved = 0 if woken is None else int(woken.restates)
+    return Commit(tuple(events), Signaled(task_id, signal_id, record.generation + moved))
+
+
+def _start(command: SignalRun, task_id: str, name: str, value: Raw, view: View, ctx: Context) -> Commit:
+    """The run begins with its first signal, in one commit."""
+    assert command.start is not None
+    task = structs.replace(command.start, id=task_id)
+    started = send(SendTask(command.by, task), view, ctx)
+    signal_id = _signal_id(command, ctx)
+    started.events = (*started.events, e.Signaled(signal_key(task_id, signal_id), name, value))
+    started.reply = Signaled(task_id, signal_id, 1, started=True)
+    return started
+
+
+def _signal_id(command: SignalRun, ctx: Context) -> str:
+    """One under a key of its sender has an id made of both."""
+    if command.key is None:
+        return ctx.ids.lease()
+    check_key(command.key, "key", ctx.limits.key_bytes_max)
+    sender = "" if command.by is None else command.by.pubkey
+    return "k" + sha256(f"{sender}\n{command.key}".encode()).hexdigest()[:32]
+
+
+def has_key(signal: Signal) -> bool:
+    return signal.id.startswith("k")
+
+
+def _check_name(value: str, field: str, limits: Limits) -> str:
+    """A signal's name. Those of decisions are nobody's to send."""
+    check_key(value, field, limits.key_bytes_max)
+    if value.startswith(EFFECT) or "*" in value:
+        raise Malformed(f"{field} is no pattern, and does not begin with {EFFECT}", field=field)
+    return value
+
+
+def _check_room(task_id: str, view: View, ctx: Context) -> None:
+    limit = ctx.limits.signals_max
+    if len(view.signals(task_id, limit)) >= limit:
+        raise TooLarge("too many signals wait for this run", field="signals", limit=limit)
+
+
+def message_signal(
+    message: Message, number: int, record: TaskRecord, view: View, ctx: Context
+) -> tuple[list[e.Event], bool]:
+    """A message to a run is a signal to it: under the name that the message gives, else as a message. What it does not
+    name it does not answer: who says something beside the question has approved of nothing. With whether it is what
+    the run waits for."""
+    task_id = record.task.id
+    _check_room(task_id, view, ctx)
+    name = named_in(message) or MESSAGE
+    woken = wakes(record, view, name)
+    events: list[e.Event] = [e.Signaled(signal_key(task_id, ctx.ids.lease()), name, said=number)]
+    if woken is not None:
+        events.append(e.Woken(task_id))  # the message itself has changed the status
+    return events, woken is not None
+
+
+def named_in(message: Message) -> str | None:
+    name = None if message.metadata is None else message.metadata.get("signal")
+    return name if isinstance(name, str) and name.strip() and not name.startswith(EFFECT) else None
+
+
+def first_signals(
+    patterns: Sequence[str], task_id: str, view: View, ctx: Context, takes: frozenset[str]
+) -> list[SignalSeen]:
+    """For each pattern the oldest signal that waits."""
+    if not patterns:
+        return []
+    waiting = [signal for signal in view.signals(task_id, ctx.limits.signals_max) if signal.id not in takes]
+    found: dict[str, Signal] = {}
+    for pattern in patterns:
+        first = next((signal for signal in waiting if matches(pattern, signal.name)), None)
+        if first is not None:
+            found[first.id] = first
+    return [seen(signal, task_id, view) for signal in found.values()]
+
+
+def every_signal(patterns: Sequence[str], task_id: str, view: View, ctx: Context) -> list[SignalSeen]:
+    """All that fit and that one answer and one commit carry, oldest first."""
+    room = Room(ctx.limits)
+    waiting = view.signals(task_id, ctx.limits.signals_max)
+    fitting = (signal for signal in waiting if any(matches(pattern, signal.name) for pattern in patterns))
+    carried = islice(fitting, ctx.limits.batch_max)
+    return list(takewhile(room.takes, (seen(signal, task_id, view) for signal in carried)))
+
+
+def seen(signal: Signal, task_id: str, view: View) -> SignalSeen:
+    message = None
+    if signal.said is not None:
+        said = view.get(said_key(task_id, signal.said))
+        message = said.message if isinstance(said, Said) else None
+    return SignalSeen(signal.id, signal.name, signal.at_ms, signal.order, signal.value, signal.said, message)
