@@ -15,6 +15,7 @@ from covenant.agents.error import (
     Suspended,
     TaskFailed,
     TaskRefused,
+    WrongInput,
 )
 from covenant.agents.local import Local, RunHandle, run_local
 from covenant.agents.pending import PendingTask, Selected, Settled, SignalWait, Timer
@@ -47,6 +48,7 @@ __all__ = [
     "TaskFunction",
     "TaskRefused",
     "Timer",
+    "WrongInput",
     "agent",
     "run_local",
     "task",

@@ -13,7 +13,8 @@ from typing import Any, TypeVar
 from msgspec import Struct
 
 from covenant.agents import values
-from covenant.model.task import DuplicateSafety
+from covenant.agents.error import WrongInput
+from covenant.model.task import DuplicateSafety, Task
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -115,5 +116,11 @@ def _checked(name: str) -> str:
     return name
 
 
-def called_with(definition: Agent, value: Any) -> tuple[Any, ...]:
-    return (values.typed(value, definition.input_type),) if definition.takes_input else ()
+def input_for(definition: Agent | TaskFunction, task: Task) -> tuple[Any, ...]:
+    """What it is called with, beside a context: nothing, or the input of the task as it declares it."""
+    if not definition.takes_input:
+        return ()
+    try:
+        return (values.typed(values.input_of(task), definition.input_type),)
+    except (ValueError, TypeError) as wrong:
+        raise WrongInput(f"{definition.name} does not take this input: {wrong}") from wrong

@@ -17,10 +17,9 @@ from typing import Any
 
 from msgspec import structs
 
-from covenant.agents import values
 from covenant.agents.commits import Commits, Reduced
 from covenant.agents.context import AgentContext
-from covenant.agents.definition import Agent, called_with
+from covenant.agents.definition import Agent, input_for
 from covenant.agents.ending import Ending
 from covenant.agents.hold import LOST
 from covenant.agents.host import Host
@@ -116,8 +115,8 @@ class Driver:
         return True
 
     async def _call(self) -> Any:
-        arguments = called_with(self._definition, values.input_of(self._run.task))
-        return await self._definition.function(AgentContext(self._run, self._definition.state_type), *arguments)
+        given = input_for(self._definition, self._run.task)
+        return await self._definition.function(AgentContext(self._run, self._definition.state_type), *given)
 
     def _hear_end(self, function: asyncio.Task[Any]) -> None:
         """A function that ends while the run is parked has waited for something of its own."""

@@ -69,6 +69,10 @@ class Fatal(AgentError):
     """Raised by a task function: another attempt would not help."""
 
 
+class WrongInput(Fatal):
+    """What came as input is not what the function is declared to take."""
+
+
 class RunFailed(Exception):
     """To whoever waits for a run: it ended with an error."""
 

@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Any, Final, TypeVar
 
 from covenant.agents import values
-from covenant.agents.definition import Agent, TaskFunction
+from covenant.agents.definition import Agent, TaskFunction, input_for
 from covenant.agents.driver import Driver, Left
 from covenant.agents.error import Fatal
 from covenant.mailbox import Mailbox, OpenMailbox
@@ -277,8 +277,8 @@ class AgentWorker:
 
     async def _call(self, function: TaskFunction, task: Task, work: WorkContext) -> Any:
         self.probe("a task")
-        value = values.typed(values.input_of(task), function.input_type) if function.takes_input else None
-        arguments = (work, value) if function.takes_context else (value,) if function.takes_input else ()
+        given = input_for(function, task)
+        arguments = (work, *given) if function.takes_context else given
         if asyncio.iscoroutinefunction(function.function):
             return await function.function(*arguments)
         return await in_thread(lambda: function.function(*arguments))

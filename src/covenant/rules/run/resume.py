@@ -134,10 +134,12 @@ def _check_dead(command: ResumeRun, record: TaskRecord, ctx: Context) -> None:
         raise Malformed("evidence is `lapsed` or `attested`", field="evidence")
     assert record.lease is not None
     silent_ms = ctx.now - record.lease.seen_ms
-    if silent_ms < ctx.limits.run_lapse_ms:
+    lapse_ms = ctx.limits.run_lapse_ms
+    if silent_ms < lapse_ms:
         raise NotProvenDead(
-            f"its worker gave a sign of life {max(0, silent_ms)} ms ago",
+            f"its worker gave a sign of life {max(0, silent_ms)} ms ago: it counts as dead after {lapse_ms} ms of "
+            "silence, or when somebody who knows attests it",
             task_id=record.task.id,
             silent_ms=max(0, silent_ms),
-            lapse_ms=ctx.limits.run_lapse_ms,
+            lapse_ms=lapse_ms,
         )
