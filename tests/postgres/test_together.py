@@ -10,6 +10,7 @@ import pytest
 from covenant import AgentId, CovenantError, Limits, Mailbox, Result, Task, TaskState
 from covenant.exchange.bounds import Refusals
 from covenant.model import command as c
+from covenant.model.error import TooManyWaiters
 from covenant.model.peer import Caller, Role
 from covenant.store.clock import ManualClock
 from covenant.store.postgres.engine import Postgres
@@ -131,6 +132,22 @@ async def test_who_is_woken_while_it_takes_something_else_wakes_the_next(monkeyp
         goes_on.set()
         async with asyncio.timeout(PATIENCE_S):
             assert [(await first).task.id, (await second).task.id] == [uid(1), uid(2)]
+
+
+@pytest.mark.parametrize("url", ["memory:", "postgresql:"])
+async def test_who_finds_work_is_not_refused_because_many_wait(url: str) -> None:
+    where = url if url == "memory:" else store_url()
+    async with Mailbox.open(where, limits=Limits(waiters_max=1)) as box:
+        alice, bob = box.of(ALICE), box.of("bob@lab")
+        waiting = asyncio.create_task(alice.recv_task())
+        await turn()
+        await alice.recent_tasks(1)  # asked behind it, and answered
+        await alice.send_tasks([plain(bob), plain(bob)])
+        assert len(await bob.recv_tasks(1)) == len(await bob.recv_tasks(1, wait_ms=0)) == 1
+        assert await bob.recv_tasks(1, wait_ms=0) == []
+        with pytest.raises(TooManyWaiters):
+            await bob.recv_tasks(1)
+        waiting.cancel()
 
 
 async def test_who_is_no_daemon_does_not_lead() -> None:
