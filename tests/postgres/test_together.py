@@ -13,6 +13,7 @@ from covenant.model import command as c
 from covenant.model.error import TooManyWaiters
 from covenant.model.peer import Caller, Role
 from covenant.store.clock import ManualClock
+from covenant.store.postgres import engine as engines
 from covenant.store.postgres.engine import Postgres
 from tests.conformance.runs import entry, step
 from tests.conformance.support import DONE, drain, plain, take, turn, uid
@@ -204,8 +205,32 @@ async def test_one_step_that_is_refused_does_not_keep_the_others_from_being_done
 
         monkeypatch.setattr(engine, "_submit", refuses)
         monkeypatch.setattr(engine.trust, "left_grants", lambda: ["one", "two", "three"])
-        await engine._look()
+        await engine._go_on()
         assert asked == ["one", "two", "three"]
+
+
+async def test_a_step_that_cannot_be_done_does_not_keep_the_slow_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engines, "POLL_S", 0.05)
+    url = store_url()
+    async with Mailbox.open(url) as here, Mailbox.open(url) as there:
+        engine: Any = there._engine
+        monkeypatch.setattr(engine, "rung", lambda *rung: None)
+        begun, submit = asyncio.Event(), engine._submit
+
+        def never(command: c.Command, by: str | None = None) -> Any:
+            if not isinstance(command, c.EndGrants):
+                return submit(command, by)
+            begun.set()
+            return engine.entry(command, by)
+
+        monkeypatch.setattr(engine, "_submit", never)
+        monkeypatch.setattr(engine.trust, "left_grants", lambda: ["one"])
+        await begun.wait()
+        waiting = asyncio.create_task(there.of("bob@lab").recv_task())
+        await there.of("bob@lab").recent_tasks(1)  # asked behind it, and answered
+        sent = await here.of(ALICE).send_task(plain(there.of("bob@lab")))
+        async with asyncio.timeout(PATIENCE_S):
+            assert (await waiting).task.id == sent.task_id
 
 
 async def test_an_id_that_is_used_anew_has_no_former_life_at_any_engine() -> None:
