@@ -69,9 +69,9 @@ async def test_a_clock_that_goes_wrong_ends_nothing_until_it_is_right_again(
         looks = 0
         look = engine._look
 
-        async def noted(at_start: bool = False) -> None:
+        async def noted() -> None:
             nonlocal looks
-            await look(at_start)
+            await look()
             looks += 1
 
         monkeypatch.setattr(engine, "_look", noted)

@@ -10,8 +10,10 @@ import pytest
 from covenant import AgentId, CovenantError, Limits, Mailbox, Result, Task, TaskState
 from covenant.exchange.bounds import Refusals
 from covenant.model import command as c
+from covenant.model.error import TooManyWaiters
 from covenant.model.peer import Caller, Role
 from covenant.store.clock import ManualClock
+from covenant.store.postgres import engine as engines
 from covenant.store.postgres.engine import Postgres
 from tests.conformance.runs import entry, step
 from tests.conformance.support import DONE, drain, plain, take, turn, uid
@@ -133,6 +135,22 @@ async def test_who_is_woken_while_it_takes_something_else_wakes_the_next(monkeyp
             assert [(await first).task.id, (await second).task.id] == [uid(1), uid(2)]
 
 
+@pytest.mark.parametrize("url", ["memory:", "postgresql:"])
+async def test_who_finds_work_is_not_refused_because_many_wait(url: str) -> None:
+    where = url if url == "memory:" else store_url()
+    async with Mailbox.open(where, limits=Limits(waiters_max=1)) as box:
+        alice, bob = box.of(ALICE), box.of("bob@lab")
+        waiting = asyncio.create_task(alice.recv_task())
+        await turn()
+        await alice.recent_tasks(1)  # asked behind it, and answered
+        await alice.send_tasks([plain(bob), plain(bob)])
+        assert len(await bob.recv_tasks(1)) == len(await bob.recv_tasks(1, wait_ms=0)) == 1
+        assert await bob.recv_tasks(1, wait_ms=0) == []
+        with pytest.raises(TooManyWaiters):
+            await bob.recv_tasks(1)
+        waiting.cancel()
+
+
 async def test_who_is_no_daemon_does_not_lead() -> None:
     async with Mailbox.open(store_url()) as box:
         assert not box._engine.leads()  # type: ignore[attr-defined]
@@ -187,8 +205,32 @@ async def test_one_step_that_is_refused_does_not_keep_the_others_from_being_done
 
         monkeypatch.setattr(engine, "_submit", refuses)
         monkeypatch.setattr(engine.trust, "left_grants", lambda: ["one", "two", "three"])
-        await engine._look()
+        await engine._go_on()
         assert asked == ["one", "two", "three"]
+
+
+async def test_a_step_that_cannot_be_done_does_not_keep_the_slow_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engines, "POLL_S", 0.05)
+    url = store_url()
+    async with Mailbox.open(url) as here, Mailbox.open(url) as there:
+        engine: Any = there._engine
+        monkeypatch.setattr(engine, "rung", lambda *rung: None)
+        begun, submit = asyncio.Event(), engine._submit
+
+        def never(command: c.Command, by: str | None = None) -> Any:
+            if not isinstance(command, c.EndGrants):
+                return submit(command, by)
+            begun.set()
+            return engine.entry(command, by)
+
+        monkeypatch.setattr(engine, "_submit", never)
+        monkeypatch.setattr(engine.trust, "left_grants", lambda: ["one"])
+        await begun.wait()
+        waiting = asyncio.create_task(there.of("bob@lab").recv_task())
+        await there.of("bob@lab").recent_tasks(1)  # asked behind it, and answered
+        sent = await here.of(ALICE).send_task(plain(there.of("bob@lab")))
+        async with asyncio.timeout(PATIENCE_S):
+            assert (await waiting).task.id == sent.task_id
 
 
 async def test_an_id_that_is_used_anew_has_no_former_life_at_any_engine() -> None:

@@ -20,6 +20,7 @@ from covenant.store.clock import ManualClock
 from covenant.store.postgres import connection as connections
 from covenant.store.postgres import engine as engines
 from covenant.store.postgres import entry as entries
+from covenant.store.postgres import housekeeping
 from covenant.store.postgres import lane as lanes
 from covenant.store.postgres import pulse as pulses
 from covenant.store.postgres import reader as readers
@@ -127,6 +128,29 @@ async def test_a_bell_on_a_connection_that_says_nothing_rings_on_another(monkeyp
             await soon(here.of(ALICE).send_task(plain(there.of(BOB), id=uid(2))))
             assert (await soon(waiting[1])).task.id == uid(2)
             assert hands[0] is not None and hands[1] is None  # made anew, and not waited for once more
+    forget(server)
+
+
+async def test_housekeeping_on_a_connection_that_says_nothing_comes_to_an_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(housekeeping, "COMMAND_S", 0.3)
+    server = started_server()
+    async with over_a_line(server) as (line, port):
+        url = f"postgresql://postgres@127.0.0.1:{port}/postgres?sslmode=disable&schema=silent&lanes=1"
+        async with Mailbox.open(url) as box:
+            housekeeper = engine_of(box).housekeeper
+            step = housekeeper._step
+
+            async def cut(connection: Any, work: Any) -> int:
+                line.silence()
+                return await step(connection, work)
+
+            monkeypatch.setattr(housekeeper, "_step", cut)
+            with pytest.raises(StoreUnavailable):
+                await soon(housekeeper.tidy())
+            monkeypatch.setattr(housekeeper, "_step", step)
+            assert await soon(housekeeper.tidy()) == (0, 0)
     forget(server)
 
 

@@ -43,10 +43,10 @@ class Waiters:
             if not future.done() or future.cancelled():
                 self._drop(name, future)
 
-    def enter(self, name: str, wants: Set[str] | None = None) -> asyncio.Future[str | None]:
-        """A place among those who wait; `leave` gives it up."""
-        if self.count >= self._max:
-            raise TooManyWaiters(f"{self._max} calls are waiting already", limit=self._max)
+    def enter(self, name: str, wants: Set[str] | None = None, is_sure: bool = True) -> asyncio.Future[str | None]:
+        """A place among those who wait; `leave` gives it up. Who may not need it looks for room when it does."""
+        if is_sure:
+            self.check_room(1)
         future: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
         queue = self._queues.get(name)
         if queue is None:
@@ -54,6 +54,10 @@ class Waiters:
         queue.append((future, wants))
         self.count += 1
         return future
+
+    def check_room(self, more: int = 0) -> None:
+        if self.count + more > self._max:
+            raise TooManyWaiters(f"{self._max} calls are waiting already", limit=self._max)
 
     def leave(self, name: str, future: asyncio.Future[str | None], is_passed_on: bool = False) -> None:
         """`is_passed_on`: who leaves with what it was woken for not used wakes the next one."""

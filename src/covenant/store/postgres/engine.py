@@ -210,9 +210,13 @@ class Postgres(Roll):
             await self._let_go()
             raise
         self._writing = [asyncio.create_task(lane.work()) for lane in self._lanes]
-        others = (self._reader.work(), self._bell.work(), self._pulse.work(), self._keep_looking(), self._keep_house())
+        others = (
+            *(self._reader.work(), self._bell.work(), self._pulse.work()),
+            *(self._keep_looking(), self._keep_going_on(), self._keep_house()),
+        )
         self._jobs = [*self._writing, *(asyncio.create_task(work) for work in others)]
-        await self._look(at_start=True)
+        await self._look()
+        await self._go_on()
 
     async def register(self, connection: asyncpg.Connection[Any]) -> None:
         """Be one of the daemons of this store."""
@@ -440,7 +444,7 @@ class Postgres(Roll):
         name = ALL if agent is None else agent.pubkey
         is_woken, woken_by = False, None
         while True:
-            ticket = waiters.enter(name, kinds)  # before the look: what comes after it is not missed
+            ticket = waiters.enter(name, kinds, is_sure=False)  # before the look: what comes after it is not missed
             is_used = False
             try:
                 entry = self._submit(command)
@@ -452,6 +456,7 @@ class Postgres(Roll):
                         waiters.wake_some(name, woken_by)
                 if reply or not waits:
                     return entry
+                waiters.check_room()
                 woken_by = await ticket
                 is_woken = is_used = True
             finally:
@@ -822,6 +827,17 @@ class Postgres(Roll):
             except Exception:
                 log.exception("the slow look failed")
 
+    async def _keep_going_on(self) -> None:
+        """Beside the look, which must not wait for a step that somebody holds up."""
+        while True:
+            await asyncio.sleep(POLL_S)
+            try:
+                await self._go_on()
+            except CovenantError as failed:
+                log.warning("what was left half done is left for later: %s", failed)
+            except Exception:
+                log.exception("what was left half done could not be looked for")
+
     async def _keep_house(self) -> None:
         while True:
             await asyncio.sleep(TIDY_S)
@@ -877,8 +893,8 @@ class Postgres(Roll):
         found = await self._reader.fetch(_DAEMONS, f"{LAPSE_S} seconds")
         return [DaemonView(**{**row, "state": DaemonState(row["state"])}) for row in found]
 
-    async def _look(self, at_start: bool = False) -> None:
-        """What should have been noticed and may not have been; and what a crash has left half done."""
+    async def _look(self) -> None:
+        """What should have been noticed and may not have been."""
         names = [name for name in self._ready_waiters.names() if name != ALL]
         waited = [name for name in self._answer_waiters.names() if name != ALL]
         found = await self._reader.fetch(
@@ -886,15 +902,11 @@ class Postgres(Roll):
                    where exists (select 1 from place p where p.shelf = 'R' and p.name = n)
                union all select 'a', n from unnest($2::text[]) n
                    where exists (select 1 from place p where p.shelf = 'A' and p.name = n)
-               union all (select 'c', key from place where shelf = $3 limit 100)
-               union all (select 'b', key from place where shelf = $4 limit 100)
-               union all (select distinct 'u', name from place where shelf = $5)
-               union all (select 'd', ord::text from place where shelf = $6 order by name, ord limit 1)
+               union all (select distinct 'u', name from place where shelf = $3)
+               union all (select 'd', ord::text from place where shelf = $4 order by name, ord limit 1)
             """,
             names,
             waited,
-            CASCADES,
-            SWEEPS,
             PUSHES,
             DUE,
         )
@@ -915,8 +927,19 @@ class Postgres(Roll):
         for task_id in pushed - self._pushed:
             self._tell_push(task_id)
         self._pushed = pushed
-        steps: list[Command] = [CancelChildren(None, key) for key in told_of.get("c", ())]
-        steps += [SweepRun(None, key.split(":")[1]) for key in told_of.get("b", ())]
+
+    async def _go_on(self) -> None:
+        """With what a crash has left half done."""
+        found = await self._reader.fetch(
+            """(select shelf, key from place where shelf = $1 limit 100)
+               union all (select shelf, key from place where shelf = $2 limit 100)""",
+            CASCADES,
+            SWEEPS,
+        )
+        steps: list[Command] = [
+            CancelChildren(None, key) if shelf == CASCADES else SweepRun(None, key.split(":")[1])
+            for shelf, key in found
+        ]
         steps += [SettleSlot(None, slot) for slot in await self._unsettled()]
         steps += [EndGrants(None, pubkey) for pubkey in self.trust.left_grants()]
         for step in steps:

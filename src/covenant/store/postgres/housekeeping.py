@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from covenant.store.postgres.engine import Postgres
 
 STEP: Final = 100
+COMMAND_S: Final = 40.0  # longer than the server lets a statement take: then the connection is lost
 _LOG_STEP: Final = 1000
 _FOREVER: Final = 2**62
 _NAMED_MS: Final = 3_600_000  # how long after its end a lane may still be named, whatever the clocks say
@@ -104,7 +105,7 @@ class Housekeeper:
     async def tidy(self) -> tuple[int, int]:
         """How many tasks were buried, and how many tombstones forgotten."""
         try:
-            connection = await connect(self._engine.where, None)
+            connection = await connect(self._engine.where, COMMAND_S)
         except (*LOST, asyncpg.PostgresError) as failed:
             raise told(failed, "not_stored") from failed
         try:
