@@ -18,6 +18,7 @@ class Waiters:
     def __init__(self, waiters_max: int, on_wait: Callable[[], None] = lambda: None) -> None:
         self._queues: dict[str, deque[_Waiter]] = {}
         self.count = 0
+        self._waiting = 0
         self._max = waiters_max
         self._on_wait = on_wait
 
@@ -25,28 +26,38 @@ class Waiters:
         """Until woken, or until the time is over; with the kind of what woke it, if that has one. `wants` are the kinds
         that concern this waiter, None is all. A waiter that goes away after it was woken wakes the next one in its
         place."""
-        future = self.enter(name, wants)
-        timer = None
-        if wait_s is not None:
-            timer = asyncio.get_running_loop().call_later(wait_s, self._give_up, name, future)
-        self._on_wait()
-        try:
-            return await future
-        except asyncio.CancelledError:
-            if future.done() and not future.cancelled():
-                self.wake_one(name, future.result())
-            raise
-        finally:
-            self.count -= 1
-            if timer is not None:
-                timer.cancel()
-            if not future.done() or future.cancelled():
-                self._drop(name, future)
+        with self.room():
+            future = self.enter(name, wants)
+            timer = None
+            if wait_s is not None:
+                timer = asyncio.get_running_loop().call_later(wait_s, self._give_up, name, future)
+            self._on_wait()
+            try:
+                return await future
+            except asyncio.CancelledError:
+                if future.done() and not future.cancelled():
+                    self.wake_one(name, future.result())
+                raise
+            finally:
+                self.count -= 1
+                if timer is not None:
+                    timer.cancel()
+                if not future.done() or future.cancelled():
+                    self._drop(name, future)
 
-    def enter(self, name: str, wants: Set[str] | None = None, is_sure: bool = True) -> asyncio.Future[str | None]:
-        """A place among those who wait; `leave` gives it up. Who may not need it looks for room when it does."""
-        if is_sure:
-            self.check_room(1)
+    @contextmanager
+    def room(self) -> Iterator[None]:
+        """For one who waits now; refused where too many do."""
+        if self._waiting >= self._max:
+            raise TooManyWaiters(f"{self._max} calls are waiting already", limit=self._max)
+        self._waiting += 1
+        try:
+            yield
+        finally:
+            self._waiting -= 1
+
+    def enter(self, name: str, wants: Set[str] | None = None) -> asyncio.Future[str | None]:
+        """A place among those who are woken, taken before the look; `leave` gives it up."""
         future: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
         queue = self._queues.get(name)
         if queue is None:
@@ -54,10 +65,6 @@ class Waiters:
         queue.append((future, wants))
         self.count += 1
         return future
-
-    def check_room(self, more: int = 0) -> None:
-        if self.count + more > self._max:
-            raise TooManyWaiters(f"{self._max} calls are waiting already", limit=self._max)
 
     def leave(self, name: str, future: asyncio.Future[str | None], is_passed_on: bool = False) -> None:
         """`is_passed_on`: who leaves with what it was woken for not used wakes the next one."""
@@ -70,11 +77,12 @@ class Waiters:
 
     @contextmanager
     def ticket(self, name: str) -> Iterator[asyncio.Future[str | None]]:
-        future = self.enter(name)
-        try:
-            yield future
-        finally:
-            self.leave(name, future)
+        with self.room():
+            future = self.enter(name)
+            try:
+                yield future
+            finally:
+                self.leave(name, future)
 
     def names(self) -> list[str]:
         """Those that somebody waits for."""

@@ -444,7 +444,7 @@ class Postgres(Roll):
         name = ALL if agent is None else agent.pubkey
         is_woken, woken_by = False, None
         while True:
-            ticket = waiters.enter(name, kinds, is_sure=False)  # before the look: what comes after it is not missed
+            ticket = waiters.enter(name, kinds)  # before the look: what comes after it is not missed
             is_used = False
             try:
                 entry = self._submit(command)
@@ -456,8 +456,8 @@ class Postgres(Roll):
                         waiters.wake_some(name, woken_by)
                 if reply or not waits:
                     return entry
-                waiters.check_room()
-                woken_by = await ticket
+                with waiters.room():
+                    woken_by = await ticket
                 is_woken = is_used = True
             finally:
                 waiters.leave(name, ticket, is_passed_on=not is_used)
