@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from covenant import AgentId, Mailbox, OpenMailbox
+from covenant import AgentId, Limits, Mailbox, OpenMailbox
 from covenant.model import command as c
 from covenant.model import query as q
 from covenant.model.error import Malformed, StoreUnavailable
@@ -60,3 +60,14 @@ async def test_a_question_that_cannot_be_answered_fails_alone(monkeypatch: pytes
         replies: list[Any] = await asyncio.gather(*asked, return_exceptions=True)
         assert isinstance(replies[0], StoreUnavailable)
         assert [reply.task.id for reply in replies[1:]] == [sent.task_id] * 20
+
+
+async def test_a_kind_that_no_index_holds_is_found_by_it() -> None:
+    kinds = [f"{'saw' * 3_000}{number}" for number in range(2)]
+    async with Mailbox.open(store_url(), limits=Limits(task_kind_bytes_max=10_000)) as box:
+        alice, bob = box.of(ALICE), box.of(BOB)
+        for kind in kinds:
+            await alice.send_task(plain(bob, task_kind=kind))
+        for kind in reversed(kinds):
+            (found,) = await bob.recv_tasks(1, wait_ms=0, kinds=[kind])
+            assert found.task.task_kind == kind

@@ -7,6 +7,7 @@ the places before and after a commit and moves the rows.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from hashlib import sha256
 from typing import Any, Final, TypeAlias
 
 import msgspec
@@ -58,6 +59,8 @@ ENDED: Final = b"E"  # results that nobody drains
 BURIED: Final = b"Z"  # tombstones, by when their task was resolved
 TRUST: Final = b"N"  # peers, grants, cards and the horizon
 
+_KIND_CHARS: Final = 256
+
 Place: TypeAlias = tuple[bytes, str, int]
 
 KINDS: Final[dict[type, bytes]] = {
@@ -102,7 +105,9 @@ def note_of(place: Place, record: Record | Tombstone | None) -> str | None:
 
 
 def kind_name(kind: str) -> str:
-    """A kind may hold a NUL, the texts of a database may not."""
+    """A kind may hold a NUL, the texts of a database may not; and it may be longer than what an index holds."""
+    if len(kind) > _KIND_CHARS:
+        return f"\\#{sha256(kind.encode()).hexdigest()}"
     if "\0" not in kind and "\\" not in kind:
         return kind
     return kind.replace("\\", "\\\\").replace("\0", "\\0")
