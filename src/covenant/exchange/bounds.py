@@ -51,6 +51,9 @@ class Gauge:
         finally:
             self.leave(peer)
 
+    def has_room(self, peer: str) -> bool:
+        return self._open.get(peer, 0) < self._limit
+
     def enter(self, peer: str) -> None:
         count = self._open.get(peer, 0)
         if count >= self._limit:
