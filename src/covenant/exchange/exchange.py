@@ -55,6 +55,7 @@ class Exchange:
         self.connections = Gauge(self.bounds.connections_max, "connections")
         self.is_draining = False
         self.incarnation = ids.lease()
+        self._named = self.incarnation  # the last that was found to be good: one worker posts many results
         self._clock = clock
         self._ids = ids
         self._meter = Meter(self.bounds.requests_per_s, self.bounds.burst)
@@ -188,7 +189,7 @@ class Exchange:
         """Nothing is taken for a caller that goes away, is thrown out, or waits when the daemon ends. Under a receipt,
         the same receive again gets the same answer: the first one may have been lost on its way."""
         if receipt is None:
-            return await self._take(caller, command, wait_ms, [])
+            return await self._take(caller, command, wait_ms)
         check_text(receipt, "receipt", self.store.limits.key_bytes_max)
         return await self._receipts.take(
             caller.agent.pubkey, receipt, lambda undoing: self._take(caller, command, wait_ms, undoing)
@@ -205,7 +206,11 @@ class Exchange:
         return len(undoing)
 
     async def _take(
-        self, caller: Caller, command: c.LeaseTasks | c.DrainResults, wait_ms: int, undoing: list[c.Command]
+        self,
+        caller: Caller,
+        command: c.LeaseTasks | c.DrainResults,
+        wait_ms: int,
+        undoing: list[c.Command] | None = None,
     ) -> list[Any]:
         if self.is_draining:
             if isinstance(command, c.LeaseTasks):
@@ -316,7 +321,9 @@ class Exchange:
         """For callers that name none: one for each peer as long as this daemon runs."""
         if named is None:
             return f"{self.incarnation}/{caller.agent.pubkey}"
-        check_text(named, "incarnation", self.store.limits.key_bytes_max)
+        if named is not self._named:
+            check_text(named, "incarnation", self.store.limits.key_bytes_max)
+            self._named = named
         return named
 
 

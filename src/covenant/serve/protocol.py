@@ -58,7 +58,8 @@ class _Plain:
     disconnected = False
     keep_alive = True
     message_event = _NobodyWaits()
-    _working: asyncio.Task[Any] | None = None  # what ends when the client hangs up
+    task: asyncio.Task[None]  # that answers it
+    _is_working = False  # it ends when the client hangs up
 
     def __init__(self, head: Head, data: bytes = b"") -> None:
         self.head = head
@@ -71,25 +72,24 @@ class _Plain:
         return self.data
 
     async def while_there(self, work: Coroutine[Any, Any, T]) -> T:
-        """It is this task that works, so it is this task that is stopped: a wait costs no task of its own."""
-        working = self._working = asyncio.current_task()
-        assert working is not None
+        """It is its own task that works, so it is that task that is stopped: a wait costs none."""
         if self.disconnected:
             work.close()
             raise HungUp
+        self._is_working = True
         try:
             return await work
         except asyncio.CancelledError:
-            if self.disconnected and not working.uncancel():
+            if self.disconnected and not self.task.uncancel():
                 raise HungUp from None
             raise
         finally:
-            self._working = None
+            self._is_working = False
 
     def hang_up(self) -> None:
         self.disconnected = True
-        if self._working is not None:
-            self._working.cancel()
+        if self._is_working:
+            self.task.cancel()
 
 
 class HttpProtocol(HttpToolsProtocol):
@@ -223,7 +223,7 @@ class HttpProtocol(HttpToolsProtocol):
         self.due = NEVER
         self.cycle = plain  # type: ignore[assignment]  # it has the members that uvicorn looks at
         self._plain = plain
-        answering = self.loop.create_task(self._answer(plain))
+        answering = plain.task = self.loop.create_task(self._answer(plain))
         self.tasks.add(answering)
         answering.add_done_callback(self.tasks.discard)
 

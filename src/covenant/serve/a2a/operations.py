@@ -85,7 +85,7 @@ class Operations:
             if agent.replies:
                 with suppress(RateLimited, TooManyWaiters):  # who may not wait does not: its message has been taken
                     await self._begin(caller, task_id, generation)
-        dialog = await self._shown(caller, agent, task_id, settings.history_length)
+        dialog = await self._shown(caller, task_id, settings.history_length)
         if dialog.reply is not None:
             return wire.SendReply(message=dialog.reply)
         return wire.SendReply(task=dialog.task)
@@ -100,19 +100,19 @@ class Operations:
             task_id, generation = await self._send(caller, agent, request, key, self._exchange.run)
             if agent.replies:
                 await self._begin(caller, task_id, generation, has_place=True)
-            dialog = await self._shown(caller, agent, task_id, request.configuration.history_length)
+            dialog = await self._shown(caller, task_id, request.configuration.history_length)
             if dialog.reply is not None:
                 yield Event(dialog.generation, StreamResponse(message=dialog.reply))
                 return
             async for event in self._from_snapshot(caller, agent, dialog):
                 yield event
 
-    async def _shown(self, caller: Caller, agent: Agent, task_id: str, history: int | None) -> Dialog:
+    async def _shown(self, caller: Caller, task_id: str, history: int | None) -> Dialog:
         """The message that is the whole answer, or the task. A task that was shown is not taken back."""
-        dialog = await self._dialog(caller, agent, task_id, history, direct=True)
+        dialog = await self._asked(caller, task_id, history, artifacts=True, direct=True)
         if dialog.is_hidden:
             await self._exchange.run(caller, c.ShowTask(self._exchange.by(caller), task_id))
-            dialog = await self._dialog(caller, agent, task_id, history, direct=True)
+            dialog = await self._asked(caller, task_id, history, artifacts=True, direct=True)
         return dialog
 
     async def _send(
@@ -284,10 +284,10 @@ class Operations:
             raise Fault(TASK_NOT_FOUND, f"no task {task_id}", taskId=task_id)
         return dialog
 
-    async def _asked(self, caller: Caller, task_id: str, history: int | None, artifacts: bool, direct: bool) -> Dialog:
-        query = q.GetDialog(self._exchange.by(caller), task_id, history, artifacts, direct)
-        found: Dialog = await self._exchange.ask(caller, query)
-        return found
+    def _asked(
+        self, caller: Caller, task_id: str, history: int | None, artifacts: bool, direct: bool
+    ) -> Coroutine[Any, Any, Dialog]:
+        return self._exchange.ask(caller, q.GetDialog(self._exchange.by(caller), task_id, history, artifacts, direct))
 
     # --- webhooks -----------------------------------------------------------------------------------------
 
@@ -328,10 +328,11 @@ class Operations:
 
 def _whole(request: wire.SendMessage) -> Message:
     """The message with what was said beside it: a worker gets the message, and nothing else of the request."""
-    beside = {REQUEST_METADATA: request.metadata, OUTPUT_MODES: request.configuration.accepted_output_modes}
-    said = {name: value for name, value in beside.items() if value}
-    message = request.message
-    return structs.replace(message, metadata={**(message.metadata or {}), **said}) if said else message
+    message, beside, modes = request.message, request.metadata, request.configuration.accepted_output_modes
+    if not beside and not modes:
+        return message
+    said = {name: value for name, value in ((REQUEST_METADATA, beside), (OUTPUT_MODES, modes)) if value}
+    return structs.replace(message, metadata={**(message.metadata or {}), **said})
 
 
 def _check_history(length: int | None) -> None:
