@@ -271,7 +271,8 @@ class HttpProtocol(HttpToolsProtocol):
             super().on_response_complete()
             return
         self.server_state.total_requests += 1
-        self.flow.resume_reading()
+        if self.flow.read_paused:
+            self.flow.resume_reading()
         if self._stage is _Stage.BEGIN:
             self._rest()
 

@@ -21,7 +21,7 @@ from covenant.model.peer import Caller
 from covenant.model.protocol import StreamResponse
 from covenant.rules.whereabouts import Reached
 from covenant.serve.a2a import dialect, jsonrpc, parameters, paths, rest, sse
-from covenant.serve.a2a.calls import CALLS, Call, Desk, Talk
+from covenant.serve.a2a.calls import CALLS, Desk, Talk
 from covenant.serve.a2a.directory import Directory, Shown
 from covenant.serve.a2a.operations import Event, Operations
 from covenant.serve.a2a.parameters import Parameters
@@ -98,16 +98,22 @@ class Surface:
             self._exchange.meter(caller)
             _check_type(meaning.type, jsonrpc.TYPES)
             body = await asked.body(self._exchange.bounds.body_bytes_max)
-            call_id, call, params = jsonrpc.read(body)
-            asked.verb = call.request
-            request = jsonrpc.request_of(call, params)
+            usual = jsonrpc.read_usual(body)
+            if usual is not None:
+                call_id, call, request = usual
+                asked.verb = call.request
+            else:
+                call_id, call, params = jsonrpc.read(body)
+                asked.verb = call.request
+                request = jsonrpc.request_of(call, params)
             talk = await self._talk(asked, caller, meaning, request)
             request = dialect.heard(talk.parameters, request)
             if call.stream is not None:
                 events = call.stream(self._desk, talk, request)
                 refuse = partial(jsonrpc.refused, call_id)
                 return await self._stream(asked, talk, events, partial(jsonrpc.event, call_id), refuse)
-            result = await asked.while_there(_answering(call, self._desk, talk, request))
+            assert call.answer is not None
+            result = await asked.while_there(call.answer(self._desk, talk, request))
             return Response(200, jsonrpc.answered(call_id, _in_words_of(talk, result)), _told(talk))
         except HungUp:
             raise
@@ -134,7 +140,8 @@ class Surface:
             request = dialect.heard(talk.parameters, request)
             if call.stream is not None:
                 return await self._stream(asked, talk, call.stream(self._desk, talk, request), _bare, rest.refused)
-            result = await asked.while_there(_answering(call, self._desk, talk, request))
+            assert call.answer is not None
+            result = await asked.while_there(call.answer(self._desk, talk, request))
             return Response(200, rest.answered(_in_words_of(talk, result)), _told(talk), _answer_type(headers))
         except HungUp:
             raise
@@ -187,11 +194,6 @@ class Surface:
 
 def _bare(told: StreamResponse) -> StreamResponse:
     return told
-
-
-def _answering(call: Call, desk: Desk, talk: Talk, request: Any) -> Coroutine[Any, Any, Any]:
-    assert call.answer is not None
-    return call.answer(desk, talk, request)
 
 
 def _in_words_of(talk: Talk, result: Any) -> Any:
