@@ -46,7 +46,11 @@ class ExchangeWithoutDoor(Exchange):
         return await self.store.run_all(commands)
 
     async def _take(
-        self, caller: Caller, command: c.LeaseTasks | c.DrainResults, wait_ms: int, undoing: list[c.Command]
+        self,
+        caller: Caller,
+        command: c.LeaseTasks | c.DrainResults,
+        wait_ms: int,
+        undoing: list[c.Command] | None = None,
     ) -> list[Any]:
         assert not self.is_draining and wait_ms == 0  # which is all that the load asks for
         return await self.store.take(command, 0, undoing)

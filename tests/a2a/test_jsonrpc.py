@@ -18,6 +18,7 @@ from covenant.model import command as c
 from covenant.model.query import ListInputs, ListPushes
 from covenant.model.record import Asks
 from covenant.model.task import Result
+from covenant.serve.a2a import jsonrpc
 from covenant.serve.a2a.directory import DIRECT_REPLY
 from tests.a2a.served import NEWER, VERSION, Site, agent_says, events_of, hesitate, message, start_site
 
@@ -617,3 +618,42 @@ async def test_a_webhook_of_a_task_that_has_ended_is_kept_with_it(site: Site) ->
     made = await site.rpc("CreateTaskPushNotificationConfig", hook)
     for _ in range(3):
         assert await site.rpc("GetTaskPushNotificationConfig", {"taskId": task["id"], "id": "h-1"}) == made
+
+
+WRITTEN = '{"jsonrpc":"2.0","id":%s,"method":"%s","params":%s}'
+PARAMS = '{"message":{"messageId":"m","role":"ROLE_USER","parts":[{"text":"a"}]},"tenant":"t","unknown":[{}]}'
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        WRITTEN % (1, "SendMessage", PARAMS),
+        WRITTEN % ('"é"', "SendStreamingMessage", PARAMS),
+        WRITTEN % ("null", "GetTask", '{"id":"x","historyLength":3}'),
+        WRITTEN % (1.5, "ListTasks", "{}"),
+        '{"params":{"id":"x"},"method":"CancelTask","jsonrpc":"2.0","id":1,"more":1}',
+    ],
+)
+def test_a_call_written_as_usual_is_read_as_any_other(body: str) -> None:
+    call_id, call, params = jsonrpc.read(body.encode())
+    assert jsonrpc.read_usual(body.encode()) == (call_id, call, jsonrpc.request_of(call, params))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        WRITTEN % (1, "SendMessage", PARAMS.replace("messageId", "message_id")),
+        WRITTEN % (1, "ListTasks", '{"pageSize":"5"}'),
+        WRITTEN % (1, "Nothing", "{}"),
+        WRITTEN % ("true", "ListTasks", "{}"),
+        WRITTEN % (1, "ListTasks", "[]"),
+        WRITTEN.replace("2.0", "1.0") % (1, "ListTasks", "{}"),
+        '{"jsonrpc":"2.0","method":"ListTasks","params":{}}',
+        '{"jsonrpc":"2.0","id":1,"method":"ListTasks"}',
+        "[]",
+        "{",
+        "\udcff",
+    ],
+)
+def test_a_call_that_is_written_otherwise_is_left_to_the_long_way(body: str) -> None:
+    assert jsonrpc.read_usual(body.encode(errors="surrogateescape")) is None

@@ -11,6 +11,7 @@ from msgspec import structs
 from covenant import Text
 from covenant.a2a import wire as a
 from covenant.a2a.fault import CONFLICT, GENERATION, INVALID_PARAMS, TASK_NOT_FOUND, TOO_LARGE, UNSUPPORTED, kind_of
+from covenant.exchange.waits import Waits
 from covenant.model import command as c
 from covenant.model.error import CovenantError
 from covenant.model.limits import CONTENT_BYTES_MAX, INTENT_TEXT_BYTES_MAX
@@ -272,7 +273,7 @@ async def test_a_stream_gives_the_task_first_then_what_happens(town: Town) -> No
 async def test_a_wait_for_the_end_is_woken_by_nothing_else(town: Town) -> None:
     """That somebody has taken the task, and how far it is, is no reason to look again."""
     task = await town.send()
-    settling = town.exchange.store.settle(task.id, 10_000)
+    settling = town.exchange.store.settle(task.id)
     woken = settling.send(None)
     delivery = await town.lease()
     await town.work(c.UpdateTask(None, delivery.lease_id, says("half way")))
@@ -284,9 +285,8 @@ async def test_a_wait_for_the_end_is_woken_by_nothing_else(town: Town) -> None:
 
 
 async def test_a_wait_for_the_end_ends_with_its_time(town: Town) -> None:
-    task = await town.send()
-    await town.exchange.store.settle(task.id, 20)
-    assert (await town.get(task.id)).status.state == "TASK_STATE_SUBMITTED"
+    town.exchange.waits = Waits(1, wait_ms_max=20)
+    assert (await town.send(return_immediately=False)).status.state == "TASK_STATE_SUBMITTED"
 
 
 async def test_a_draining_daemon_answers_a_send_that_waits_with_the_task_as_it_is(town: Town) -> None:

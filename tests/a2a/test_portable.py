@@ -6,16 +6,18 @@ import base64
 from typing import Any
 
 import pytest
-from msgspec import structs
+from msgspec import json, structs
 
 from covenant.a2a import wire as a
 from covenant.model import command as c
 from covenant.model import query as q
 from covenant.model.content import Content, Image, Json, Resource, ResourceContents, Text
-from covenant.model.error import Malformed
+from covenant.model.error import Malformed, TooLarge
+from covenant.model.limits import Limits
 from covenant.model.message import Artifact, Message, Part
 from covenant.model.protocol import TaskShown
 from covenant.model.task import Result
+from covenant.rules.envelope import seal_message
 from covenant.rules.query import answer
 from covenant.serve.a2a.codec import Writer
 from covenant.serve.a2a.proto import SERVICE, class_of
@@ -137,3 +139,54 @@ def test_what_the_mailbox_takes_beyond_that_is_shown_as_text(block: Content) -> 
         assert {part.raw for part in parts} == {BYTES}
     else:
         assert all(part.text for part in parts)
+
+
+BARE = Message(message_id="m", role="ROLE_USER", parts=(Part(text="a \x00 text"),))
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        BARE,
+        structs.replace(BARE, context_id="c", task_id="t"),
+        structs.replace(BARE, parts=(Part(text="é"),)),
+        structs.replace(BARE, parts=(Part(text="a"), Part(text="b"))),
+        structs.replace(BARE, metadata={"a": [1]}),
+        structs.replace(BARE, extensions=("e",), reference_task_ids=("r",)),
+        structs.replace(BARE, parts=(Part(text="", filename="f", media_type="text/plain"),)),
+        structs.replace(BARE, parts=(Part(data=None),)),
+    ],
+)
+def test_a_message_is_sealed_as_it_reads_back(said: Message) -> None:
+    assert seal_message(said, Limits()) == json.decode(json.encode(said), type=Message)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"role": "ROLE_NOBODY"},
+        {"context_id": 5},
+        {"task_id": "\ud800"},
+        {"context_id": "\ud800"},
+        {"extensions": 5},
+        {"reference_task_ids": None},
+        {"metadata": "text"},
+        {"parts": (Part(text=5),)},  # type: ignore[arg-type]
+        {"parts": (Part(text="\ud800"),)},
+        {"parts": (Part(text="a", filename=5),)},  # type: ignore[arg-type]
+        {"parts": (Part(text="a", url="u"),)},
+        {"parts": (Part(),)},
+    ],
+)
+def test_a_message_that_would_not_read_back_is_malformed(wrong: dict[str, Any]) -> None:
+    with pytest.raises(Malformed):
+        seal_message(structs.replace(BARE, **wrong), Limits())
+
+
+@pytest.mark.parametrize("text", ["x" * 1000, "\x00" * 200, "é" * 500])
+def test_a_text_is_measured_as_it_is_written(text: str) -> None:
+    said = structs.replace(BARE, parts=(Part(text=text),))
+    size = len(json.encode(said))
+    assert seal_message(said, Limits(content_bytes_max=size)) == said
+    with pytest.raises(TooLarge):
+        seal_message(said, Limits(content_bytes_max=size - 1))

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import errno
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -10,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from covenant import Limits, Result, Text
+from covenant import CovenantError, Limits, Result, Text
 from covenant.a2a import wire as a
+from covenant.exchange.waits import Waits
 from covenant.model import command as c
 from covenant.model import event as e
 from covenant.model import query as q
@@ -23,6 +25,7 @@ from covenant.model.task import Task
 from covenant.store.clock import ManualClock
 from covenant.store.journal.archive import FILE
 from covenant.store.journal.engine import Journal
+from covenant.store.journal.files import AppendFile
 from covenant.store.memory import Memory
 from covenant.store.tail import Tail
 from tests.a2a.conftest import Town, piece, says
@@ -326,3 +329,26 @@ def test_a_tail_holds_the_newest_commit_however_long_it_is() -> None:
     tail.add(Logged(7, 0, "x", (e.Heartbeat("key"),), (6,)), 10)
     assert [logged.seq for logged in reversed(tail)] == [7]
     assert tail.trail(6, "key", 10) == []
+
+
+async def test_who_waits_for_the_end_of_a_send_that_is_not_durable_is_told_that_nobody_knows(
+    here: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Contract 1: the wait for the end stands for the wait for the disk, also when the disk says no."""
+
+    def fail(file: AppendFile) -> None:
+        raise OSError(errno.EIO, "no disk")
+
+    async with here.opened() as town:
+        monkeypatch.setattr(AppendFile, "sync", fail)
+        with pytest.raises(CovenantError) as refused:
+            await town.send(return_immediately=False)
+        assert (refused.value.code, refused.value.details["outcome"]) == ("store_unavailable", "unknown")
+        assert town.exchange.waits.total == 0
+
+
+async def test_a_send_that_may_not_wait_is_durable_when_it_is_answered(here: Place) -> None:
+    async with here.opened() as town:
+        town.exchange.waits = Waits(0, wait_ms_max=20_000)
+        task = await town.send(return_immediately=False)
+        assert await town.exchange.store.order_of(task.id) <= journal(town)._writer.position.seq

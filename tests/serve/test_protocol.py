@@ -10,8 +10,11 @@ import msgspec
 import pytest
 
 from covenant import AgentId, Limits
+from covenant.model import command as c
 from covenant.serve.daemon import Daemon
+from covenant.serve.head import Head, known
 from covenant.serve.http import Http
+from covenant.serve.protocol import HttpProtocol
 from covenant.serve.server import Server, config_for, listen
 from tests.daemons import OPERATOR_TOKEN, Realmful, start_daemon
 
@@ -146,6 +149,145 @@ async def test_plain_requests_do_not_go_through_asgi(site: Site, monkeypatch: py
         size = int(head.partition(b"content-length: ")[2].split(b"\r\n")[0])
         assert b'"code":"internal"' not in await reader.readexactly(size)
     writer.close()
+
+
+class Line:
+    """One connection, on which each request waits for the answer to the one before."""
+
+    def __init__(self, site: Site, way: int = 0) -> None:
+        self._site = site
+        self._address = site.ways[way]
+
+    async def __aenter__(self) -> Line:
+        self._reader, self._writer = await asyncio.open_connection(*self._address)
+        return self
+
+    async def __aexit__(self, *failed: object) -> None:
+        self._writer.close()
+
+    async def told(self, said: bytes) -> bytes:
+        self._writer.write(self._site.fill(said))
+        async with asyncio.timeout(PATIENCE_S):
+            head = await self._reader.readuntil(b"\r\n\r\n")
+            size = int(head.partition(b"content-length: ")[2].split(b"\r\n")[0])
+            return head + await self._reader.readexactly(size)
+
+
+def sends(*texts: str) -> list[bytes]:
+    return [request("POST /a2a/tasks", {**TASK, "intent_text": text}) for text in texts]
+
+
+async def test_what_is_said_again_is_answered_as_it_was_parsed(site: Site) -> None:
+    said = [
+        *sends("do", "do", "", "another one", "x" * 2000),
+        *(SAID[name] for name in ("send, no JSON", "send, wrong type", "send, bad token", "send, no grant")),
+        *[request("GET /whoami"), request("GET /version"), request("GET /whoami")] * 3,
+        *sends("do", "x" * 100_000, "do"),
+        SAID["send, in chunks"],
+        *sends("do", "do"),
+    ]
+    answers = []
+    for way in (0, 1):
+        async with Line(site, way) as line:
+            answers.append([await line.told(each) for each in said])
+    assert answers[0] == answers[1]
+
+
+async def test_a_head_that_is_said_again_is_not_parsed_again(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed = 0
+    begin = HttpProtocol.on_message_begin
+
+    def count(self: HttpProtocol) -> None:
+        nonlocal parsed
+        parsed += 1
+        begin(self)
+
+    monkeypatch.setattr(HttpProtocol, "on_message_begin", count)
+    async with Line(site) as line:
+        for said in sends("do", "do", "a longer one", "do"):
+            assert (await line.told(said)).startswith(b"HTTP/1.1 ")
+        assert parsed == 1
+        for _ in range(3):
+            await line.told(request("GET /whoami"))
+        assert parsed == 2
+
+
+async def test_who_says_something_else_each_time_is_parsed_each_time(site: Site) -> None:
+    async with Line(site) as line:
+        for number in range(40):
+            answer = await line.told(request("GET /whoami", None, f"Traceparent: {number}"))
+            assert answer.startswith(b"HTTP/1.1 200 ")
+
+
+async def test_a_token_that_is_taken_away_is_no_longer_good_under_the_same_head(site: Site) -> None:
+    exchange = site.daemon.exchange
+    operator = exchange.authenticate(OPERATOR_TOKEN)
+    async with Line(site) as line:
+        for _ in range(2):
+            assert b" 200 " in await line.told(request("GET /whoami", who="{carol}"))
+        await exchange.run(operator, c.RevokePeer(None, exchange.agent("bare@lab").pubkey, "left"))
+        assert b" 401 " in await line.told(request("GET /whoami", who="{carol}"))
+
+
+async def test_a_known_head_may_come_byte_by_byte_or_before_the_answer(site: Site) -> None:
+    said = sends("do", "do")
+    async with Line(site) as line:
+        first = await line.told(said[0])
+        for byte in site.fill(said[1])[:-1]:
+            line._writer.write(bytes([byte]))
+            await line._writer.drain()
+            await asyncio.sleep(0)
+        assert await line.told(said[1][-1:]) == first
+        assert await line.told(said[0] + said[1]) == first
+        assert await line.told(b"") == first
+
+
+HEAD: Final = b"POST /a HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nX: y\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("data", "body"),
+    [
+        (HEAD + b"{}", b"{}"),
+        (HEAD.replace(b" 2", b" 5") + b"12345", b"12345"),
+        (HEAD.replace(b" 2", b" 0"), b""),
+        (HEAD + b"{", None),
+        (HEAD + b"{}G", None),
+        (HEAD, None),
+        (HEAD.replace(b" 2", b" +2") + b"{}", None),
+        (HEAD.replace(b" 2", b" ") + b"{}", None),
+        (HEAD.replace(b" 2", b" 2 ") + b"{}", None),
+        (HEAD.replace(b" 2", b" 0" * 9 + b"2") + b"{}", None),
+        (HEAD.replace(b"X: y", b"X: z") + b"{}", None),
+        (HEAD.replace(b"/a", b"/b") + b"{}", None),
+        (HEAD.replace(b"\r\nX: y", b"") + b"{}", None),
+        (HEAD.lower() + b"{}", None),
+        (b"", None),
+        (HEAD[:40], None),
+    ],
+)
+def test_a_head_is_known_by_all_of_its_bytes(data: bytes, body: bytes | None) -> None:
+    kept = known(Head("POST", "/a", b"", []), HEAD + b"{}", 2, 1000)
+    assert kept is not None
+    assert kept.body_of(data) == body
+
+
+@pytest.mark.parametrize(
+    ("data", "size"),
+    [
+        (HEAD + b"{}G", 2),
+        (HEAD.replace(b"X: y", b"X: content-length: 2") + b"{}", 2),
+        (HEAD.replace(b": 2", b":\t2") + b"{}", 2),
+        (HEAD.replace(b"X: y", b"X: " + b"y" * 3000) + b"{}", 2),
+        (b"GET / HTTP/1.1\r\nHost: x\r\n", 0),
+    ],
+)
+def test_a_head_is_kept_only_where_its_length_is_beyond_doubt(data: bytes, size: int) -> None:
+    assert known(Head("POST", "/a", b"", []), data, size, 100_000) is None
+
+
+def test_a_head_is_not_kept_beyond_what_a_head_may_have() -> None:
+    assert known(Head("POST", "/a", b"", []), HEAD + b"{}", 2, len(HEAD)) is None
 
 
 async def test_what_is_said_before_the_answer_came_is_answered_in_its_order(site: Site) -> None:

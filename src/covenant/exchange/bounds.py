@@ -51,6 +51,9 @@ class Gauge:
         finally:
             self.leave(peer)
 
+    def has_room(self, peer: str) -> bool:
+        return self._open.get(peer, 0) < self._limit
+
     def enter(self, peer: str) -> None:
         count = self._open.get(peer, 0)
         if count >= self._limit:
@@ -64,25 +67,24 @@ class Gauge:
 
 
 class Meter:
-    """A bucket of requests for each peer, filled at a steady rate."""
+    """A bucket of requests for each peer, filled at a steady rate. What is kept of it is when it will be full."""
 
     def __init__(self, per_s: int, burst: int) -> None:
         self._per_s = per_s
         self._burst = burst
-        self._levels: dict[str, tuple[float, float]] = {}
+        self._full_at: dict[str, float] = {}
 
     def draw(self, peer: str, shares: int = 1) -> None:
         """`shares`: among how many daemons the bound is divided."""
         now = monotonic()
-        per_s, burst = self._per_s / shares, max(1.0, self._burst / shares)
-        level, then = self._levels.get(peer, (burst, now))
-        level = min(burst, level + (now - then) * per_s)
-        if level < 1:
-            wait_ms = int((1 - level) / per_s * 1000) + 1
-            raise RateLimited("too many requests", limit=self._per_s, retry_after_ms=wait_ms)
-        if len(self._levels) >= _PEERS_MAX:
-            self._levels.clear()
-        self._levels[peer] = (level - 1, now)
+        full_at = self._full_at.get(peer, now)
+        full_at = (full_at if full_at > now else now) + shares / self._per_s
+        early_s = full_at - now - (self._burst if self._burst > shares else shares) / self._per_s
+        if early_s > 0:
+            raise RateLimited("too many requests", limit=self._per_s, retry_after_ms=int(early_s * 1000) + 1)
+        if len(self._full_at) >= _PEERS_MAX:
+            self._full_at.clear()
+        self._full_at[peer] = full_at
 
 
 class Refusals:

@@ -17,7 +17,7 @@ from covenant.exchange.realm import Realm, random_key
 from covenant.exchange.receipts import Receipts
 from covenant.exchange.token import Keeper, digest_of
 from covenant.exchange.trust import Trust
-from covenant.exchange.waits import Waits
+from covenant.exchange.waits import Wait, Waits
 from covenant.model import command as c
 from covenant.model.agent import AgentId
 from covenant.model.error import CovenantError, Draining, Unauthenticated, UnknownPeer
@@ -51,10 +51,11 @@ class Exchange:
         self.store = store
         self.realm = realm
         self.bounds = bounds or Bounds()
-        self.waits = Waits(self.bounds.waits_max)
+        self.waits = Waits(self.bounds.waits_max, self.bounds.wait_ms_max)
         self.connections = Gauge(self.bounds.connections_max, "connections")
         self.is_draining = False
         self.incarnation = ids.lease()
+        self._named = self.incarnation  # the last that was found to be good: one worker posts many results
         self._clock = clock
         self._ids = ids
         self._meter = Meter(self.bounds.requests_per_s, self.bounds.burst)
@@ -170,6 +171,15 @@ class Exchange:
     def run(self, caller: Caller, command: c.Command) -> Coroutine[Any, Any, Any]:
         return self.store.run(c.Call(caller, command))
 
+    def run_and_settle(self, caller: Caller, command: c.SendTask | c.AddMessage) -> Coroutine[Any, Any, Any]:
+        """Run it, and wait until its task has ended or asks its sender for something, as long as a request may take.
+        Nothing of that is told: who wants to know asks then. Who may not wait does not: its command is done."""
+        return self.store.run_and_settle(c.Call(caller, command), self._place_to_settle)
+
+    def _place_to_settle(self, caller: Caller) -> Wait | None:
+        peer = caller.agent.pubkey
+        return self.waits.timed(peer) if not self.is_draining and self.waits.has_room(peer) else None
+
     async def run_all(self, caller: Caller, commands: Sequence[c.Command]) -> list[Any]:
         return await self.store.run_all([c.Call(caller, command) for command in commands])
 
@@ -179,7 +189,7 @@ class Exchange:
         """Nothing is taken for a caller that goes away, is thrown out, or waits when the daemon ends. Under a receipt,
         the same receive again gets the same answer: the first one may have been lost on its way."""
         if receipt is None:
-            return await self._take(caller, command, wait_ms, [])
+            return await self._take(caller, command, wait_ms)
         check_text(receipt, "receipt", self.store.limits.key_bytes_max)
         return await self._receipts.take(
             caller.agent.pubkey, receipt, lambda undoing: self._take(caller, command, wait_ms, undoing)
@@ -196,7 +206,11 @@ class Exchange:
         return len(undoing)
 
     async def _take(
-        self, caller: Caller, command: c.LeaseTasks | c.DrainResults, wait_ms: int, undoing: list[c.Command]
+        self,
+        caller: Caller,
+        command: c.LeaseTasks | c.DrainResults,
+        wait_ms: int,
+        undoing: list[c.Command] | None = None,
     ) -> list[Any]:
         if self.is_draining:
             if isinstance(command, c.LeaseTasks):
@@ -241,13 +255,6 @@ class Exchange:
                 return await self.store.listen(query, wait_ms, cancel_known, caller)
         heard: Inputs = await self.store.ask(query, caller)
         return heard
-
-    async def settle(self, caller: Caller, task_id: str) -> None:
-        """Wait until a task has ended or asks its sender for something, as long as a request may take. Nothing is told:
-        who wants to know asks then."""
-        if not self.is_draining:
-            with self.waits.interruptible(caller.agent.pubkey):
-                await self.store.settle(task_id, self.bounds.wait_ms_max)
 
     async def compact(self, caller: Caller, older_than_ms: int | None) -> Compaction:
         return await self.store.compact(c.Call(caller, c.CompactHistory(self.by(caller), older_than_ms)))
@@ -314,7 +321,9 @@ class Exchange:
         """For callers that name none: one for each peer as long as this daemon runs."""
         if named is None:
             return f"{self.incarnation}/{caller.agent.pubkey}"
-        check_text(named, "incarnation", self.store.limits.key_bytes_max)
+        if named is not self._named:
+            check_text(named, "incarnation", self.store.limits.key_bytes_max)
+            self._named = named
         return named
 
 

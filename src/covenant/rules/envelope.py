@@ -9,7 +9,7 @@ import hashlib
 import re
 from collections.abc import Sequence
 from math import isfinite
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, get_args
 
 import msgspec
 from msgspec import UNSET, structs
@@ -29,6 +29,9 @@ _ENCODER: Final = msgspec.json.Encoder()
 _SPEECH: Final[dict[type, msgspec.json.Decoder[Any]]] = {
     kind: msgspec.json.Decoder(kind) for kind in (Message, Artifact)
 }
+_ROLES: Final = get_args(Role)
+_ESCAPED_MAX: Final = 6  # bytes that a character of ASCII has in JSON
+_AROUND_TEXT_MAX: Final = 256  # bytes of JSON around a text and the ids of its message
 _SORTED: Final = msgspec.json.Encoder(order="sorted")
 _TIME_MS_MAX: Final = 2**53 - 1
 
@@ -133,6 +136,8 @@ def _seal_speech(speech: S, field: str, limits: Limits) -> S:
         raise Malformed(f"{field}.parts must not be empty", field=f"{field}.parts")
     if len(speech.parts) > limits.content_blocks_max:
         raise TooLarge(f"{field} has too many parts", field=field, limit=limits.content_blocks_max)
+    if _is_bare_text(speech, limits):
+        return speech
     _check_portable(speech.metadata, field, limits)
     parts = tuple(_seal_part(part, field, limits) for part in speech.parts)
     if parts != speech.parts:
@@ -145,6 +150,34 @@ def _seal_speech(speech: S, field: str, limits: Limits) -> S:
     if len(body) > limits.content_bytes_max:
         raise TooLarge(f"{field} has {len(body)} bytes", field=field, size=len(body), limit=limits.content_bytes_max)
     return sealed
+
+
+def _is_bare_text(speech: Message | Artifact, limits: Limits) -> bool:
+    """A message of one plain text, as most are. It would read back as it is, and nobody can change it."""
+    if type(speech) is not Message or type(speech.parts) is not tuple or len(speech.parts) != 1:
+        return False
+    part, context_id, task_id = speech.parts[0], speech.context_id, speech.task_id
+    text = part.text
+    return (
+        type(text) is str
+        and text.isascii()
+        and (len(text) + 3 * limits.key_bytes_max) * _ESCAPED_MAX + _AROUND_TEXT_MAX <= limits.content_bytes_max
+        and part.raw is None
+        and part.url is None
+        and part.data is UNSET
+        and part.metadata is None
+        and part.filename is None
+        and part.media_type is None
+        and speech.metadata is None
+        and speech.extensions == speech.reference_task_ids == ()
+        and (context_id is None or _is_short(context_id, limits))
+        and (task_id is None or _is_short(task_id, limits))
+        and speech.role in _ROLES
+    )
+
+
+def _is_short(text: object, limits: Limits) -> bool:
+    return type(text) is str and text.isascii() and len(text) <= limits.key_bytes_max
 
 
 def _seal_part(part: Part, field: str, limits: Limits) -> Part:

@@ -26,7 +26,8 @@ from covenant.model.peer import Caller
 from covenant.model.query import GetTask
 from covenant.model.record import PART_PREFIX
 from covenant.rules.audit import task_of
-from covenant.serve.http import EVENT_STREAM, KEEP_AWAKE_S, Headers, Receive, Scope, Send, hung_up
+from covenant.serve.head import Headers
+from covenant.serve.http import EVENT_STREAM, KEEP_AWAKE_S, Receive, Scope, Send, hung_up
 from covenant.store.engine import Store
 
 PATH: Final = "/a2a/events"

@@ -20,6 +20,7 @@ from msgspec import Struct
 from covenant.exchange.exchange import Exchange
 from covenant.model.error import CovenantError, Internal, TooLarge, Unauthenticated, WrongMethod
 from covenant.model.peer import Caller
+from covenant.serve.head import Head, Headers, bearer
 from covenant.serve.routes import find
 from covenant.serve.status import HTTP_STATUS, RETRY_AFTER_S
 from covenant.serve.verbs.about import version_of
@@ -29,7 +30,6 @@ Message: TypeAlias = MutableMapping[str, Any]
 Scope: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[Message]]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
-Headers: TypeAlias = list[tuple[bytes, bytes]]
 Say: TypeAlias = Callable[[bytes], Awaitable[None]]
 OnRequest: TypeAlias = Callable[[type | None, int, float], None]  # which, its status, how many seconds
 Page: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
@@ -79,11 +79,7 @@ class HungUp(Exception):
 class Asked(Protocol):
     """One request, whichever way it came."""
 
-    method: str
-    path: str
-    query: bytes
-    headers: Headers
-    local: str | None  # the address of ours at which it came in
+    head: Head
     verb: type | None  # what it turns out to ask for
 
     async def body(self, limit: int) -> bytes: ...
@@ -95,7 +91,7 @@ class Asked(Protocol):
 class Door(Protocol):
     """Another surface at the same address. It answers for itself, also when it refuses."""
 
-    def takes(self, path: str) -> bool: ...
+    def takes(self, head: Head) -> bool: ...
 
     async def answer(self, asked: Asked) -> Response | Stream: ...
 
@@ -132,14 +128,14 @@ class Http:
         started = perf_counter()
         response: Response | Stream | None
         try:
-            if self.door is not None and self.door.takes(asked.path):
+            if self.door is not None and self.door.takes(asked.head):
                 response = await self.door.answer(asked)
             else:
                 response = Response(200, await self._answer(asked))
         except HungUp:
             response = None
         except Exception as failed:
-            response = _failed(asked.method, asked.path, failed)
+            response = _failed(asked.head.method, asked.head.path, failed)
         if self.on_request is not None:
             status = GONE if response is None else response.status
             self.on_request(asked.verb, status, perf_counter() - started)
@@ -160,26 +156,26 @@ class Http:
         return None
 
     async def _answer(self, asked: Asked) -> bytes:
-        caller = await self.authenticate(asked.headers)
+        head = asked.head
+        caller = self.caller_of(head) or await self.authenticate(head.headers)
         self.exchange.meter(caller)
-        route, parameter = find(asked.method, asked.path)
+        route, parameter = find(head.method, head.path)
         asked.verb = route.place.request
         body = b"" if route.place.body is None else await asked.body(self.exchange.bounds.body_bytes_max)
-        request = route.request(parameter, asked.query, body)
+        request = route.request(parameter, head.query, body)
         working = handled(self.exchange, caller, request)
         if route.waits and request.wait_ms:  # type: ignore[attr-defined]  # only those that wait have it
             return _encoder.encode(await asked.while_there(working))
         return _encoder.encode(await working)
 
+    def caller_of(self, head: Head) -> Caller | None:
+        """Whose token it brings, where that is known at once; `authenticate` looks further, and refuses."""
+        token = head.token
+        return None if token is None else self.exchange.store.caller_of(token)
+
     async def authenticate(self, headers: Headers) -> Caller:
-        token = None
-        for name, value in headers:
-            if name == b"authorization":
-                scheme, _, token_bytes = value.partition(b" ")
-                if scheme.lower() == b"bearer":
-                    token = token_bytes.strip().decode("latin-1")
         try:
-            return await self.exchange.recognise(token)
+            return await self.exchange.recognise(bearer(headers))
         except Unauthenticated:
             await self.exchange.note_stranger("http")
             raise
@@ -208,16 +204,13 @@ class _Scoped:
     """A request that came by way of ASGI."""
 
     def __init__(self, scope: Scope, receive: Receive) -> None:
-        self.method: str = scope["method"]
-        self.path: str = scope["path"]
-        self.query: bytes = scope["query_string"]
-        self.headers: Headers = scope["headers"]
-        self.local: str | None = scope["server"][0] if scope["server"] else None
+        local = scope["server"][0] if scope["server"] else None
+        self.head = Head(scope["method"], scope["path"], scope["query_string"], scope["headers"], local)
         self.verb: type | None = None
         self._receive = receive
 
     async def body(self, limit: int) -> bytes:
-        for name, value in self.headers:
+        for name, value in self.head.headers:
             if name == b"content-length" and value.isdigit() and int(value) > limit:
                 raise TooLarge(f"a body of {int(value)} bytes", field="body", size=int(value), limit=limit)
         message = await self._receive()

@@ -12,7 +12,8 @@ import re
 from pathlib import Path
 from typing import Final
 
-from covenant.serve.http import Headers, Receive, Scope, Send
+from covenant.serve.head import Headers
+from covenant.serve.http import Receive, Scope, Send
 
 PATH: Final = "/docs"
 HTML: Final = Path(__file__).with_name("page.html").read_bytes()

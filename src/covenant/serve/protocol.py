@@ -7,7 +7,8 @@ on.
 A plain request, small and alone on its connection, is read whole and answered in one write. That is what workers send
 all day, and the way through ASGI costs as much as what they ask for. Everything else goes that way: pages, large or
 chunked bodies, what comes before the answer to what came earlier. Both ask the same `Http`, and what they write is the
-same to the byte.
+same to the byte. A plain request under the head of the one before it is not even parsed: there is nothing new in it but
+its body.
 """
 
 from __future__ import annotations
@@ -25,11 +26,13 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from covenant.model.error import CovenantError, HeadTooLarge, TooLarge, TooManyConnections, TooSlow
 from covenant.serve.connections import NEVER, Connections
-from covenant.serve.http import Headers, Http, HungUp, Response, Stream, refused
+from covenant.serve.head import Head, Headers, Known, known
+from covenant.serve.http import Http, HungUp, Response, Stream, refused
 
 T = TypeVar("T")
 
 _CLOSE: Final = b"connection: close\r\n"
+_HEADS_KEPT_MAX: Final = 16  # of a connection, one after the other: who says another each time is not worth the work
 _PLAIN_URL: Final = re.compile(rb"(/[\w/.@:-]*)(?:\?([\w.@:=&%+*-]*))?")  # nothing in its path that means another thing
 
 
@@ -55,15 +58,12 @@ class _Plain:
     disconnected = False
     keep_alive = True
     message_event = _NobodyWaits()
-    _working: asyncio.Task[Any] | None = None  # what ends when the client hangs up
+    task: asyncio.Task[None]  # that answers it
+    _is_working = False  # it ends when the client hangs up
 
-    def __init__(self, method: str, path: str, query: bytes, headers: Headers, local: str | None) -> None:
-        self.method = method
-        self.path = path
-        self.query = query
-        self.headers = headers
-        self.local = local
-        self.data = b""
+    def __init__(self, head: Head, data: bytes = b"") -> None:
+        self.head = head
+        self.data = data
 
     async def body(self, limit: int) -> bytes:
         if len(self.data) > limit:
@@ -72,25 +72,24 @@ class _Plain:
         return self.data
 
     async def while_there(self, work: Coroutine[Any, Any, T]) -> T:
-        """It is this task that works, so it is this task that is stopped: a wait costs no task of its own."""
-        working = self._working = asyncio.current_task()
-        assert working is not None
+        """It is its own task that works, so it is that task that is stopped: a wait costs none."""
         if self.disconnected:
             work.close()
             raise HungUp
+        self._is_working = True
         try:
             return await work
         except asyncio.CancelledError:
-            if self.disconnected and not working.uncancel():
+            if self.disconnected and not self.task.uncancel():
                 raise HungUp from None
             raise
         finally:
-            self._working = None
+            self._is_working = False
 
     def hang_up(self) -> None:
         self.disconnected = True
-        if self._working is not None:
-            self._working.cancel()
+        if self._is_working:
+            self.task.cancel()
 
 
 class HttpProtocol(HttpToolsProtocol):
@@ -99,6 +98,9 @@ class HttpProtocol(HttpToolsProtocol):
         self.due = NEVER
         self._http = http
         self._plain: _Plain | None = None  # that is being answered
+        self._known: Known | None = None  # the head of the one before it
+        self._keeps = _HEADS_KEPT_MAX
+        self._piece: bytes | None = None  # the one that is being read, where a request begins with it
         self._bounds = http.exchange.bounds
         self._crowd = crowd
         self._head_s = self._bounds.head_ms_max / 1000
@@ -123,10 +125,19 @@ class HttpProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        if self._stage is _Stage.BEGIN:
+            known = self._known
+            if known is not None and self.cycle.response_complete and not self.transport.is_closing():
+                body = known.body_of(data)
+                if body is not None:
+                    self._begin_plain(_Plain(known.head, body))
+                    return
+            self._piece = data
         self._piece_bytes = len(data)
         if self._stage is _Stage.HEAD:
             self._head_bytes += self._piece_bytes
         super().data_received(data)
+        self._piece = None
         if self._stage is _Stage.HEAD and self._head_bytes > self._bounds.head_bytes_max:
             self._part(self._too_large(self._head_bytes))
 
@@ -171,9 +182,10 @@ class HttpProtocol(HttpToolsProtocol):
         method, path = parser.get_method().decode("ascii"), url[1].decode("ascii")
         if method == "HEAD" or path in self._http.pages:
             return None
-        return _Plain(method, path, url[2] or b"", self.headers, self.server[0] if self.server else None)
+        return _Plain(Head(method, path, url[2] or b"", self.headers, self.server[0] if self.server else None))
 
     def _begin_for_asgi(self) -> None:
+        self._known = None  # what comes after it is for the parser to say
         url, headers, expects = self.url, self.headers, self.expect_100_continue
         super().on_message_begin()
         self.url, self.expect_100_continue = url, expects
@@ -193,19 +205,27 @@ class HttpProtocol(HttpToolsProtocol):
         if self._stage is not _Stage.BODY:
             return  # nothing was begun
         self._stage = _Stage.BEGIN
-        self.due = NEVER
         plain = self._read_now()
         if plain is not None:
-            self._plain = plain
-            answering = self.loop.create_task(self._answer(plain))
-            self.tasks.add(answering)
-            answering.add_done_callback(self.tasks.discard)
+            if self._piece is not None and self._keeps:
+                self._keeps -= 1
+                self._known = known(plain.head, self._piece, len(plain.data), self._bounds.head_bytes_max)
+            self._begin_plain(plain)
             return
+        self.due = NEVER
         if self.cycle.response_complete:
             self._rest()
         super().on_message_complete()
 
     # --- the short way ------------------------------------------------------------------------------------
+
+    def _begin_plain(self, plain: _Plain) -> None:
+        self.due = NEVER
+        self.cycle = plain  # type: ignore[assignment]  # it has the members that uvicorn looks at
+        self._plain = plain
+        answering = plain.task = self.loop.create_task(self._answer(plain))
+        self.tasks.add(answering)
+        answering.add_done_callback(self.tasks.discard)
 
     def _read_now(self) -> _Plain | None:
         """The one that is being answered may not be the one that comes in."""
@@ -251,7 +271,8 @@ class HttpProtocol(HttpToolsProtocol):
             super().on_response_complete()
             return
         self.server_state.total_requests += 1
-        self.flow.resume_reading()
+        if self.flow.read_paused:
+            self.flow.resume_reading()
         if self._stage is _Stage.BEGIN:
             self._rest()
 

@@ -26,7 +26,7 @@ from covenant.model.command import (
     SweepRun,
 )
 from covenant.model.daemon import DaemonState, DaemonView
-from covenant.model.error import CovenantError, StoreClosed
+from covenant.model.error import CovenantError, StoreClosed, TooManyWaiters
 from covenant.model.limits import Limits
 from covenant.model.peer import Caller
 from covenant.model.query import GetDialog, GetPlace, GetTask, ListInputs, Query
@@ -40,6 +40,7 @@ from covenant.rules.query import answer
 from covenant.rules.undo import undo
 from covenant.store.audit import newest_rows
 from covenant.store.clock import Clock, Timer
+from covenant.store.engine import Place
 from covenant.store.growth import Growth
 from covenant.store.process import label_of_process
 from covenant.store.roll import Roll
@@ -187,6 +188,30 @@ class Embedded(Roll):
             raise
         return await self._hand_over(commit, command)
 
+    async def run_and_settle(self, command: Call, place: Place) -> Any:
+        """One wait for both: the end of a task is told when it is durable, and so is everything before it."""
+        if self._behind():
+            await self._catch_up()
+        try:
+            commit = self._commit(command)
+        except CovenantError:
+            await self._settled()
+            raise
+        durable, reply = self._durable(), commit.reply
+        if not isinstance(reply, CovenantError):
+            waiting = place(command.caller)
+            if waiting is not None:
+                try:
+                    with waiting:
+                        await self.settle(reply.task_id)
+                except TooManyWaiters:
+                    pass  # it has been run
+        if durable is not None:
+            await durable
+        if isinstance(reply, CovenantError):
+            raise reply
+        return reply
+
     async def run_all(self, commands: Sequence[Command | Call]) -> list[Any]:
         replies: list[Any] = []
         for command in commands:
@@ -323,12 +348,9 @@ class Embedded(Roll):
             heard = await self.ask(query, caller)
         return heard
 
-    async def settle(self, task_id: str, wait_ms: int) -> None:
-        now = asyncio.get_running_loop().time
-        until, left = now() + wait_ms / 1000, wait_ms / 1000
-        while left > 0 and self._refusal is None and is_under_way(self.state.get(task_id)):
-            await self._end_waiters.wait(task_id, left)
-            left = until - now()
+    async def settle(self, task_id: str) -> None:
+        while self._refusal is None and is_under_way(self.state.get(task_id)):
+            await self._end_waiters.wait(task_id)
 
     async def _wait_change(self, task_id: str, generation: int, cancel_requested: bool) -> None:
         record = self.state.get(task_id)

@@ -6,7 +6,8 @@ An engine loads, calls the rules, makes the commit durable, indexes and wakes. I
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Coroutine, Sequence
-from typing import Any, Protocol
+from contextlib import AbstractContextManager
+from typing import Any, Protocol, TypeAlias
 
 from covenant.model.agent import AgentId
 from covenant.model.audit import AuditRow, Logged
@@ -20,6 +21,8 @@ from covenant.model.record import Key
 from covenant.model.view import Compaction, Inputs, QueueEntry
 from covenant.rules.context import Context
 from covenant.store.state import Tally
+
+Place: TypeAlias = Callable[[Caller], AbstractContextManager[Any] | None]  # where a caller waits, if it may
 
 
 class Engine(Protocol):
@@ -105,8 +108,12 @@ class Store(Protocol):
     ) -> QueueEntry:
         """`cancel_known`: whether the caller knows of a cancel already; None takes it as it is now."""
 
-    async def settle(self, task_id: str, wait_ms: int) -> None:
-        """Until the task has ended or asks its sender for something, or the wait is over. That need not be durable."""
+    async def run_and_settle(self, command: Call, place: Place) -> Any:
+        """Run it; then wait in this place, if there is one, until its task has ended or asks its sender for
+        something."""
+
+    async def settle(self, task_id: str) -> None:
+        """Until the task has ended or asks its sender for something. That need not be durable."""
 
     async def listen(
         self,

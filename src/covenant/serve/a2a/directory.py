@@ -53,21 +53,25 @@ class Directory:
         self._shown: dict[tuple[str, bool, bool, Whereabouts], tuple[dict[str, Any], Shown]] = {}
 
     async def find(self, name: str | None) -> Agent:
-        """By its label or key; without a name, the agent at the root. For whoever has something to ask of it: that
-        becomes durable after the card, so there is nothing to wait for."""
+        """By its label or key; without a name, the agent at the root."""
+        return self.at_hand(name) or agent_of(await self._looked_up(name))
+
+    def at_hand(self, name: str | None) -> Agent | None:
+        """As far as memory knows. For whoever has something to ask of it: that becomes durable after the card, so there
+        is nothing to wait for."""
         mark = self._exchange.store.directory_mark()
         if mark is not self._mark or len(self._found) >= _SHOWN_MAX:
             self._found.clear()
             self._mark = mark
         agent = self._found.get(name)
         if agent is None:
-            card = self._at_hand(name or self._default)
-            if card is None:
-                return agent_of(await self._looked_up(name))
-            agent = self._found[name] = agent_of(card)
+            card = self._card_at_hand(name or self._default)
+            agent = None if card is None else agent_of(card)
+            if agent is not None:
+                self._found[name] = agent
         return agent
 
-    def _at_hand(self, name: str | None) -> Card | None:
+    def _card_at_hand(self, name: str | None) -> Card | None:
         store = self._exchange.store
         cards = store.cards(None if name is None else self._exchange.key_of(name))
         return next((card for card in cards if store.caller_at(card.agent.pubkey) is not None), None)

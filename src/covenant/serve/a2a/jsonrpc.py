@@ -6,12 +6,15 @@ refused: the protocol has neither.
 
 from __future__ import annotations
 
+from functools import reduce
+from operator import or_
 from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from covenant.a2a.fault import INVALID_REQUEST, NO_METHOD, PARSE, Fault, details_of, kind_of, message_of
+from covenant.a2a.names import has_proto_names
 from covenant.model.error import CovenantError
 from covenant.serve.a2a.calls import CALLS, Call, request_from
 from covenant.serve.a2a.misread import misread
@@ -55,8 +58,26 @@ class _Failure(Struct, gc=False):
     error: _Error
 
 
+def _call_of(method: str, call: Call) -> Any:
+    """A call of this method, with the request in its place."""
+    members = [("jsonrpc", Literal["2.0"]), ("id", Id), ("params", call.request)]
+    return msgspec.defstruct(f"_{method}", members, tag_field="method", tag=method, gc=False)
+
+
+_usual: Final = msgspec.json.Decoder(reduce(or_, [_call_of(method, call) for method, call in CALLS.items()]))
 _requests: Final = msgspec.json.Decoder(_Request)
 _named: Final = msgspec.json.Decoder(_Named)
+
+
+def read_usual(body: bytes) -> tuple[Id, Call, Any] | None:
+    """A call that is written as usual, with its request; None for any other, which may be a call all the same."""
+    if not has_proto_names(body):
+        try:
+            call = _usual.decode(body)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            return None
+        return call.id, CALLS[call.__struct_config__.tag], call.params
+    return None
 
 
 def read(body: bytes) -> tuple[Id, Call, Raw]:

@@ -7,9 +7,10 @@ protocol shows of it is a projection of that one record.
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import suppress
 from datetime import datetime
-from typing import Final
+from typing import Any, Final, TypeAlias
 
 from msgspec import Struct, structs
 
@@ -35,6 +36,8 @@ from covenant.model.push import PushConfig
 from covenant.model.task import Task
 from covenant.model.view import Dialog, DialogPage, Sent
 from covenant.rules.dialog import intent_of
+
+Run: TypeAlias = Callable[[Caller, c.SendTask | c.AddMessage], Coroutine[Any, Any, Any]]
 
 PAGE_DEFAULT: Final = 50
 PAGE_MAX: Final = 100
@@ -73,12 +76,16 @@ class Operations:
         self, caller: Caller, agent: Agent, request: wire.SendMessage, key: str | None = None
     ) -> wire.SendReply:
         """Waits for the end of the task, or for a question, unless it is told not to; at most for a bounded time."""
-        _check_history(request.configuration.history_length)
         settings = request.configuration
-        task_id, generation = await self._send(caller, agent, request, key)
-        if agent.replies or not settings.return_immediately:
-            await self._settle(caller, task_id, generation, begun=settings.return_immediately)
-        dialog = await self._shown(caller, agent, task_id, settings.history_length)
+        _check_history(settings.history_length)
+        if not settings.return_immediately:
+            task_id, _ = await self._send(caller, agent, request, key, self._exchange.run_and_settle)
+        else:
+            task_id, generation = await self._send(caller, agent, request, key, self._exchange.run)
+            if agent.replies:
+                with suppress(RateLimited, TooManyWaiters):  # who may not wait does not: its message has been taken
+                    await self._begin(caller, task_id, generation)
+        dialog = await self._shown(caller, task_id, settings.history_length)
         if dialog.reply is not None:
             return wire.SendReply(message=dialog.reply)
         return wire.SendReply(task=dialog.task)
@@ -90,25 +97,27 @@ class Operations:
         self._check_streams(agent)
         _check_history(request.configuration.history_length)
         with self._exchange.waits.one(caller.agent.pubkey):
-            task_id, generation = await self._send(caller, agent, request, key)
+            task_id, generation = await self._send(caller, agent, request, key, self._exchange.run)
             if agent.replies:
                 await self._begin(caller, task_id, generation, has_place=True)
-            dialog = await self._shown(caller, agent, task_id, request.configuration.history_length)
+            dialog = await self._shown(caller, task_id, request.configuration.history_length)
             if dialog.reply is not None:
                 yield Event(dialog.generation, StreamResponse(message=dialog.reply))
                 return
             async for event in self._from_snapshot(caller, agent, dialog):
                 yield event
 
-    async def _shown(self, caller: Caller, agent: Agent, task_id: str, history: int | None) -> Dialog:
+    async def _shown(self, caller: Caller, task_id: str, history: int | None) -> Dialog:
         """The message that is the whole answer, or the task. A task that was shown is not taken back."""
-        dialog = await self._dialog(caller, agent, task_id, history, direct=True)
+        dialog = await self._asked(caller, task_id, history, artifacts=True, direct=True)
         if dialog.is_hidden:
             await self._exchange.run(caller, c.ShowTask(self._exchange.by(caller), task_id))
-            dialog = await self._dialog(caller, agent, task_id, history, direct=True)
+            dialog = await self._asked(caller, task_id, history, artifacts=True, direct=True)
         return dialog
 
-    async def _send(self, caller: Caller, agent: Agent, request: wire.SendMessage, key: str | None) -> tuple[str, int]:
+    async def _send(
+        self, caller: Caller, agent: Agent, request: wire.SendMessage, key: str | None, run: Run
+    ) -> tuple[str, int]:
         """The task, and the generation that the message led to."""
         message, settings = _whole(request), request.configuration
         push = settings.task_push_notification_config
@@ -119,17 +128,17 @@ class Operations:
         if key is None and message.metadata is not None:
             key = message.metadata.get(KEY)
         if not message.task_id:
-            sent = await self._send_first(caller, agent, message, key, hook)
+            sent: Sent = await run(caller, self._first(caller, agent, message, key, hook))
             return sent.task_id, max(1, sent.generation)
         await self._check_there(caller, agent, message.task_id)
         guard = _number(settings.if_generation_match, "ifGenerationMatch")
         command = c.AddMessage(self._exchange.by(caller), message.task_id, message, guard, hook, key)
-        moved = await self._exchange.run(caller, command)
+        moved = await run(caller, command)
         return moved.task_id, moved.generation
 
-    async def _send_first(
+    def _first(
         self, caller: Caller, agent: Agent, message: Message, key: str | None, push: PushConfig | None
-    ) -> Sent:
+    ) -> c.SendTask:
         """A task of its own: from the start, unless the agent says that it may answer with a message instead."""
         task = Task(
             recipient=agent.id,
@@ -137,20 +146,7 @@ class Operations:
             message=message,
             context_id=message.context_id or self._exchange.new_id(),
         )
-        command = c.SendTask(caller.agent, task, protocol=True, shown=not agent.replies, push=push, key=key)
-        sent: Sent = await self._exchange.run(caller, command)
-        return sent
-
-    async def _settle(self, caller: Caller, task_id: str, generation: int, begun: bool) -> None:
-        """Until the task has ended or waits for an answer, or with `begun` until somebody has begun with it; or the
-        time that a request may take is over. Who may not wait does not: its message has been taken."""
-        try:
-            if begun:
-                await self._begin(caller, task_id, generation)
-            else:
-                await self._exchange.settle(caller, task_id)
-        except (RateLimited, TooManyWaiters):
-            return
+        return c.SendTask(caller.agent, task, protocol=True, shown=not agent.replies, push=push, key=key)
 
     async def _begin(self, caller: Caller, task_id: str, generation: int, has_place: bool = False) -> None:
         """Until somebody has done more than take it."""
@@ -288,10 +284,10 @@ class Operations:
             raise Fault(TASK_NOT_FOUND, f"no task {task_id}", taskId=task_id)
         return dialog
 
-    async def _asked(self, caller: Caller, task_id: str, history: int | None, artifacts: bool, direct: bool) -> Dialog:
-        query = q.GetDialog(self._exchange.by(caller), task_id, history, artifacts, direct)
-        found: Dialog = await self._exchange.ask(caller, query)
-        return found
+    def _asked(
+        self, caller: Caller, task_id: str, history: int | None, artifacts: bool, direct: bool
+    ) -> Coroutine[Any, Any, Dialog]:
+        return self._exchange.ask(caller, q.GetDialog(self._exchange.by(caller), task_id, history, artifacts, direct))
 
     # --- webhooks -----------------------------------------------------------------------------------------
 
@@ -332,10 +328,11 @@ class Operations:
 
 def _whole(request: wire.SendMessage) -> Message:
     """The message with what was said beside it: a worker gets the message, and nothing else of the request."""
-    beside = {REQUEST_METADATA: request.metadata, OUTPUT_MODES: request.configuration.accepted_output_modes}
-    said = {name: value for name, value in beside.items() if value}
-    message = request.message
-    return structs.replace(message, metadata={**(message.metadata or {}), **said}) if said else message
+    message, beside, modes = request.message, request.metadata, request.configuration.accepted_output_modes
+    if not beside and not modes:
+        return message
+    said = {name: value for name, value in ((REQUEST_METADATA, beside), (OUTPUT_MODES, modes)) if value}
+    return structs.replace(message, metadata={**(message.metadata or {}), **said})
 
 
 def _check_history(length: int | None) -> None:

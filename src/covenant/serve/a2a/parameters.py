@@ -36,8 +36,7 @@ def check(parameters: Parameters, agent: Agent) -> tuple[str, ...]:
     """Raise unless the two sides can speak to each other; the extensions that are in force."""
     if parameters.version not in VERSIONS:
         raise Fault(VERSION, f"version {parameters.version} is not spoken here: {', '.join(VERSIONS)}")
-    missing = [uri for uri in agent.required if uri not in parameters.extensions]
-    if missing:
-        raise Fault(EXTENSION_REQUIRED, f"this agent requires {', '.join(missing)}", extension=missing[0])
     wanted = parameters.extensions
+    if agent.required and (missing := [uri for uri in agent.required if uri not in wanted]):
+        raise Fault(EXTENSION_REQUIRED, f"this agent requires {', '.join(missing)}", extension=missing[0])
     return tuple(uri for uri in wanted if uri in agent.extensions) if wanted else ()

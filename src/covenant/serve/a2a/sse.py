@@ -17,7 +17,8 @@ import msgspec
 from covenant.model.error import CovenantError, Internal
 from covenant.model.protocol import StreamResponse
 from covenant.serve.a2a.operations import Event
-from covenant.serve.http import EVENT_STREAM, KEEP_AWAKE_S, Headers, Say, Stream
+from covenant.serve.head import Headers
+from covenant.serve.http import EVENT_STREAM, KEEP_AWAKE_S, Say, Stream
 
 _REFUSED_BY_S: Final = 0.25
 _COMMENT: Final = b":\n\n"

@@ -7,12 +7,13 @@ the words of the binding. Cards are public; everything else needs the exchange's
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from email.utils import formatdate, parsedate_to_datetime
 from functools import partial
 from typing import Any, Final
 
 import msgspec
+from msgspec import Struct
 
 from covenant.a2a.fault import INVALID_PARAMS, MEDIA_TYPE, Fault
 from covenant.model.error import CovenantError, Internal
@@ -20,11 +21,13 @@ from covenant.model.peer import Caller
 from covenant.model.protocol import StreamResponse
 from covenant.rules.whereabouts import Reached
 from covenant.serve.a2a import dialect, jsonrpc, parameters, paths, rest, sse
-from covenant.serve.a2a.calls import CALLS, Call, Desk, Talk
+from covenant.serve.a2a.calls import CALLS, Desk, Talk
 from covenant.serve.a2a.directory import Directory, Shown
 from covenant.serve.a2a.operations import Event, Operations
+from covenant.serve.a2a.parameters import Parameters
 from covenant.serve.a2a.paths import Spot
-from covenant.serve.http import KEEP_AWAKE_S, Asked, Headers, Http, HungUp, Response, Stream, headers_of
+from covenant.serve.head import Head, Headers
+from covenant.serve.http import KEEP_AWAKE_S, Asked, Http, HungUp, Response, Stream, headers_of
 
 _CACHE_CONTROL: Final = b"public, max-age=60"
 _VERSION: Final = "A2A-Version"  # in a query
@@ -47,6 +50,16 @@ _READ: Final = {
 log = logging.getLogger("covenant.a2a")
 
 
+class _Meaning(Struct, eq=False):
+    """What a head says in the words of the protocol."""
+
+    spot: Spot
+    headers: dict[str, str]
+    type: str
+    reached: Reached
+    said: Parameters | None = None  # once somebody has asked what they are
+
+
 class Surface:
     def __init__(
         self, http: Http, operations: Operations, directory: Directory, keep_awake_s: float = KEEP_AWAKE_S
@@ -57,40 +70,51 @@ class Surface:
         self._desk = Desk(operations, directory)
         self._keep_awake_s = keep_awake_s
 
-    def takes(self, path: str) -> bool:
-        return paths.is_ours(path)
+    def takes(self, head: Head) -> bool:
+        return type(head.meaning) is _Meaning or paths.is_ours(head.path)
 
-    async def answer(self, asked: Asked) -> Response | Stream:
-        headers = _read(asked.headers)
-        try:
-            spot = paths.spot(asked.method, asked.path)
-            if spot.what == paths.CARD:
-                return await self._card(spot, headers, _reached(asked, headers))
-        except Exception as failed:
-            return _refused(asked, headers, failed)
-        if spot.what == paths.JSONRPC:
-            return await self._jsonrpc(asked, spot, headers)
-        return await self._rest(asked, spot, headers)
+    def answer(self, asked: Asked) -> Coroutine[Any, Any, Response | Stream]:
+        head = asked.head
+        meaning: _Meaning | None = head.meaning
+        if meaning is None:
+            headers = _read(head.headers)
+            try:
+                spot = paths.spot(head.method, head.path)
+            except Exception as failed:
+                return _refuse(asked, headers, failed)
+            reached = Reached(headers.get("host"), head.local)
+            meaning = head.meaning = _Meaning(spot, headers, _type(headers), reached)
+        what = meaning.spot.what
+        if what == paths.JSONRPC:
+            return self._jsonrpc(asked, meaning)
+        return self._card(asked, meaning) if what == paths.CARD else self._rest(asked, meaning)
 
     # --- the bindings -------------------------------------------------------------------------------------
 
-    async def _jsonrpc(self, asked: Asked, spot: Spot, headers: dict[str, str]) -> Response | Stream:
+    async def _jsonrpc(self, asked: Asked, meaning: _Meaning) -> Response | Stream:
         body = b""
         try:
-            caller = await self._caller(asked)
-            _check_type(_type(headers), jsonrpc.TYPES)
+            caller = self._http.caller_of(asked.head) or await self._http.authenticate(asked.head.headers)
+            self._exchange.meter(caller)
+            _check_type(meaning.type, jsonrpc.TYPES)
             body = await asked.body(self._exchange.bounds.body_bytes_max)
-            call_id, call, params = jsonrpc.read(body)
-            asked.verb = call.request
-            request = jsonrpc.request_of(call, params)
-            talk = await self._talk(asked, caller, spot, request, headers, rest.query_of(asked.query))
+            usual = jsonrpc.read_usual(body)
+            if usual is not None:
+                call_id, call, request = usual
+                asked.verb = call.request
+            else:
+                call_id, call, params = jsonrpc.read(body)
+                asked.verb = call.request
+                request = jsonrpc.request_of(call, params)
+            talk = await self._talk(asked, caller, meaning, request)
             request = dialect.heard(talk.parameters, request)
             if call.stream is not None:
                 events = call.stream(self._desk, talk, request)
                 refuse = partial(jsonrpc.refused, call_id)
                 return await self._stream(asked, talk, events, partial(jsonrpc.event, call_id), refuse)
-            result = await _done(asked, call, self._desk, talk, request)
-            return Response(200, jsonrpc.answered(call_id, result), _told(talk))
+            assert call.answer is not None
+            result = await asked.while_there(call.answer(self._desk, talk, request))
+            return Response(200, jsonrpc.answered(call_id, _in_words_of(talk, result)), _told(talk))
         except HungUp:
             raise
         except Exception as failed:
@@ -98,46 +122,46 @@ class Surface:
             status, data = jsonrpc.refused(jsonrpc.id_of(body), refusal)
             return Response(status, data, headers_of(refusal, status))
 
-    async def _rest(self, asked: Asked, spot: Spot, headers: dict[str, str]) -> Response | Stream:
+    async def _rest(self, asked: Asked, meaning: _Meaning) -> Response | Stream:
+        head, spot, headers = asked.head, meaning.spot, meaning.headers
         try:
-            caller = await self._caller(asked)
-            query = rest.query_of(asked.query)
+            caller = self._http.caller_of(head) or await self._http.authenticate(head.headers)
+            self._exchange.meter(caller)
+            query = rest.query_of(head.query)
             body = b""
-            if asked.method == "POST":
+            if head.method == "POST":
                 body = await asked.body(self._exchange.bounds.body_bytes_max)
                 if body:
-                    _check_type(_type(headers), rest.TYPES)
+                    _check_type(meaning.type, rest.TYPES)
             call = CALLS[spot.what]
             asked.verb = call.request
-            request = rest.request_of(call, asked.method, spot, query, body)
-            talk = await self._talk(asked, caller, spot, request, headers, query)
+            request = rest.request_of(call, head.method, spot, query, body)
+            talk = await self._talk(asked, caller, meaning, request)
             request = dialect.heard(talk.parameters, request)
             if call.stream is not None:
                 return await self._stream(asked, talk, call.stream(self._desk, talk, request), _bare, rest.refused)
-            result = await _done(asked, call, self._desk, talk, request)
-            return Response(200, rest.answered(result), _told(talk), _answer_type(headers))
+            assert call.answer is not None
+            result = await asked.while_there(call.answer(self._desk, talk, request))
+            return Response(200, rest.answered(_in_words_of(talk, result)), _told(talk), _answer_type(headers))
         except HungUp:
             raise
         except Exception as failed:
             return _refused(asked, headers, failed)
 
-    async def _caller(self, asked: Asked) -> Caller:
-        caller = await self._http.authenticate(asked.headers)
-        self._exchange.meter(caller)
-        return caller
-
-    async def _talk(
-        self, asked: Asked, caller: Caller, spot: Spot, request: Any, headers: dict[str, str], query: dict[str, str]
-    ) -> Talk:
+    async def _talk(self, asked: Asked, caller: Caller, meaning: _Meaning, request: Any) -> Talk:
+        spot = meaning.spot
         tenant: str | None = spot.tenant or request.tenant or None
         name = spot.agent or tenant
-        agent = await self._directory.find(name)
+        agent = self._directory.at_hand(name) or await self._directory.find(name)
         if spot.agent and tenant and self._exchange.key_of(tenant) != agent.id.pubkey:
             raise Fault(INVALID_PARAMS, f"the tenant {tenant} is not {agent.id.display}", field="tenant")
-        said = parameters.read(headers, query.get(_VERSION) if query else None)
+        said = meaning.said
+        if said is None:
+            version = rest.query_of(asked.head.query).get(_VERSION)
+            said = meaning.said = parameters.read(meaning.headers, version)
         extensions = parameters.check(said, agent)
         is_plain = not dialect.knows_generations(said, request)
-        return Talk(caller, agent, name, said, extensions, is_plain, _reached(asked, headers))
+        return Talk(caller, agent, name, said, extensions, is_plain, meaning.reached)
 
     async def _stream(
         self,
@@ -153,14 +177,17 @@ class Surface:
 
     # --- cards --------------------------------------------------------------------------------------------
 
-    async def _card(self, spot: Spot, headers: dict[str, str], reached: Reached) -> Response:
-        shown = await self._directory.show(spot.agent, reached=reached)
+    async def _card(self, asked: Asked, meaning: _Meaning) -> Response:
+        try:
+            shown = await self._directory.show(meaning.spot.agent, reached=meaning.reached)
+        except Exception as failed:
+            return _refused(asked, meaning.headers, failed)
         more = (
             (b"etag", shown.etag.encode()),
             (b"last-modified", formatdate(shown.modified_ms // 1000, usegmt=True).encode()),
             (b"cache-control", _CACHE_CONTROL),
         )
-        if _is_known(shown, headers):
+        if _is_known(shown, meaning.headers):
             return Response(304, b"", more)
         return Response(200, _encoder.encode(shown.card), more)
 
@@ -169,9 +196,7 @@ def _bare(told: StreamResponse) -> StreamResponse:
     return told
 
 
-async def _done(asked: Asked, call: Call, desk: Desk, talk: Talk, request: Any) -> Any:
-    assert call.answer is not None
-    result = await asked.while_there(call.answer(desk, talk, request))
+def _in_words_of(talk: Talk, result: Any) -> Any:
     return dialect.plain(result) if talk.is_plain else result
 
 
@@ -184,10 +209,6 @@ def _read(headers: Headers) -> dict[str, str]:
             text = value.decode("latin-1")
             found[name] = f"{found[name]}, {text}" if name in found else text
     return found
-
-
-def _reached(asked: Asked, headers: dict[str, str]) -> Reached:
-    return Reached(headers.get("host"), asked.local)
 
 
 def _type(headers: dict[str, str]) -> str:
@@ -227,7 +248,7 @@ def _is_known(shown: Shown, headers: dict[str, str]) -> bool:
 def _refusal(asked: Asked, failed: Exception) -> CovenantError:
     if isinstance(failed, CovenantError):
         return failed
-    log.error("a request failed: %s %s", asked.method, asked.path, exc_info=failed)
+    log.error("a request failed: %s %s", asked.head.method, asked.head.path, exc_info=failed)
     return Internal("something went wrong inside; it is in the daemon's log")
 
 
@@ -237,3 +258,7 @@ def _refused(asked: Asked, headers: dict[str, str], failed: Exception) -> Respon
     return Response(
         status, data, headers_of(refusal, status), rest.error_type_of(_type(headers), headers.get("accept", ""))
     )
+
+
+async def _refuse(asked: Asked, headers: dict[str, str], failed: Exception) -> Response:
+    return _refused(asked, headers, failed)

@@ -31,7 +31,14 @@ from covenant.model.command import (
     SweepRun,
 )
 from covenant.model.daemon import DaemonState, DaemonView
-from covenant.model.error import BadSetting, ClockAstray, CovenantError, StoreClosed, StoreUnavailable
+from covenant.model.error import (
+    BadSetting,
+    ClockAstray,
+    CovenantError,
+    StoreClosed,
+    StoreUnavailable,
+    TooManyWaiters,
+)
 from covenant.model.limits import RETENTION_BYTES, Limits
 from covenant.model.peer import Caller, Grant
 from covenant.model.query import GetTask, ListInputs, Query
@@ -43,6 +50,7 @@ from covenant.rules.undo import undo
 from covenant.store.audit import newest_rows
 from covenant.store.clock import Clock, SystemClock, Timer
 from covenant.store.embedded import SYSTEM, is_under_way
+from covenant.store.engine import Place
 from covenant.store.growth import Growth
 from covenant.store.postgres.bell import Bell
 from covenant.store.postgres.connection import LOST, Where, borrowed, told
@@ -642,16 +650,23 @@ class Postgres(Roll):
             heard = await self.ask(query, caller)
         return heard
 
-    async def settle(self, task_id: str, wait_ms: int) -> None:
-        try:
-            async with asyncio.timeout(wait_ms / 1000):
-                while not self.is_closing:
-                    with self._change_waiters.ticket(task_id) as ticket:
-                        if not is_under_way(await self._record(task_id)):
-                            return
-                        await ticket
-        except TimeoutError:
-            return
+    async def run_and_settle(self, command: Call, place: Place) -> Any:
+        reply = await self.run(command)
+        waiting = place(command.caller)
+        if waiting is not None:
+            try:
+                with waiting:
+                    await self.settle(reply.task_id)
+            except TooManyWaiters:
+                pass  # it has been run
+        return reply
+
+    async def settle(self, task_id: str) -> None:
+        while not self.is_closing:
+            with self._change_waiters.ticket(task_id) as ticket:
+                if not is_under_way(await self._record(task_id)):
+                    return
+                await ticket
 
     async def _record(self, key: Key) -> Any:
         found = await self._reader.fetch("select kind, body from record where key = $1", key)
