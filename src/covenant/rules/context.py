@@ -167,6 +167,7 @@ class Commit(Struct, gc=False):
     reply: Any = None
     audit: tuple[AuditRow, ...] = ()
     then: tuple[Command, ...] = ()
+    fresh: Key | None = None  # a task's id that nothing is known under: an engine need not look again
 
 
 def acting(command: Command | Call) -> AgentId | None:

@@ -36,6 +36,8 @@ def send(command: SendTask, view: View, ctx: Context) -> Commit:
         commit = _send_keyed(task, command, view, ctx)
     else:
         commit = Commit((_sent(task, command),), Sent(task.id, 1))
+    if known is None:
+        commit.fresh = task.id
     if place is not None:
         commit.events = (*commit.events, e.KeyTaken(place, task.id, digest))
     if command.push is not None:

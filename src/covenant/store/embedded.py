@@ -401,7 +401,7 @@ class Embedded(Roll):
         events = commit.events
         self._record(Logged(state.order + 1, now, by, events, state.orders_before(events), commit.audit))
         if events:
-            state.apply(events, now)
+            state.apply(events, now, commit.fresh)
         else:
             state.order += 1
         self._ctx.compaction = state.compaction

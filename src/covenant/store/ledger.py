@@ -130,12 +130,23 @@ class LazyLedger:
 
     def lose(self) -> None:
         """One of the keys is gone."""
-        self._dead += 1
-        if self._dead > _TRIM_AT and self._dead * 2 > len(self._keys):
-            there = [pair for pair in zip(self._orders, self._keys, strict=True) if self._is_there(pair[1], pair[0])]
-            self._orders = array("q", [order for order, _ in there])
-            self._keys = [key for _, key in there]
-            self._head = self._dead = 0
+        self._dead = dead = self._dead + 1
+        if dead > _TRIM_AT and dead * 2 > len(self._keys):
+            self._trim()
+
+    def _trim(self) -> None:
+        """Mostly the oldest go first: then it is enough to cut those off."""
+        self._skip()
+        head = self._head
+        if head * 2 >= self._dead:
+            del self._orders[:head], self._keys[:head]
+            self._dead -= head
+            self._head = 0
+            return
+        there = [pair for pair in zip(self._orders, self._keys, strict=True) if self._is_there(pair[1], pair[0])]
+        self._orders = array("q", [order for order, _ in there])
+        self._keys = [key for _, key in there]
+        self._head = self._dead = 0
 
     def oldest(self, limit: int) -> list[str]:
         self._skip()

@@ -153,15 +153,15 @@ class State:
 
     # --- changing -----------------------------------------------------------------------------------------
 
-    def apply(self, events: Iterable[Event], at: int) -> None:
-        """Fold the events of one commit."""
+    def apply(self, events: Iterable[Event], at: int, fresh: Key | None = None) -> None:
+        """Fold the events of one commit. Nothing is known under a `fresh` key."""
         order = self.order
         records = self.records
         for event in events:
             order += 1
             key = event.key
             old = placed = records.get(key)
-            if placed is None:
+            if placed is None and key != fresh:
                 old = self.get(key)
             if old is not None and type(event) is Sent:
                 self._end_life(key)
