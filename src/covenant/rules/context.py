@@ -179,7 +179,7 @@ def acting(command: Command | Call) -> AgentId | None:
 
 def actor(command: Command | Call) -> str:
     """Who the log says it was."""
-    by = acting(command)
+    by = acting(command) if type(command) is Call else command.by
     if by is not None:
         return by.display
     return "system" if type(command) in (SignHead, NoteRefusal, NotePush) else "operator"

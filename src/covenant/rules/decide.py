@@ -26,7 +26,7 @@ from covenant.rules import (
     undo,
 )
 from covenant.rules.context import Commit, Context, View
-from covenant.rules.wake import follow
+from covenant.rules.wake import ENDING, follow
 
 DECIDE: dict[type, Callable[[Any, View, Context], Commit]] = {
     c.SendTask: send.send,
@@ -77,5 +77,8 @@ def decide(command: c.Command | c.Call, view: View, ctx: Context) -> Commit:
     if type(command) is c.Call:
         return door.admit(command, view, ctx, decide)
     commit = DECIDE[type(command)](command, view, ctx)
-    follow(commit, view)
+    for event in commit.events:
+        if type(event) in ENDING:  # most commits end nothing
+            follow(commit, view)
+            break
     return commit

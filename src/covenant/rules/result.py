@@ -53,7 +53,9 @@ def post(command: PostResult, view: View, ctx: Context) -> Commit:
 
 def _accept_final(result: Result, lease_id: str, record: TaskRecord, view: View, ctx: Context) -> Commit:
     task_id = result.task_id
-    final = Result(task_id, result.status, result.content, result.error_message, lease_id, None, result.message)
+    final = result
+    if result.lease_id is None or result.sequence is not None:
+        final = Result(task_id, result.status, result.content, result.error_message, lease_id, None, result.message)
     answered = e.Answered(task_id, final)
     reply = Posted(task_id, record.generation + (2 if final.content else 1))
     cached, then = keep_answer(record, final, view, ctx)

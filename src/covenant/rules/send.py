@@ -20,7 +20,7 @@ from covenant.rules.sight import leader_of
 def send(command: SendTask, view: View, ctx: Context) -> Commit:
     task = seal_task(command.task, command.by, ctx)
     known = view.get(task.id) if command.task.id else None  # an id that was made just now is new
-    if not is_free(known, ctx):
+    if known is not None and not is_free(known, ctx):
         assert isinstance(known, (TaskRecord, Tombstone))
         return _again(task, known, view, ctx)
     place, digest = None, ""

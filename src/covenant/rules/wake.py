@@ -16,7 +16,7 @@ from covenant.model.record import Key, TaskRecord, TaskState
 from covenant.model.run import Run, Step, run_key, step_key
 from covenant.rules.context import Commit, View
 
-_ENDING: Final = frozenset((e.Answered, e.Ended, e.Replied))
+ENDING: Final = frozenset((e.Answered, e.Ended, e.Replied))
 _STEPS_MAX: Final = 100  # that are looked through for what a run remembers
 
 
@@ -24,7 +24,7 @@ def follow(commit: Commit, view: View) -> None:
     """Add to a commit what follows for runs."""
     followed: _Followed | None = None
     for event in commit.events:
-        if type(event) not in _ENDING:
+        if type(event) not in ENDING:
             continue
         record = view.get(event.key)
         if type(record) is TaskRecord:

@@ -11,16 +11,17 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from msgspec import Struct
 
-from covenant.model.audit import Logged
+from covenant.model.audit import AuditRow, Logged
 from covenant.model.command import Call, Command, CompactHistory
 from covenant.model.error import CovenantError, StoreClosed, StoreFull, StoreUnavailable
+from covenant.model.event import Event
 from covenant.model.limits import Limits
 from covenant.model.record import Key
 from covenant.model.view import Compaction
@@ -328,7 +329,9 @@ class Journal(Embedded):
         return await self._keeper.compact()
 
     async def run_by_itself(self, command: Command) -> Any:
-        return await self._hand_over(self._commit(command, SYSTEM), command)
+        reply = self._commit(command, SYSTEM).reply
+        await self._settled()
+        return reply
 
     def context_now(self) -> Context:
         return Context(self._clock.now_ms(), self._ids, self.limits, self.state.compaction)
@@ -341,12 +344,20 @@ class Journal(Embedded):
     async def log_back(self, before: int | None, limit: int) -> list[Logged]:
         return await self._read_log(lambda log: log.before(before, limit))
 
-    def _record_with_tail(self, logged: Logged) -> None:
+    def _record_with_tail(
+        self,
+        seq: int,
+        at: int,
+        by: str,
+        events: Sequence[Event],
+        prev: Sequence[int],
+        audit: Sequence[AuditRow],
+    ) -> None:
         writer = self._writer
         before = writer.buffered_bytes
-        writer.add(logged)
+        writer.add(seq, at, by, events, prev, audit)
         assert self._tail is not None
-        self._tail.add(logged, writer.buffered_bytes - before)
+        self._tail.add(Logged(seq, at, by, events, prev, audit), writer.buffered_bytes - before)
 
     async def log_trail(self, seq: int, key: Key, limit: int) -> list[Logged]:
         """From memory as far as that reaches; it is kept from the first time on that somebody asks."""
