@@ -141,8 +141,8 @@ def drain(command: DrainResults, view: View, ctx: Context) -> Commit:
     keys = view.answers(None if command.peer is None else command.peer.pubkey, command.limit)
     if not keys:
         return Commit((), [])
-    answers = [answer_of(view.get(key)) for key in keys]
-    if len(answers) > 1:
-        room = Room(ctx.limits)
-        answers = list(takewhile(lambda answer: room.takes(answer.result), answers))
+    if len(keys) == 1:
+        return Commit((e.Drained(keys[0]),), [answer_of(view.get(keys[0]))])
+    room = Room(ctx.limits)
+    answers = list(takewhile(lambda answer: room.takes(answer.result), [answer_of(view.get(key)) for key in keys]))
     return Commit(tuple([e.Drained(key) for key in keys[: len(answers)]]), answers)

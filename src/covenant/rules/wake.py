@@ -28,7 +28,7 @@ def follow(commit: Commit, view: View) -> None:
             continue
         record = view.get(event.key)
         if type(record) is TaskRecord:
-            is_run = record.is_run or _is_begun(event.key, commit)
+            is_run = record.is_run or (len(commit.events) > 1 and _is_begun(event.key, commit))
             if is_run or record.run is not None:
                 followed = followed or _Followed(view)
                 followed.end(record, event, is_run)
@@ -38,8 +38,7 @@ def follow(commit: Commit, view: View) -> None:
 
 def _is_begun(key: Key, commit: Commit) -> bool:
     """Whether the commit itself makes the task a run."""
-    events = commit.events
-    return len(events) > 1 and any(type(event) is e.Begun and event.key == key for event in events)
+    return any(type(event) is e.Begun and event.key == key for event in commit.events)
 
 
 class _Followed:

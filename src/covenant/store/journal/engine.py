@@ -30,7 +30,7 @@ from covenant.store.clock import Clock
 from covenant.store.embedded import SYSTEM, Embedded
 from covenant.store.journal.archive import Archive
 from covenant.store.journal.files import Files, Lock
-from covenant.store.journal.housekeeping import Housekeeper
+from covenant.store.journal.housekeeping import Housekeeper, rested_max
 from covenant.store.journal.loading import load, remove_archive
 from covenant.store.journal.log import Log
 from covenant.store.journal.segment import Position
@@ -86,6 +86,8 @@ class Journal(Embedded):
         self._archive: Archive | None = None
         self._writer = Writer(self._files, Position(), self._on_first)
         self._keeper: Housekeeper | None = None
+        self._unsynced_max = limits.unsynced_bytes_max
+        self._rested_max = rested_max(limits)
         self._next: Synced | None = None  # what is in the buffer
         self._syncing: Synced | None = None  # the batch that a thread is writing
         self._reopening: asyncio.Task[None] | None = None
@@ -196,8 +198,7 @@ class Journal(Embedded):
         return self._next or self._syncing
 
     def _behind(self) -> bool:
-        keeper = self._keeper
-        return self._writer.buffered_bytes > self.limits.unsynced_bytes_max or (keeper is not None and keeper.is_behind)
+        return self._writer.buffered_bytes > self._unsynced_max or len(self.state.rested) > self._rested_max
 
     async def _catch_up(self) -> None:
         await super()._catch_up()

@@ -73,7 +73,7 @@ class Housekeeper:
         self._writer = writer
         self._clock = clock
         self._threads = threads
-        self._rested_max = self._limits.finished_tail_max + self._limits.unarchived_max
+        self._rested_max = rested_max(house.limits)
         self._archive_turn = asyncio.Lock()  # one at a time writes to the archive
         self._progress = asyncio.Event()
         self._not_before_ms = 0
@@ -278,6 +278,11 @@ class Housekeeper:
             header = read_header(self._files, name)
             begins = 0 if header is None else header.at
         return 0
+
+
+def rested_max(limits: Limits) -> int:
+    """How much of what is at rest memory holds before senders wait for the archive."""
+    return limits.finished_tail_max + limits.unarchived_max
 
 
 async def _quietly(job: asyncio.Task[Any]) -> None:
