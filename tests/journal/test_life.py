@@ -10,6 +10,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -475,6 +476,26 @@ def test_the_filter_of_keys_grows_and_forgets_none(monkeypatch: pytest.MonkeyPat
         keys.add(f"in-{number}")
     assert all(f"in-{number}" in keys for number in range(2000))
     assert sum(f"out-{number}" in keys for number in range(2000)) < 100
+
+
+async def test_an_id_is_looked_for_in_the_archive_once_and_a_new_one_never(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    get = Archive.get
+
+    def noting(archive: Archive, key: str) -> Any:
+        asked.append(key)
+        return get(archive, key)
+
+    monkeypatch.setattr(Archive, "get", noting)
+    async with open_journal(tmp_path / "data") as box:
+        sender, recipient = box.of("alice"), box.of("bob").agent
+        await sender.send_task(Task(recipient=recipient, intent_text="with an id of the mailbox"))
+        assert asked == []
+        own = str(uuid.uuid4())
+        await sender.send_task(Task(id=own, recipient=recipient, intent_text="with an id of its own"))
+        assert asked == [own]
 
 
 async def test_snapshots_are_taken_while_the_journal_never_rests(tmp_path: Path) -> None:

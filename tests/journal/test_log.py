@@ -54,7 +54,7 @@ class Commits:
         """A commit whose line is somewhat longer than this. Unless told otherwise, it touches what the last one did."""
         before = (self.seq if prev is None else prev,) * events
         rows = (AuditRow("cache", reason=(text * (size // len(text) + 1))[:size]),)
-        self._writer.add(Logged(self.seq + 1, 5, "x", (e.Drained(key),) * events, before, rows))
+        self._writer.add(self.seq + 1, 5, "x", (e.Drained(key),) * events, before, rows)
         self.seq += max(1, events)
 
     def write(self) -> None:

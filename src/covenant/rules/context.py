@@ -167,6 +167,7 @@ class Commit(Struct, gc=False):
     reply: Any = None
     audit: tuple[AuditRow, ...] = ()
     then: tuple[Command, ...] = ()
+    fresh: Key | None = None  # a task's id that nothing is known under: an engine need not look again
 
 
 def acting(command: Command | Call) -> AgentId | None:
@@ -178,7 +179,7 @@ def acting(command: Command | Call) -> AgentId | None:
 
 def actor(command: Command | Call) -> str:
     """Who the log says it was."""
-    by = acting(command)
+    by = acting(command) if type(command) is Call else command.by
     if by is not None:
         return by.display
     return "system" if type(command) in (SignHead, NoteRefusal, NotePush) else "operator"

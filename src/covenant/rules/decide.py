@@ -77,5 +77,8 @@ def decide(command: c.Command | c.Call, view: View, ctx: Context) -> Commit:
     if type(command) is c.Call:
         return door.admit(command, view, ctx, decide)
     commit = DECIDE[type(command)](command, view, ctx)
-    wake.follow(commit, view)
+    for event in commit.events:
+        if type(event) in wake.ENDING:  # most commits end nothing
+            wake.follow(commit, view)
+            break
     return commit

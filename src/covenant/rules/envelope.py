@@ -210,15 +210,15 @@ def check_name(value: str, field: str, limits: Limits) -> str:
 
 
 def seal_content(content: Sequence[Content], limits: Limits) -> tuple[Content, ...]:
+    if type(content) is tuple and len(content) == 1 and type(content[0]) is Text and content[0].annotations is None:
+        check_size(content[0].text, "content", limits.content_bytes_max)
+        return content
     if not isinstance(content, (list, tuple)):
         raise Malformed("content is a list of blocks", field="content")
     if len(content) > limits.content_blocks_max:
         raise TooLarge(
             f"content has {len(content)} blocks", field="content", size=len(content), limit=limits.content_blocks_max
         )
-    if len(content) == 1 and type(content[0]) is Text and content[0].annotations is None:
-        check_size(content[0].text, "content", limits.content_bytes_max)
-        return content if type(content) is tuple else tuple(content)
     try:
         for block in content:
             _check_value(getattr(block, "value", None), limits.content_depth_max)

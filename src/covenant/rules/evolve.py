@@ -7,7 +7,7 @@ hold on to it. `order` is the number of the event in the store, `at` the time of
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from msgspec import Struct
 
@@ -35,6 +35,14 @@ from covenant.model.record import (
 )
 from covenant.model.run import Entry, Mark, Memo, Run, Signal, Step
 from covenant.model.task import Result
+
+# Members that every task meets, at hand: an enum takes its time to look one up.
+_QUEUED: Final = TaskState.QUEUED
+_IN_FLIGHT: Final = TaskState.IN_FLIGHT
+_PARKED: Final = TaskState.PARKED
+_RESULT_PENDING: Final = TaskState.RESULT_PENDING
+_RESOLVED: Final = TaskState.RESOLVED
+_ANSWERED: Final = Outcome.ANSWERED
 
 _ONE_STEP = frozenset(
     (
@@ -76,14 +84,16 @@ def _sent(_: Any, event: e.Sent, order: int, at: int) -> TaskRecord:
     task = event.task
     assert task.sender is not None
     recipient = task.recipient.pubkey
-    record = TaskRecord(task, task.sender.pubkey, recipient, at, order)
-    record.order = record.status_order = order
+    record = TaskRecord(task, task.sender.pubkey, recipient, at, order, slot=event.slot, order=order)
+    record.status_order = order
     record.status_ms = at
-    record.protocol = event.protocol
-    record.shown = event.shown
-    record.slot = event.slot
-    record.run = event.run
-    record.run_step = event.run_step
+    if event.protocol:
+        record.protocol = True
+    if event.shown:
+        record.shown = True
+    if event.run is not None:
+        record.run = event.run
+        record.run_step = event.run_step
     if event.replayed:
         record.replayed = True
     elif event.follows:
@@ -101,9 +111,11 @@ def _enqueue(record: TaskRecord, not_before_ms: int | None, order: int, at: int)
     record.ready_order = order
     deadline_ms = record.task.deadline_ms
     if not_before_ms is None or not_before_ms <= at:
-        record.not_before_ms = None
         record.ready_for = record.recipient
-        record.due_ms = deadline_ms
+        if record.not_before_ms is not None:
+            record.not_before_ms = None
+        if record.due_ms != deadline_ms:
+            record.due_ms = deadline_ms
     else:
         record.not_before_ms = not_before_ms
         record.ready_for = None
@@ -112,24 +124,27 @@ def _enqueue(record: TaskRecord, not_before_ms: int | None, order: int, at: int)
 
 def _leased(old: TaskRecord, event: e.Leased, order: int, at: int) -> TaskRecord:
     record = _copied(old)
-    record.state = TaskState.IN_FLIGHT
+    record.state = _IN_FLIGHT
     record.attempt = old.attempt + 1
     record.leased_order = old.leased_order or order
     record.generation = old.generation + 1
     record.lease = Lease(event.lease_id, old.task.recipient, event.incarnation, at, at, order)
     record.incarnation = event.incarnation
-    record.partials = 0
-    record.receipts = ()
+    if old.partials:
+        record.partials = 0
+    if old.receipts:
+        record.receipts = ()
     record.order = order
     _restate(record, order, at)
     record.ready_for = None
-    record.due_ms = None  # in flight, a deadline is only shown
+    if old.due_ms is not None:
+        record.due_ms = None  # in flight, a deadline is only shown
     return record
 
 
 def _unleased(old: TaskRecord, event: e.Unleased, order: int, at: int) -> TaskRecord:
     record = _copied(old)
-    record.state = TaskState.QUEUED
+    record.state = _QUEUED
     record.attempt = old.attempt - 1
     record.leased_order = old.leased_order if record.attempt else 0
     record.generation = old.generation + 1
@@ -151,14 +166,15 @@ def _heartbeat(old: TaskRecord, event: e.Heartbeat | None, order: int, at: int) 
 
 def _end_lease(record: TaskRecord) -> None:
     if record.lease is not None:
-        record.lease_history = (*record.lease_history[-LEASES_REMEMBERED_MAX + 1 :], record.lease.lease_id)
+        before = record.lease_history[-LEASES_REMEMBERED_MAX + 1 :] if record.lease_history else ()
+        record.lease_history = (*before, record.lease.lease_id)
         record.lease = None
 
 
 def _requeued(old: TaskRecord, event: e.Requeued, order: int, at: int) -> TaskRecord:
     record = _copied(old)
     _end_lease(record)
-    record.state = TaskState.QUEUED
+    record.state = _QUEUED
     record.generation = old.generation + 1
     record.order = order
     _restate(record, order, at)
@@ -185,18 +201,19 @@ def _acted(old: TaskRecord, order: int, at: int) -> TaskRecord:
 def _finish(old: TaskRecord, outcome: Outcome, result: Result, order: int, at: int) -> TaskRecord:
     record = _copied(old)
     _end_lease(record)
-    record.state = TaskState.RESULT_PENDING
+    record.state = _RESULT_PENDING
     record.outcome = outcome
     record.result = result
     record.finished_ms = at
     record.order = order
     _restate(record, order, at)
-    record.ready_for = None
-    record.waits_on = None
-    record.due_ms = None
-    record.not_before_ms = None
+    if old.lease is None:  # what is held stands nowhere else
+        record.ready_for = None
+        record.waits_on = None
+        record.due_ms = None
+        record.not_before_ms = None
     if old.protocol:
-        record.state = TaskState.RESOLVED
+        record.state = _RESOLVED
         record.resolved_ms = at
     elif old.run is None:
         record.answer_for = old.sender
@@ -208,14 +225,17 @@ def _restate(record: TaskRecord, order: int, at: int) -> None:
     """The status is a new one, with no message beside it yet."""
     record.status_ms = at
     record.status_order = order
-    record.asks = None
-    record.note = 0
+    if record.asks is not None:
+        record.asks = None
+    if record.note:
+        record.note = 0
 
 
 def _answered(old: TaskRecord, event: e.Answered, order: int, at: int) -> TaskRecord:
-    record = _finish(old, Outcome.ANSWERED, event.result, order, at)
+    record = _finish(old, _ANSWERED, event.result, order, at)
     record.generation = old.generation + (2 if event.result.content else 1)
-    record.replayed = event.result.lease_id is None
+    if event.result.lease_id is None:
+        record.replayed = True
     return record
 
 
@@ -268,7 +288,7 @@ def _drained(old: TaskRecord | Part, event: e.Drained, order: int, at: int) -> T
     record.order = order
     record.answer_for = None
     if isinstance(record, TaskRecord):
-        record.state = TaskState.RESOLVED
+        record.state = _RESOLVED
         record.resolved_ms = at
     return record
 
@@ -277,7 +297,7 @@ def _undrained(old: TaskRecord | Part, event: e.Undrained, order: int, at: int) 
     record = _copied(old)
     record.order = order
     if isinstance(record, TaskRecord):
-        record.state = TaskState.RESULT_PENDING
+        record.state = _RESULT_PENDING
         record.answer_for = record.sender
     else:
         record.answer_for = record.sender
@@ -367,7 +387,7 @@ def _dropped(_: Any, event: e.Event, order: int, at: int) -> None:
 
 
 def _replied(old: TaskRecord, event: e.Replied, order: int, at: int) -> TaskRecord:
-    record = _finish(old, Outcome.ANSWERED, event.result, order, at)
+    record = _finish(old, _ANSWERED, event.result, order, at)
     record.generation = old.generation + 1
     record.direct = True
     return record
@@ -382,7 +402,7 @@ def _begun(old: TaskRecord, event: e.Begun, order: int, at: int) -> TaskRecord:
 def _parked(old: TaskRecord, event: e.Parked, order: int, at: int) -> TaskRecord:
     record = _copied(old)
     _end_lease(record)
-    record.state = TaskState.PARKED
+    record.state = _PARKED
     record.order = order
     if event.restates:
         record.generation = old.generation + 1
@@ -402,7 +422,7 @@ def _woken(old: TaskRecord, event: e.Woken, order: int, at: int) -> TaskRecord:
     if old.lease is not None and old.lease.is_used:
         _end_lease(record)
     record.lease = None
-    record.state = TaskState.PARKED
+    record.state = _PARKED
     record.order = order
     if event.restates:
         record.generation = old.generation + 1
@@ -414,7 +434,7 @@ def _woken(old: TaskRecord, event: e.Woken, order: int, at: int) -> TaskRecord:
 def _taken_up(old: TaskRecord, event: e.TakenUp, order: int, at: int) -> TaskRecord:
     record = _copied(old)
     _end_lease(record)
-    record.state = TaskState.IN_FLIGHT
+    record.state = _IN_FLIGHT
     record.lease = Lease(event.lease_id, old.task.recipient, event.incarnation, at, at, order)
     record.incarnation = event.incarnation
     record.receipts = ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import takewhile
+from typing import Final
 
 from covenant.model import event as e
 from covenant.model.command import BeatLease, LeaseTasks, ReleaseLease
@@ -15,6 +16,8 @@ from covenant.rules.end import end_asked
 from covenant.rules.envelope import check_count, check_id, check_text, check_time
 from covenant.rules.page import Room
 from covenant.rules.sight import lent, task_of_lease
+
+_PARKED: Final = TaskState.PARKED  # at hand: an enum takes its time to look a member up
 
 
 def lease(command: LeaseTasks, view: View, ctx: Context) -> Commit:
@@ -40,7 +43,7 @@ def lease(command: LeaseTasks, view: View, ctx: Context) -> Commit:
             return Commit((), [])  # first the clock has to end what is past its deadline
         task = record.task
         lease_id = ctx.ids.lease()
-        if record.state is TaskState.PARKED:  # a run that was woken: it goes on where it was
+        if record.state is _PARKED:  # a run that was woken: it goes on where it was
             events.append(e.TakenUp(task.id, lease_id, command.incarnation))
             deliveries.append(Delivery(lent(task), lease_id, record.attempt, record.generation))
             continue

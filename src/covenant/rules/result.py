@@ -53,7 +53,9 @@ def post(command: PostResult, view: View, ctx: Context) -> Commit:
 
 def _accept_final(result: Result, lease_id: str, record: TaskRecord, view: View, ctx: Context) -> Commit:
     task_id = result.task_id
-    final = Result(task_id, result.status, result.content, result.error_message, lease_id, None, result.message)
+    final = result
+    if result.lease_id is None or result.sequence is not None:
+        final = Result(task_id, result.status, result.content, result.error_message, lease_id, None, result.message)
     answered = e.Answered(task_id, final)
     reply = Posted(task_id, record.generation + (2 if final.content else 1))
     cached, then = keep_answer(record, final, view, ctx)
@@ -139,8 +141,8 @@ def drain(command: DrainResults, view: View, ctx: Context) -> Commit:
     keys = view.answers(None if command.peer is None else command.peer.pubkey, command.limit)
     if not keys:
         return Commit((), [])
-    answers = [answer_of(view.get(key)) for key in keys]
-    if len(answers) > 1:
-        room = Room(ctx.limits)
-        answers = list(takewhile(lambda answer: room.takes(answer.result), answers))
+    if len(keys) == 1:
+        return Commit((e.Drained(keys[0]),), [answer_of(view.get(keys[0]))])
+    room = Room(ctx.limits)
+    answers = list(takewhile(lambda answer: room.takes(answer.result), [answer_of(view.get(key)) for key in keys]))
     return Commit(tuple([e.Drained(key) for key in keys[: len(answers)]]), answers)

@@ -5,6 +5,8 @@ Nothing open is ever dropped: every question here is first answered by "has it f
 
 from __future__ import annotations
 
+from typing import Final
+
 from covenant.model import event as e
 from covenant.model.command import CompactHistory
 from covenant.model.peer import Grant
@@ -26,11 +28,15 @@ from covenant.model.run import Entry, Mark, Run
 from covenant.rules.context import Commit, Context, View
 from covenant.rules.envelope import check_time, digest_of
 
+# Members that every task meets, at hand: an enum takes its time to look one up.
+_RESOLVED: Final = TaskState.RESOLVED
+_PENDING: Final = Cascade.PENDING
+
 
 def at_rest(record: Record) -> bool:
     """Nothing will change it by itself: it may leave the memory of an engine for its archive."""
     if type(record) is TaskRecord:
-        return record.state == TaskState.RESOLVED and record.cascade is not Cascade.PENDING
+        return record.state is _RESOLVED and record.cascade is not _PENDING
     if type(record) is Part:
         return record.answer_for is None
     if type(record) is Slot:
@@ -45,7 +51,7 @@ def at_rest(record: Record) -> bool:
 def is_retained(record: TaskRecord, ctx: Context) -> bool:
     """Open, or resolved within the retention time and after the last explicit compaction. A result that waited long
     to be drained has its whole time after that."""
-    if record.state != TaskState.RESOLVED:
+    if record.state is not _RESOLVED:
         return True
     if record.resolved_ms < ctx.now - ctx.limits.retention_ms:
         return False
@@ -55,7 +61,7 @@ def is_retained(record: TaskRecord, ctx: Context) -> bool:
 
 def is_forgotten(known: Record | Tombstone, ctx: Context) -> bool:
     """Past the time in which its id is remembered: the id may be used anew."""
-    if isinstance(known, TaskRecord) and known.state != TaskState.RESOLVED:
+    if isinstance(known, TaskRecord) and known.state is not _RESOLVED:
         return False
     resolved_ms = known.resolved_ms if isinstance(known, (TaskRecord, Tombstone)) else 0
     return resolved_ms < ctx.now - ctx.limits.dedup_ms

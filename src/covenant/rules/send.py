@@ -20,7 +20,7 @@ from covenant.rules.sight import leader_of
 def send(command: SendTask, view: View, ctx: Context) -> Commit:
     task = seal_task(command.task, command.by, ctx)
     known = view.get(task.id) if command.task.id else None  # an id that was made just now is new
-    if not is_free(known, ctx):
+    if known is not None and not is_free(known, ctx):
         assert isinstance(known, (TaskRecord, Tombstone))
         return _again(task, known, view, ctx)
     place, digest = None, ""
@@ -36,6 +36,8 @@ def send(command: SendTask, view: View, ctx: Context) -> Commit:
         commit = _send_keyed(task, command, view, ctx)
     else:
         commit = Commit((_sent(task, command),), Sent(task.id, 1))
+    if known is None:
+        commit.fresh = task.id
     if place is not None:
         commit.events = (*commit.events, e.KeyTaken(place, task.id, digest))
     if command.push is not None:

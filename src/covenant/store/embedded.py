@@ -10,8 +10,9 @@ import asyncio
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
+from covenant.model.agent import AgentId
 from covenant.model.audit import AuditRow, Logged
 from covenant.model.command import (
     Call,
@@ -27,6 +28,7 @@ from covenant.model.command import (
 )
 from covenant.model.daemon import DaemonState, DaemonView
 from covenant.model.error import CovenantError, StoreClosed, TooManyWaiters
+from covenant.model.event import Event
 from covenant.model.limits import Limits
 from covenant.model.peer import Caller
 from covenant.model.query import GetDialog, GetPlace, GetTask, ListInputs, Query
@@ -53,6 +55,9 @@ SYSTEM = "system"
 
 _ABOUT_ONE_TASK: Final = (GetTask, GetDialog, GetPlace)
 
+Note: TypeAlias = Callable[[int, int, str, Sequence[Event], Sequence[int], Sequence[AuditRow]], None]
+"""Takes what a `Logged` is made of."""
+
 
 class Embedded(Roll):
     """Base of `Memory` and `Journal`."""
@@ -69,7 +74,7 @@ class Embedded(Roll):
         self._change_waiters = Waiters(limits.waiters_max, self._watch)
         self._end_waiters = Waiters(limits.waiters_max, self._watch)  # for the end of a task, or a question
         self._waiters = (self._ready_waiters, self._answer_waiters, self._change_waiters, self._end_waiters)
-        self._record: Callable[[Logged], None] = lambda logged: None  # notes a commit before it is applied
+        self._record: Note = lambda *what: None  # notes a commit before it is applied
         self._steps: deque[Command] = deque()
         self._timer: Timer | None = None
         self._timer_ms: int | None = None
@@ -186,7 +191,17 @@ class Embedded(Roll):
         except CovenantError:
             await self._settled()
             raise
-        return await self._hand_over(commit, command)
+        durable = self._durable()
+        if durable is not None:
+            try:
+                await durable
+            except asyncio.CancelledError:
+                self._give_back(commit, command)
+                raise
+        reply = commit.reply
+        if isinstance(reply, CovenantError):
+            raise reply
+        return reply
 
     async def run_and_settle(self, command: Call, place: Place) -> Any:
         """One wait for both: the end of a task is told when it is durable, and so is everything before it."""
@@ -231,28 +246,30 @@ class Embedded(Roll):
         undoing: list[Command] | None = None,
     ) -> list[Any]:
         """`wait_ms` None waits for ever; when the wait is over, nothing was taken."""
-        asked = command.command if type(command) is Call else command
-        kinds = None
-        if isinstance(asked, LeaseTasks):
-            waiters, agent, kinds = self._ready_waiters, asked.recipient, asked.kinds
-        else:
-            assert isinstance(asked, DrainResults)
-            waiters, agent = self._answer_waiters, asked.peer
-        name = ALL if agent is None else agent.pubkey
-        is_woken, woken_by = False, None
+        waiters: Waiters | None = None  # among whom it has waited
+        name = ""
+        woken_by: str | None = None
         until: float | None = None
         while True:
             try:
                 commit = self._commit(command)
             except CovenantError:
-                if is_woken:
+                if waiters is not None:
                     waiters.wake_one(name, woken_by)  # who is refused leaves it to the next
                 raise
-            taken: list[Any] = commit.reply
-            if woken_by is not None and taken and all(kind_in(delivery.task) != woken_by for delivery in taken):
-                waiters.wake_one(name, woken_by)  # it took something else: this is for another one now
+            taken: list[Any] | CovenantError = commit.reply
+            if waiters is not None and _leaves(taken, woken_by):
+                waiters.wake_one(name, woken_by)
             if taken or wait_ms == 0:
-                await self._hand_over(commit, command)
+                durable = self._durable()
+                if durable is not None:
+                    try:
+                        await durable
+                    except asyncio.CancelledError:
+                        self._give_back(commit, command)
+                        raise
+                if isinstance(taken, CovenantError):
+                    raise taken
                 if undoing is not None:
                     undoing.extend(undo(commit, command))
                 return taken
@@ -263,25 +280,22 @@ class Embedded(Roll):
                 if now >= until:
                     return []
                 wait_s = until - now
+            waiters, name, kinds = self._place_of(command)
             woken_by = await waiters.wait(name, wait_s, kinds)
-            is_woken = True
 
-    async def _hand_over(self, commit: Commit, command: Command | Call) -> Any:
-        """The reply, once it is durable. If the caller goes away before, nobody will ever see what it took: that is
-        given back."""
-        durable = self._durable()
-        if durable is not None:
-            try:
-                await durable
-            except asyncio.CancelledError:
-                if self._refusal is None:
-                    for undoing in undo(commit, command):
-                        self._commit(undoing)
-                raise
-        reply = commit.reply
-        if isinstance(reply, CovenantError):
-            raise reply
-        return reply
+    def _place_of(self, command: LeaseTasks | DrainResults | Call) -> tuple[Waiters, str, frozenset[str] | None]:
+        """Where it waits: among whom, under which name, for what."""
+        asked = command.command if type(command) is Call else command
+        if isinstance(asked, LeaseTasks):
+            return self._ready_waiters, _name_of(asked.recipient), asked.kinds
+        assert isinstance(asked, DrainResults)
+        return self._answer_waiters, _name_of(asked.peer), None
+
+    def _give_back(self, commit: Commit, command: Command | Call) -> None:
+        """The caller has gone away before it was durable: nobody will ever see what it took."""
+        if self._refusal is None:
+            for undoing in undo(commit, command):
+                self._commit(undoing)
 
     async def ask(self, query: Query, caller: Caller | None = None) -> Any:
         if self._refusal is not None:
@@ -421,15 +435,18 @@ class Embedded(Roll):
     def _apply(self, commit: Commit, now: int, by: str) -> None:
         state = self.state
         events = commit.events
-        self._record(Logged(state.order + 1, now, by, events, state.orders_before(events), commit.audit))
+        self._record(state.order + 1, now, by, events, state.orders_before(events), commit.audit)
         if events:
-            state.apply(events, now)
+            state.apply(events, now, commit.fresh)
         else:
             state.order += 1
-        self._ctx.compaction = state.compaction
+        ctx = self._ctx
+        if ctx.compaction is not state.compaction:
+            ctx.compaction = state.compaction
         if state.watched:
             self._wake()
-        if state.due_times.moved and state.due_times.next_ms() != self._timer_ms:
+        due_times = state.due_times
+        if due_times.moved and due_times.next_ms() != self._timer_ms:
             self._set_timer()
         if (self._ended or self._growth.is_awaited) and self._durable() is None:
             self._tell_durable()
@@ -503,6 +520,17 @@ class Embedded(Roll):
     def _expire(self) -> None:
         self._steps.append(Expire(None))
         self._run_steps()
+
+
+def _name_of(agent: AgentId | None) -> str:
+    return ALL if agent is None else agent.pubkey
+
+
+def _leaves(taken: Sequence[Any] | CovenantError, woken_by: str | None) -> bool:
+    """Whether what woke the taker is for another one now: it was refused, or has taken something of another kind."""
+    if isinstance(taken, CovenantError):
+        return True
+    return woken_by is not None and bool(taken) and all(kind_in(delivery.task) != woken_by for delivery in taken)
 
 
 def is_under_way(record: Any) -> bool:

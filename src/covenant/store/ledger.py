@@ -18,24 +18,25 @@ _TRIM_AT = 512
 
 
 class Ledger:
-    __slots__ = ("_dead", "_head", "_keys", "_orders")
+    __slots__ = ("_dead", "_head", "_keys", "_last", "_orders")
 
     def __init__(self) -> None:
         self._orders = array("q")
         self._keys: list[str | None] = []
         self._head = 0  # what lies before is gone; what it points at is alive, or the end
         self._dead = 0
+        self._last = 0  # the highest order that ever came
 
     def __len__(self) -> int:
         return len(self._keys) - self._dead
 
     def add(self, order: int, key: str) -> None:
-        orders = self._orders
-        if orders and order <= orders[-1]:
-            self._insert(order, key)
-        else:
-            orders.append(order)
+        if order > self._last:
+            self._last = order
+            self._orders.append(order)
             self._keys.append(key)
+        else:
+            self._insert(order, key)
 
     def _insert(self, order: int, key: str) -> None:
         """Out of turn: something goes back to the place that it had."""
@@ -99,25 +100,26 @@ class LazyLedger:
     """A ledger that is told only how many of its keys are gone, not which: it asks when it comes to them. Cheaper to
     keep where keys leave more often than they are listed."""
 
-    __slots__ = ("_dead", "_head", "_is_there", "_keys", "_orders")
+    __slots__ = ("_dead", "_head", "_is_there", "_keys", "_last", "_orders")
 
     def __init__(self, is_there: Callable[[str, int], bool]) -> None:
         self._orders = array("q")
         self._keys: list[str] = []
         self._head = 0
         self._dead = 0
+        self._last = 0
         self._is_there = is_there
 
     def __len__(self) -> int:
         return len(self._keys) - self._dead
 
     def add(self, order: int, key: str) -> None:
-        orders = self._orders
-        if orders and order <= orders[-1]:
-            self._put_back(order, key)
-        else:
-            orders.append(order)
+        if order > self._last:
+            self._last = order
+            self._orders.append(order)
             self._keys.append(key)
+        else:
+            self._put_back(order, key)
 
     def _put_back(self, order: int, key: str) -> None:
         at = bisect_left(self._orders, order)
@@ -130,12 +132,23 @@ class LazyLedger:
 
     def lose(self) -> None:
         """One of the keys is gone."""
-        self._dead += 1
-        if self._dead > _TRIM_AT and self._dead * 2 > len(self._keys):
-            there = [pair for pair in zip(self._orders, self._keys, strict=True) if self._is_there(pair[1], pair[0])]
-            self._orders = array("q", [order for order, _ in there])
-            self._keys = [key for _, key in there]
-            self._head = self._dead = 0
+        self._dead = dead = self._dead + 1
+        if dead > _TRIM_AT and dead * 2 > len(self._keys):
+            self._trim()
+
+    def _trim(self) -> None:
+        """Mostly the oldest go first: then it is enough to cut those off."""
+        self._skip()
+        head = self._head
+        if head * 2 >= self._dead:
+            del self._orders[:head], self._keys[:head]
+            self._dead -= head
+            self._head = 0
+            return
+        there = [pair for pair in zip(self._orders, self._keys, strict=True) if self._is_there(pair[1], pair[0])]
+        self._orders = array("q", [order for order, _ in there])
+        self._keys = [key for _, key in there]
+        self._head = self._dead = 0
 
     def oldest(self, limit: int) -> list[str]:
         self._skip()

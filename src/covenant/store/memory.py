@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import islice
 from typing import Final
 
 import msgspec
 
-from covenant.model.audit import Logged
+from covenant.model.audit import AuditRow, Logged
+from covenant.model.event import Event
 from covenant.model.limits import Limits
 from covenant.model.record import Key
 from covenant.rules.context import Ids
@@ -43,5 +45,14 @@ class Memory(Embedded):
     async def log_trail(self, seq: int, key: Key, limit: int) -> list[Logged]:
         return self._tail.trail(seq, key, limit)
 
-    def _note(self, logged: Logged) -> None:
+    def _note(
+        self,
+        seq: int,
+        at: int,
+        by: str,
+        events: Sequence[Event],
+        prev: Sequence[int],
+        audit: Sequence[AuditRow],
+    ) -> None:
+        logged = Logged(seq, at, by, events, prev, audit)
         self._tail.add(logged, len(_encoder.encode(logged)))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from itertools import islice
-from typing import Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
 from msgspec import Struct
 
@@ -50,6 +50,11 @@ from covenant.rules.sight import is_listed
 from covenant.store.ledger import DueTimes, LazyLedger, Ledger, Shelf
 
 K = TypeVar("K", Peer, Grant, Push, Card, Signal)
+
+# Members that every task meets, at hand: an enum takes its time to look one up.
+_RESULT_PENDING: Final = TaskState.RESULT_PENDING
+_PARKED: Final = TaskState.PARKED
+_CASCADING: Final = Cascade.PENDING
 
 _RESTING = (Said, Chunk, SendKey, Entry, Mark)  # from the start
 _SHARE_WORTH_LISTING = 8  # an eighth of what is numbered: then one listing costs less than a look for each
@@ -153,26 +158,30 @@ class State:
 
     # --- changing -----------------------------------------------------------------------------------------
 
-    def apply(self, events: Iterable[Event], at: int) -> None:
-        """Fold the events of one commit."""
+    def apply(self, events: Iterable[Event], at: int, fresh: Key | None = None) -> None:
+        """Fold the events of one commit. Nothing is known under a `fresh` key."""
         order = self.order
         records = self.records
         for event in events:
             order += 1
             key = event.key
+            kind = type(event)
             old = placed = records.get(key)
-            if placed is None:
+            if kind is Sent:
+                if placed is not None or (key != fresh and self.get(key) is not None):
+                    self._end_life(key)
+                    old = placed = None
+            elif placed is None:
                 old = self.get(key)
-            if old is not None and type(event) is Sent:
-                self._end_life(key)
-                old = placed = None
-            new = EVOLVE[type(event)](old, event, order, at)
+            new = EVOLVE[kind](old, event, order, at)
             if new is None:
                 self._remove(key)
                 continue
             records[key] = new
             if type(placed) is TaskRecord:
                 self._move_task(key, placed, new)  # type: ignore[arg-type]  # a task stays a task
+            elif kind is Sent:
+                self._add_task(key, new)  # type: ignore[arg-type]
             else:
                 self._place(key, placed, new)
         self.order = order
@@ -290,8 +299,9 @@ class State:
             self.due_times.set(key, new.due_ms)
         if new.outcome is None:
             self._unfinished_count += 1
-            self._count_parked(None, new)
-        elif new.state is TaskState.RESULT_PENDING:
+            if new.is_run:
+                self._count_parked(None, new)
+        elif new.state is _RESULT_PENDING:
             self._pending_count += 1
         if new.waits_on is not None:
             self._following_count += 1
@@ -303,7 +313,7 @@ class State:
 
     def _count_parked(self, old: TaskRecord | None, new: TaskRecord) -> None:
         for record, by in ((old, -1), (new, 1)):
-            if record is not None and record.state is TaskState.PARKED:
+            if record is not None and record.state is _PARKED:
                 self._parked_count += by
                 self._woken_count += by if record.ready_for is not None else 0
 
@@ -346,7 +356,7 @@ class State:
         return type(record) is TaskRecord and record.sent_order == order
 
     def _rest_task(self, key: Key, new: TaskRecord) -> None:
-        if new.cascade is Cascade.PENDING:
+        if new.cascade is _CASCADING:
             self.cascades.add(key)
         elif self.cascades:
             self.cascades.discard(key)
@@ -378,14 +388,13 @@ class State:
         if new.outcome is not None:
             if old.outcome is None:
                 self._unfinished_count -= 1
-            self._pending_count += (new.state is TaskState.RESULT_PENDING) - (old.state is TaskState.RESULT_PENDING)
+            self._pending_count += (new.state is _RESULT_PENDING) - (old.state is _RESULT_PENDING)
             self._move_answer(key, old, new)
             self._rest_task(key, new)
         if self.watched and (old.generation != new.generation or old.cancel_reason != new.cancel_reason):
             self.changed.append(key)
-        moved = old.generation != new.generation or old.shown != new.shown
-        if moved and self.on_push is not None and key in self._pushes:
-            self.on_push(key)
+        if key in self._pushes and (old.generation != new.generation or old.shown != new.shown):
+            self._tell_pushes(key)
 
     def _move_dialog(self, key: Key, old: TaskRecord, new: TaskRecord) -> None:
         was, now = is_listed(old), is_listed(new)
@@ -486,14 +495,17 @@ class State:
         task_id = pushed_task(key)
         if old is None:
             self._pushes.setdefault(task_id, []).append(key)
-        if self.on_push is not None and (old is None or old.since != new.since):
-            self.on_push(task_id)
+        if old is None or old.since != new.since:
+            self._tell_pushes(task_id)
 
     def _remove_push(self, key: Key) -> None:
         task_id = pushed_task(key)
         self._pushes[task_id].remove(key)
         if not self._pushes[task_id]:
             del self._pushes[task_id]
+        self._tell_pushes(task_id)
+
+    def _tell_pushes(self, task_id: str) -> None:
         if self.on_push is not None:
             self.on_push(task_id)
 
@@ -672,8 +684,13 @@ class State:
         """For each event, which one last touched its record: 0 if none did. Nothing at all when that goes for all. A
         task begins with its sending, whoever had its id before."""
         records = self.records
-        if len(events) == 1 and type(events[0]) is Sent:
-            return ()
+        if len(events) == 1:
+            event = events[0]
+            if type(event) is Sent:
+                return ()
+            record = records.get(event.key)
+            if type(record) is TaskRecord:
+                return (record.order,)
         orders = []
         found = False
         for event in events:

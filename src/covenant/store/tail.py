@@ -32,12 +32,19 @@ class Tail:
         """One that alone is larger than the bound stays until the next one comes: it is what is followed now."""
         self._commits.append((logged, size))
         self._bytes += size
-        for seq in range(logged.seq, logged.last + 1):
-            self._by_seq[seq] = logged
+        self._by_seq[logged.seq] = logged
+        if len(logged.events) > 1:
+            for seq in range(logged.seq + 1, logged.last + 1):
+                self._by_seq[seq] = logged
         while len(self._commits) > self._commits_max or (self._bytes > self._bytes_max and len(self._commits) > 1):
-            old, size = self._commits.popleft()
-            self._bytes -= size
-            for seq in range(old.seq, old.last + 1):
+            self._drop()
+
+    def _drop(self) -> None:
+        old, size = self._commits.popleft()
+        self._bytes -= size
+        del self._by_seq[old.seq]
+        if len(old.events) > 1:
+            for seq in range(old.seq + 1, old.last + 1):
                 del self._by_seq[seq]
 
     def trail(self, seq: int, key: Key, limit: int) -> list[Logged]:

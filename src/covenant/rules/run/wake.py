@@ -23,7 +23,7 @@ from covenant.rules.run.hold import check_own
 from covenant.rules.run.pattern import matches
 from covenant.rules.sight import visible_task
 
-_ENDING: Final = frozenset((e.Answered, e.Ended, e.Replied))
+ENDING: Final = frozenset((e.Answered, e.Ended, e.Replied))
 _STEPS_MAX: Final = 100  # that are looked through for what a run remembers
 
 
@@ -51,11 +51,11 @@ def follow(commit: Commit, view: View) -> None:
     """Add to a commit what follows for runs."""
     followed: _Followed | None = None
     for event in commit.events:
-        if type(event) not in _ENDING:
+        if type(event) not in ENDING:
             continue
         record = view.get(event.key)
         if type(record) is TaskRecord:
-            is_run = record.is_run or _is_begun(event.key, commit)
+            is_run = record.is_run or (len(commit.events) > 1 and _is_begun(event.key, commit))
             if is_run or record.run is not None:
                 followed = followed or _Followed(view)
                 followed.end(record, event, is_run)
@@ -65,8 +65,7 @@ def follow(commit: Commit, view: View) -> None:
 
 def _is_begun(key: Key, commit: Commit) -> bool:
     """Whether the commit itself makes the task a run."""
-    events = commit.events
-    return len(events) > 1 and any(type(event) is e.Begun and event.key == key for event in events)
+    return any(type(event) is e.Begun and event.key == key for event in commit.events)
 
 
 class _Followed:

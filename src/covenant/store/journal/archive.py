@@ -11,6 +11,7 @@ import errno
 import os
 import sqlite3
 import time
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from functools import wraps
 from heapq import merge
@@ -50,6 +51,7 @@ VERSION: Final = 4
 _FILTER_BITS_PER_KEY: Final = 16
 _FILTER_KEYS: Final = 1 << 20  # of the first layer: 2 MiB
 _FILTER_GROWTH: Final = 4  # of each further layer
+_TWO_BITS: Final = tuple(1 << (n & 63) | 1 << (n >> 6) for n in range(4096))  # of a word, by twelve bits of a hash
 _PRUNE_ROWS: Final = 2048
 BREATH: Final = 16
 _N_MAX: Final = 2**62
@@ -135,44 +137,36 @@ def _speaks_os(method: Callable[P, T]) -> Callable[P, T]:
 
 
 class KeyFilter:
-    """Says "certainly not" or "perhaps". Four probes of one hash, in layers: when one is full, a larger one begins, and
-    nothing has to be read again."""
+    """Says "certainly not" or "perhaps". A key has four bits, all in one word: a look goes to one place in memory. When
+    a layer is full, a larger one begins, and nothing has to be read again."""
 
     def __init__(self) -> None:
-        self._layers: list[tuple[bytearray, int]] = []  # bits, and the mask of a place in them
+        self._layers: list[tuple[array[int], int]] = []  # words, and the mask of a place among them
         self._room = 0  # for so many keys in the last layer
         self._add_layer(_FILTER_KEYS)
 
     def _add_layer(self, keys: int) -> None:
-        size = keys * _FILTER_BITS_PER_KEY
-        self._layers.append((bytearray(size // 8), size - 1))
+        words = keys * _FILTER_BITS_PER_KEY // 64
+        self._layers.append((array("Q", bytes(8 * words)), words - 1))
         self._room = keys
 
     def add(self, key: str) -> None:
         if self._room == 0:
             self._add_layer(_FILTER_KEYS * _FILTER_GROWTH ** len(self._layers))
         self._room -= 1
-        bits, mask = self._layers[-1]
+        words, mask = self._layers[-1]
         at = hash(key)
-        step = (at >> 32) | 1
-        for _ in range(4):
-            place = at & mask
-            bits[place >> 3] |= 1 << (place & 7)
-            at += step
+        words[at & mask] |= _TWO_BITS[at >> 40 & 4095] | _TWO_BITS[at >> 52 & 4095]
 
     def __contains__(self, key: str) -> bool:
-        first = hash(key)
-        step = (first >> 32) | 1
-        for bits, mask in self._layers:
-            at = first
-            for _ in range(4):
-                place = at & mask
-                if not bits[place >> 3] & (1 << (place & 7)):
-                    break
-                at += step
-            else:
-                return True
-        return False
+        at = hash(key)
+        bits = _TWO_BITS[at >> 40 & 4095] | _TWO_BITS[at >> 52 & 4095]
+        for words, mask in self._layers:
+            if words[at & mask] & bits == bits:
+                break
+        else:
+            return False
+        return True
 
 
 class Archive:
@@ -219,16 +213,19 @@ class Archive:
         """Take these records in, and drop the keys that are gone. After so many records the event loop gets a turn."""
         rows, bodies, leases = [], [], []
         at = 1
-        for number, (key, record) in enumerate(records):
-            if number % breath == 0:
-                time.sleep(0)  # let the event loop have the interpreter
-            row, body = self._row(key, record)
-            rows.append(_encoder.encode((*row, at, len(body))))
-            bodies.append(body)
-            at += len(body)
-            if type(record) is TaskRecord:
-                answered_by = None if record.result is None else record.result.lease_id
-                leases += [(lease_id, key) for lease_id in record.lease_history if lease_id != answered_by]
+        for start in range(0, len(records), breath):
+            time.sleep(0)  # let the event loop have the interpreter
+            some = []
+            for key, record in records[start : start + breath]:
+                body = _encoder.encode(record)
+                some.append((*self._columns(key, record), at, len(body)))
+                bodies.append(body)
+                at += len(body)
+                if type(record) is TaskRecord:
+                    answered_by = None if record.result is None else record.result.lease_id
+                    if record.lease_history != (answered_by,):
+                        leases += [(lease_id, key) for lease_id in record.lease_history if lease_id != answered_by]
+            rows.append(_encoder.encode(some)[1:-1])
         with self._writer:
             self._writer.executemany("delete from rest where key = ?", [(key,) for key in gone])
             sent_anew = [(key,) for key in gone if ":" not in key]
@@ -253,17 +250,17 @@ class Archive:
         for mode in ("passive", "truncate"):
             self._checkpointer.execute(f"pragma wal_checkpoint({mode})").fetchall()
 
-    def _row(self, key: Key, record: Record | Tombstone) -> tuple[tuple[Any, ...], bytes]:
-        body = _encoder.encode(record)
+    def _columns(self, key: Key, record: Record | Tombstone) -> tuple[Any, ...]:
+        """All but the last."""
         if type(record) is TaskRecord:
             sender, recipient = self._agent(record.sender), self._agent(record.recipient)
             status = record.status_order if record.protocol and not record.direct else None
-            return (record.sent_order, key, "task", sender, recipient, record.task.parent, status), body
+            return record.sent_order, key, "task", sender, recipient, record.task.parent, status
         if type(record) is Slot:
             sender, recipient = self._agent(record.cache_key.sender), self._agent(record.cache_key.recipient)
-            return (record.order, key, "slot", sender, recipient, None, None), body
+            return record.order, key, "slot", sender, recipient, None, None
         kind = saved(key, record).__struct_config__.tag
-        return (record.order, key, kind, None, None, None, None), body
+        return record.order, key, kind, None, None, None, None
 
     def _agent(self, pubkey: str) -> int:
         number = self._agents.get(pubkey)
@@ -278,8 +275,8 @@ class Archive:
         """Take in what a history snapshot kept."""
         with self._writer:
             for item in items:
-                row, body = self._row(item.key, item.record)
-                self._writer.execute("insert or replace into rest values (?, ?, ?, ?, ?, ?, ?, ?)", (*row, body))
+                row = (*self._columns(item.key, item.record), _encoder.encode(item.record))
+                self._writer.execute("insert or replace into rest values (?, ?, ?, ?, ?, ?, ?, ?)", row)
 
     @_speaks_os
     def bury(self, ctx: Context, in_memory: Set[Key]) -> tuple[int, int]:

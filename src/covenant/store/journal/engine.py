@@ -11,16 +11,17 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 from msgspec import Struct
 
-from covenant.model.audit import Logged
+from covenant.model.audit import AuditRow, Logged
 from covenant.model.command import Call, Command, CompactHistory
 from covenant.model.error import CovenantError, StoreClosed, StoreFull, StoreUnavailable
+from covenant.model.event import Event
 from covenant.model.limits import Limits
 from covenant.model.record import Key
 from covenant.model.view import Compaction
@@ -29,7 +30,7 @@ from covenant.store.clock import Clock
 from covenant.store.embedded import SYSTEM, Embedded
 from covenant.store.journal.archive import Archive
 from covenant.store.journal.files import Files, Lock
-from covenant.store.journal.housekeeping import Housekeeper
+from covenant.store.journal.housekeeping import Housekeeper, rested_max
 from covenant.store.journal.loading import load, remove_archive
 from covenant.store.journal.log import Log
 from covenant.store.journal.segment import Position
@@ -85,6 +86,8 @@ class Journal(Embedded):
         self._archive: Archive | None = None
         self._writer = Writer(self._files, Position(), self._on_first)
         self._keeper: Housekeeper | None = None
+        self._unsynced_max = limits.unsynced_bytes_max
+        self._rested_max = rested_max(limits)
         self._next: Synced | None = None  # what is in the buffer
         self._syncing: Synced | None = None  # the batch that a thread is writing
         self._reopening: asyncio.Task[None] | None = None
@@ -195,8 +198,7 @@ class Journal(Embedded):
         return self._next or self._syncing
 
     def _behind(self) -> bool:
-        keeper = self._keeper
-        return self._writer.buffered_bytes > self.limits.unsynced_bytes_max or (keeper is not None and keeper.is_behind)
+        return self._writer.buffered_bytes > self._unsynced_max or len(self.state.rested) > self._rested_max
 
     async def _catch_up(self) -> None:
         await super()._catch_up()
@@ -328,7 +330,9 @@ class Journal(Embedded):
         return await self._keeper.compact()
 
     async def run_by_itself(self, command: Command) -> Any:
-        return await self._hand_over(self._commit(command, SYSTEM), command)
+        reply = self._commit(command, SYSTEM).reply
+        await self._settled()
+        return reply
 
     def context_now(self) -> Context:
         return Context(self._clock.now_ms(), self._ids, self.limits, self.state.compaction)
@@ -341,12 +345,20 @@ class Journal(Embedded):
     async def log_back(self, before: int | None, limit: int) -> list[Logged]:
         return await self._read_log(lambda log: log.before(before, limit))
 
-    def _record_with_tail(self, logged: Logged) -> None:
+    def _record_with_tail(
+        self,
+        seq: int,
+        at: int,
+        by: str,
+        events: Sequence[Event],
+        prev: Sequence[int],
+        audit: Sequence[AuditRow],
+    ) -> None:
         writer = self._writer
         before = writer.buffered_bytes
-        writer.add(logged)
+        writer.add(seq, at, by, events, prev, audit)
         assert self._tail is not None
-        self._tail.add(logged, writer.buffered_bytes - before)
+        self._tail.add(Logged(seq, at, by, events, prev, audit), writer.buffered_bytes - before)
 
     async def log_trail(self, seq: int, key: Key, limit: int) -> list[Logged]:
         """From memory as far as that reaches; it is kept from the first time on that somebody asks."""

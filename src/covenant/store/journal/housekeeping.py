@@ -73,6 +73,7 @@ class Housekeeper:
         self._writer = writer
         self._clock = clock
         self._threads = threads
+        self._rested_max = rested_max(house.limits)
         self._archive_turn = asyncio.Lock()  # one at a time writes to the archive
         self._progress = asyncio.Event()
         self._not_before_ms = 0
@@ -113,7 +114,7 @@ class Housekeeper:
     @property
     def is_behind(self) -> bool:
         """Whether more waits for the archive than memory should hold."""
-        return len(self._state.rested) - self._limits.finished_tail_max > self._limits.unarchived_max
+        return len(self._state.rested) > self._rested_max
 
     async def caught_up(self) -> None:
         """Until the archive has taken in some of what waits for it, or cannot."""
@@ -277,6 +278,11 @@ class Housekeeper:
             header = read_header(self._files, name)
             begins = 0 if header is None else header.at
         return 0
+
+
+def rested_max(limits: Limits) -> int:
+    """How much of what is at rest memory holds before senders wait for the archive."""
+    return limits.finished_tail_max + limits.unarchived_max
 
 
 async def _quietly(job: asyncio.Task[Any]) -> None:

@@ -22,6 +22,7 @@ from covenant.model.event import Event
 FORMAT_VERSION: Final = 1
 GENESIS: Final = b"0" * 64
 _HASH: Final = b',"hash":"'
+_END: Final = b'"}\n'
 _TAIL: Final = len(_HASH) + 64 + len(b'"}')
 
 
@@ -69,7 +70,7 @@ def encode(line: Line | Header, previous: bytes) -> tuple[bytes, bytes]:
     """The bytes of the line, and its hash."""
     body = _encoder.encode(line)[:-1]
     mark = hexlify(sha256(previous + body).digest())
-    return b'%b,"hash":"%b"}\n' % (body, mark), mark
+    return b"".join((body, _HASH, mark, _END)), mark
 
 
 def chained(raw: bytes, previous: bytes) -> bytes | None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from msgspec import Struct
 
-from covenant.model.audit import Logged
+from covenant.model.audit import AuditRow
+from covenant.model.event import Event
 from covenant.store.journal.files import AppendFile, Files
 from covenant.store.journal.line import FORMAT_VERSION, Header, Line, encode
 from covenant.store.journal.segment import Position, segment_name
@@ -53,17 +54,21 @@ class Writer:
         if self._file is None and self.position.file is not None:
             self._file = self._files.append_to(self.position.file)
 
-    def add(self, logged: Logged) -> None:
-        events = logged.events
-        seq, at = logged.seq, logged.at
-        line = Line(seq, at, self._batch, events, logged.by, logged.prev, logged.audit)
-        data, self._hash = encode(line, self._hash)
+    def add(
+        self,
+        seq: int,
+        at: int,
+        by: str,
+        events: Sequence[Event],
+        prev: Sequence[int] = (),
+        audit: Sequence[AuditRow] = (),
+    ) -> None:
+        data, self._hash = encode(Line(seq, at, self._batch, events, by, prev, audit), self._hash)
         self._seq = seq + (len(events) or 1) - 1
         self._at = at
-        buffer = self._buffer
-        if not buffer:
+        if not self._buffer:
             self._on_first()
-        buffer.append(data)
+        self._buffer.append(data)
         self.buffered_bytes += len(data)
 
     def take(self) -> Batch:
