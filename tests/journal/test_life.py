@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from covenant import CovenantError, Idempotency, Limits, Mailbox, OpenMailbox, Result, Task, TaskState, Text
+from covenant.model.record import TaskRecord
 from covenant.store.clock import ManualClock
 from covenant.store.journal.archive import Archive, ArchiveFailed, KeyFilter
 from covenant.store.journal.files import AppendFile
@@ -467,6 +468,30 @@ async def test_an_archive_that_cannot_write_holds_nobody_up(tmp_path: Path, monk
     async with open_journal(tmp_path / "data", limits=limits) as box:
         await asyncio.wait_for(_cycles(box, 40), 60)
         assert journal_of(box).is_up
+
+
+async def test_who_lost_its_lease_learns_from_the_archive_that_the_task_is_over(tmp_path: Path) -> None:
+    """Whoever answered knows; but one who was superseded, or whose task was canceled, may still come and ask."""
+    limits = Limits(finished_tail_max=0, archive_batch=1)
+    async with open_journal(tmp_path / "data", limits=limits) as box:
+        eve, dan = box.of("eve@lab"), box.of("dan@lab")
+        leases = []
+        for ends in ("answered by another", "canceled"):
+            sent = await eve.send_task(Task(recipient=dan.agent, intent_text=ends))
+            first = await dan.recv_task()
+            leases.append(first.lease_id)
+            if ends == "canceled":
+                await eve.cancel_task(sent.task_id)
+            else:
+                await dan.release(first, reason="not now")
+                await dan.send_result(Result.ok(await dan.recv_task(), [Text("done")]))
+            await eve.recv_result()
+        await tidy(box)
+        assert not any(type(record) is TaskRecord for record in journal_of(box).state.records.values())
+        for lease_id in leases:
+            with pytest.raises(CovenantError) as refused:
+                await dan.heartbeat(lease_id)
+            assert refused.value.code == "task_terminal"
 
 
 def test_the_filter_of_keys_grows_and_forgets_none(monkeypatch: pytest.MonkeyPatch) -> None:
