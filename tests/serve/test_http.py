@@ -177,8 +177,9 @@ async def test_a_client_that_hangs_up_while_it_waits_has_taken_nothing(site: Sit
     while site.daemon.exchange.waits.total == 0:  # noqa: ASYNC110
         await asyncio.sleep(0)
     waiting.cancel()
-    while site.daemon.exchange.waits.total:  # noqa: ASYNC110
-        await asyncio.sleep(0)
+    async with asyncio.timeout(10):  # before the wait would be over by itself
+        while site.daemon.exchange.waits.total:  # noqa: ASYNC110
+            await asyncio.sleep(0)
     await site.call("alice@lab", "POST", "/a2a/tasks", task(id=ABSENT))
     _, taken = await site.call("bob@lab", "GET", "/a2a/tasks/next")
     assert (taken["task"]["id"], taken["attempt"]) == (ABSENT, 1)
