@@ -333,6 +333,15 @@ def test_a_tail_holds_the_newest_commit_however_long_it_is() -> None:
     assert tail.trail(6, "key", 10) == []
 
 
+def test_a_tail_forgets_every_event_of_what_it_lets_go() -> None:
+    tail, seq = Tail(commits_max=2), 1
+    for count in (1, 2, 3, 1, 2):
+        tail.add(Logged(seq, 0, "x", (e.Heartbeat("key"),) * count, (0,) * count), 10)
+        seq += count
+    assert [logged.seq for logged in tail] == [7, 8]
+    assert [len(tail.trail(number, "key", 10)) for number in range(1, seq)] == [0] * 6 + [1] * 3
+
+
 async def test_who_waits_for_the_end_of_a_send_that_is_not_durable_is_told_that_nobody_knows(
     here: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,10 +18,12 @@ import pytest
 
 from covenant import CovenantError, Idempotency, Limits, Mailbox, OpenMailbox, Result, Task, TaskState, Text
 from covenant.model.record import TaskRecord
+from covenant.model.run import Memo, Run, Wait, run_key, step_key
 from covenant.store.clock import ManualClock
 from covenant.store.journal.archive import Archive, ArchiveFailed, KeyFilter
 from covenant.store.journal.files import AppendFile
 from covenant.store.journal.verify import verify
+from tests.conformance.runs import RUN, answer, parked_on, step
 from tests.journal.support import SMALL, FailingFiles, busy_run, dump, journal_of, open_journal, tidy, until
 
 
@@ -492,6 +494,34 @@ async def test_who_lost_its_lease_learns_from_the_archive_that_the_task_is_over(
             with pytest.raises(CovenantError) as refused:
                 await dan.heartbeat(lease_id)
             assert refused.value.code == "task_terminal"
+
+
+async def test_a_parked_run_is_counted_after_a_restart_as_before(tmp_path: Path) -> None:
+    async with open_journal(tmp_path / "data") as box:
+        await parked_on(box.of("eve@lab"), box.of("dan@lab"), Wait(signals=("go",)))
+        before = journal_of(box).state.counts()
+        assert (before.parked, before.woken) == (1, 0)
+        await box.compact()  # which leaves a snapshot of what is open
+    async with open_journal(tmp_path / "data") as box:
+        assert journal_of(box).state.counts() == before
+        await box.of("eve@lab").signal_run(RUN, "go")
+        woken = journal_of(box).state.counts()
+        assert (woken.parked, woken.woken) == (1, 1)
+        await box.compact()
+    async with open_journal(tmp_path / "data") as box:
+        assert journal_of(box).state.counts() == woken
+
+
+async def test_a_run_that_ends_in_its_first_step_is_closed(tmp_path: Path) -> None:
+    async with open_journal(tmp_path / "data") as box:
+        eve, dan = box.of("eve@lab"), box.of("dan@lab")
+        await eve.send_task(Task(id=RUN, recipient=dan.agent, intent_text="research"))
+        delivery = await dan.recv_task()
+        await dan.commit_run(delivery, step(1, memos=[Memo("one")], result=answer(RUN, delivery.lease_id)))
+        state = journal_of(box).state
+        run = state.get(run_key(RUN))
+        assert isinstance(run, Run) and run.closed and run.is_swept
+        assert state.get(step_key(RUN, 1)) is None
 
 
 def test_the_filter_of_keys_grows_and_forgets_none(monkeypatch: pytest.MonkeyPatch) -> None:
