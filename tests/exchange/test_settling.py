@@ -13,6 +13,7 @@ from covenant import CovenantError, Idempotency, Limits, Result, Task, Text
 from covenant.exchange.token import digest_of, make_token
 from covenant.exchange.waits import Waits
 from covenant.model import command as c
+from covenant.model.error import StoreUnavailable
 from covenant.model.peer import Caller
 from covenant.model.record import Asks
 from covenant.store.engine import Store
@@ -36,7 +37,7 @@ async def town(request: pytest.FixtureRequest, tmp_path: Path, limits: Limits) -
 
 
 def waiting_in(store: Store) -> int:
-    """Those who have looked, and wait now."""
+    """Those who wait now, or look whether they have to."""
     there: Any = store
     return sum(waiters._waiting for waiters in there._waiters)
 
@@ -192,6 +193,36 @@ async def test_a_wait_for_the_end_ends_with_its_time_on_every_engine(town: Town)
     town.exchange.waits = Waits(1, wait_ms_max=20)
     assert (await soon(town.send(return_immediately=False))).status.state == SUBMITTED
     assert (town.exchange.waits.total, waiting_in(town.exchange.store)) == (0, 0)
+
+
+async def test_a_wait_that_fails_does_not_take_back_what_was_sent(town: Town, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contract 1: it is durable, and its answer says so; who looks for the end has to look again."""
+
+    async def fail(task_id: str) -> None:
+        raise StoreUnavailable("it does not answer", outcome="not_stored")
+
+    monkeypatch.setattr(town.exchange.store, "settle", fail)
+    sent = await soon(town.send(return_immediately=False))
+    assert sent.status.state == SUBMITTED
+    assert (await town.lease()).task.id == sent.id
+
+
+@pytest.mark.parametrize("at_once", [True, False], ids=["at once", "at its end"])
+async def test_who_cannot_be_shown_what_it_has_sent_is_not_told_that_it_was_not_stored(
+    town: Town, monkeypatch: pytest.MonkeyPatch, at_once: bool
+) -> None:
+    """Who believed that would send it again, and it would be done twice."""
+
+    async def fail(*asked: object) -> None:
+        raise StoreUnavailable("it does not answer", outcome="not_stored")
+
+    with monkeypatch.context() as away:
+        away.setattr(town.exchange.store, "ask", fail)
+        away.setattr(town.exchange, "waits", Waits(0, wait_ms_max=20_000))
+        with pytest.raises(StoreUnavailable) as refused:
+            await soon(town.send(return_immediately=at_once))
+    assert refused.value.details["outcome"] == "unknown"
+    assert (await town.lease()).task.message is not None
 
 
 async def test_a_store_that_is_closed_ends_the_wait_of_a_send(town: Town) -> None:
