@@ -56,6 +56,14 @@ def test_wrong_usage_exits_with_2(served: Served) -> None:
     assert "Commands:" in client("peers", code=2).err
 
 
+def test_what_cannot_be_said_in_json_is_wrong_usage(served: Served) -> None:
+    client = Client(served.home)
+    for call in (("a2a", "send", "bob", "x", "--data"), ("runs", "signal", MISSING, "go")):
+        assert "this is no text" in client(*call, "\udcff", code=2).err
+    deep = f'{{"type":"json","value":{"[" * 100_000}{"]" * 100_000}}}'
+    assert "holds no content blocks" in client("a2a", "send", "bob", "x", "--file", "-", stdin=deep, code=2).err
+
+
 def test_json_may_stand_before_a_command_too(covenant: Client) -> None:
     assert covenant("--json", "a2a", "status").json["kind"] == "a2a_status"
     assert covenant("--json", "a2a", "show", MISSING, code=1).json["code"] == "unknown_task"

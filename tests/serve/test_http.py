@@ -13,6 +13,7 @@ import pytest
 
 from covenant import AgentId, Limits
 from covenant.exchange.bounds import Bounds
+from covenant.model.peer import Caller
 from covenant.serve.daemon import Daemon
 from covenant.serve.places import PLACES
 from covenant.serve.status import HTTP_STATUS
@@ -48,6 +49,10 @@ async def site() -> AsyncIterator[Site]:
     async with aiohttp.ClientSession() as session:
         yield Site(daemon, realm.tokens, session)
     await daemon.stop()
+
+
+def operator(site: Site) -> Caller:
+    return site.daemon.exchange.authenticate(OPERATOR_TOKEN)
 
 
 def task(**more: Any) -> dict[str, Any]:
@@ -172,8 +177,9 @@ async def test_a_client_that_hangs_up_while_it_waits_has_taken_nothing(site: Sit
     while site.daemon.exchange.waits.total == 0:  # noqa: ASYNC110
         await asyncio.sleep(0)
     waiting.cancel()
-    while site.daemon.exchange.waits.total:  # noqa: ASYNC110
-        await asyncio.sleep(0)
+    async with asyncio.timeout(10):  # before the wait would be over by itself
+        while site.daemon.exchange.waits.total:  # noqa: ASYNC110
+            await asyncio.sleep(0)
     await site.call("alice@lab", "POST", "/a2a/tasks", task(id=ABSENT))
     _, taken = await site.call("bob@lab", "GET", "/a2a/tasks/next")
     assert (taken["task"]["id"], taken["attempt"]) == (ABSENT, 1)
@@ -200,6 +206,19 @@ async def test_a_revoked_token_opens_nothing_and_ends_the_waits_of_its_peer(site
     assert status in (200, 401)
     assert answer.get("task") is None
     assert (await site.call("bob@lab", "GET", "/a2a/tasks/next"))[0] == 401
+
+
+async def test_both_parties_may_be_named_by_their_labels(site: Site) -> None:
+    """A sender is whoever came in, and may say so in the same words as it names its recipient."""
+    site.tokens["dora@lab"] = (await site.daemon.exchange.enroll(operator(site), "dora@lab", None, ["a2a.send.*"]))[1]
+    named = {"recipient": {"display": "bob@lab"}, "intent_text": "do the thing"}
+    assert (await site.call("dora@lab", "POST", "/a2a/tasks", {**named, "sender": {"display": "dora@lab"}}))[0] == 200
+    _, whoami = await site.call("dora@lab", "GET", "/whoami")
+    _, taken = await site.call("bob@lab", "GET", "/a2a/tasks/next")
+    assert taken["task"]["sender"] == {"display": "dora@lab", "pubkey": whoami["agent"]["pubkey"]}
+    for other in ({"display": "bob@lab"}, {"display": "dora@lab", "pubkey": BOB.pubkey}, {"display": "dora"}):
+        status, refused = await site.call("dora@lab", "POST", "/a2a/tasks", {**named, "sender": other})
+        assert (status, refused["code"]) == (403, "sender_mismatch")
 
 
 async def test_a_flood_is_told_to_come_back_later() -> None:

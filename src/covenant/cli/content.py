@@ -20,6 +20,8 @@ def value_of(text: str) -> Any:
         return msgspec.json.decode(text)
     except (msgspec.MsgspecError, RecursionError):
         return text
+    except UnicodeEncodeError as wrong:
+        raise click.BadParameter(f"this is no text: {wrong}") from None
 
 
 def file_option(what: str) -> Callable[[F], F]:
@@ -34,6 +36,6 @@ def blocks_in(file: Path) -> tuple[Content, ...]:
     data = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
     try:
         read: Content | list[Content] = msgspec.json.decode(data, type=Content | list[Content])
-    except (msgspec.MsgspecError, UnicodeDecodeError) as wrong:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as wrong:
         raise click.BadParameter(f"{file} holds no content blocks: {wrong}", param_hint="--file") from None
     return tuple(read) if isinstance(read, list) else (read,)

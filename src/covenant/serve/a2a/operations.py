@@ -28,7 +28,7 @@ from covenant.exchange.follow import follow
 from covenant.model import command as c
 from covenant.model import query as q
 from covenant.model.agent import AgentId
-from covenant.model.error import CovenantError, RateLimited, TaskTerminal, TooManyWaiters
+from covenant.model.error import CovenantError, RateLimited, StoreUnavailable, TaskTerminal, TooManyWaiters
 from covenant.model.message import Message
 from covenant.model.peer import Caller
 from covenant.model.protocol import GENERATION_MAX, RESTARTED, State, StreamResponse, TaskShown
@@ -83,7 +83,7 @@ class Operations:
         else:
             task_id, generation = await self._send(caller, agent, request, key, self._exchange.run)
             if agent.replies:
-                with suppress(RateLimited, TooManyWaiters):  # who may not wait does not: its message has been taken
+                with suppress(RateLimited, TooManyWaiters, StoreUnavailable):  # without a wait: it has been sent
                     await self._begin(caller, task_id, generation)
         dialog = await self._shown(caller, task_id, settings.history_length)
         if dialog.reply is not None:
@@ -99,7 +99,8 @@ class Operations:
         with self._exchange.waits.one(caller.agent.pubkey):
             task_id, generation = await self._send(caller, agent, request, key, self._exchange.run)
             if agent.replies:
-                await self._begin(caller, task_id, generation, has_place=True)
+                with suppress(StoreUnavailable):
+                    await self._begin(caller, task_id, generation, has_place=True)
             dialog = await self._shown(caller, task_id, request.configuration.history_length)
             if dialog.reply is not None:
                 yield Event(dialog.generation, StreamResponse(message=dialog.reply))
@@ -108,11 +109,15 @@ class Operations:
                 yield event
 
     async def _shown(self, caller: Caller, task_id: str, history: int | None) -> Dialog:
-        """The message that is the whole answer, or the task. A task that was shown is not taken back."""
-        dialog = await self._asked(caller, task_id, history, artifacts=True, direct=True)
-        if dialog.is_hidden:
-            await self._exchange.run(caller, c.ShowTask(self._exchange.by(caller), task_id))
+        """The message that is the whole answer, or the task. A task that was shown is not taken back. What was sent is
+        stored, also where that cannot be looked at: who is told otherwise sends it again."""
+        try:
             dialog = await self._asked(caller, task_id, history, artifacts=True, direct=True)
+            if dialog.is_hidden:
+                await self._exchange.run(caller, c.ShowTask(self._exchange.by(caller), task_id))
+                dialog = await self._asked(caller, task_id, history, artifacts=True, direct=True)
+        except StoreUnavailable as away:
+            raise type(away)(away.message, **{**away.details, "outcome": "unknown"}) from away
         return dialog
 
     async def _send(
