@@ -30,11 +30,11 @@ from covenant.model.error import BadSetting, StoreLocked
 from covenant.model.peer import Caller
 from covenant.model.record import Asks
 from covenant.model.task import Result
-from covenant.model.view import Delivery
 from covenant.serve.a2a.codec import Writer
 from covenant.serve.a2a.proto import SERVICE, class_of
 from covenant.serve.daemon import Daemon, Settings
 from tests.a2a.conftest import WORKING, piece, says
+from tests.a2a.workplace import Workplace
 from tests.daemons import OPERATOR_TOKEN
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -68,29 +68,15 @@ class Ours:
         return (await self.call("SendMessage", metadata, message=message, configuration=configuration)).task
 
 
-class Place:
+class Place(Workplace):
     """A daemon with gRPC; alice asks, the writer works."""
 
     def __init__(self, daemon: Daemon, alice: str, writer: Caller, channel: Any) -> None:
+        super().__init__(daemon.exchange, writer)
         self.daemon = daemon
-        self.exchange = daemon.exchange
         self.token = alice
-        self.writer = writer
         self.channel = channel
         self.ours = Ours(channel, alice)
-
-    async def lease(self) -> Delivery:
-        command = self.exchange.lease(self.writer, None, "worker-1")
-        async with asyncio.timeout(10):
-            delivery: Delivery = (await self.exchange.take(self.writer, command, 5000))[0]
-        return delivery
-
-    async def work(self, command: c.Command) -> Any:
-        return await self.exchange.run(self.writer, command)
-
-    async def finish(self, delivery: Delivery) -> Any:
-        result = Result.ok(delivery, [Text("done")])
-        return await self.work(self.exchange.post(self.writer, result, "worker-1"))
 
     async def card(self, name: str | None = None) -> Any:
         shown = await self.daemon.directory.show(name)
@@ -223,7 +209,7 @@ async def test_the_official_client_streams(place: Place) -> None:
         assert (await anext(subscribed)).task.id == first.task.id
         delivery = await place.lease()
         await place.work(c.AddArtifact(None, delivery.lease_id, piece("one")))
-        await place.finish(delivery)
+        await place.finish(delivery, Result.ok(delivery, [Text("done")]))
         for events in ([event async for event in stream], [event async for event in subscribed]):
             kinds = [event.WhichOneof("payload") for event in events]
             assert kinds == ["status_update", "artifact_update", "artifact_update", "status_update"]
@@ -354,7 +340,7 @@ async def test_every_event_has_its_generation(place: Place) -> None:
     delivery = await place.lease()
     await place.work(c.UpdateTask(None, delivery.lease_id, says("half way")))
     await place.work(c.AddArtifact(None, delivery.lease_id, piece("one")))
-    await place.finish(delivery)
+    await place.finish(delivery, Result.ok(delivery, [Text("done")]))
     told += [line(event) for event in await rest(stream)]
     assert told == [
         (1, "SUBMITTED"),
@@ -393,7 +379,7 @@ async def test_a_stream_is_taken_up_again_behind_its_cursor(place: Place) -> Non
     assert line(await cut.read()) == (2, "WORKING")
     cut.cancel()
     await place.work(c.AddArtifact(None, delivery.lease_id, piece("one")))
-    await place.finish(delivery)
+    await place.finish(delivery, Result.ok(delivery, [Text("done")]))
     again = place.ours.call("SubscribeToTask", {"last-event-id": "2"}, id=task.id)
     assert [line(event) async for event in again] == [(3, "artifact draft"), (4, "artifact result"), (5, "COMPLETED")]
     assert (await refused(place.ours.call("SubscribeToTask", id=task.id)))[1] == "UNSUPPORTED_OPERATION"

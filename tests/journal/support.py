@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 
 from covenant import (
     CovenantError,
@@ -55,6 +56,18 @@ def journal_of(box: Mailbox) -> Journal:
     engine = box._engine
     assert isinstance(engine, Journal)
     return engine
+
+
+async def state_in(folder: Path) -> dict[str, bytes]:
+    async with open_journal(folder, clock=ManualClock(0)) as box:
+        return dump(box)
+
+
+def refused(code: str, call: Callable[[], object]) -> CovenantError:
+    with pytest.raises(CovenantError) as refusal:
+        call()
+    assert refusal.value.code == code
+    return refusal.value
 
 
 async def tidy(box: Mailbox) -> None:
