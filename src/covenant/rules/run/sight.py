@@ -1,4 +1,4 @@
-"""What can be asked of a run: by its holder, to go on with it, and by people, to see how it is. (Contract 18-24.)"""
+"""What people see of a run: how it is, and what was said and done on it. (Contract 18-24.)"""
 
 from __future__ import annotations
 
@@ -9,137 +9,34 @@ from msgspec import structs
 
 from covenant.model.agent import AgentId
 from covenant.model.error import NotARun
-from covenant.model.query import FindEntry, GetRun, ListEntries, ListRuns, LoadRun, LookAround
+from covenant.model.query import GetRun, ListEntries, ListRuns
 from covenant.model.record import Said, TaskRecord, TaskState, said_key
 from covenant.model.run import (
     NOTHING,
     Entry,
-    EntryFound,
     EntryPage,
     EntrySeen,
     EntryType,
-    Mark,
     Run,
-    RunLoaded,
     RunPage,
     RunSeen,
     RunStatus,
     Signal,
-    Standing,
-    Step,
-    StepSeen,
     entry_key,
     run_key,
-    step_key,
 )
 from covenant.rules.context import Context, View
-from covenant.rules.envelope import check_count, check_cursor, check_id, check_key
+from covenant.rules.envelope import check_count, check_cursor, check_id
 from covenant.rules.page import Room
 from covenant.rules.protocol import first_message
 from covenant.rules.repair import declared_safety
 from covenant.rules.retention import is_retained
-from covenant.rules.run.entry import marked
-from covenant.rules.run.hold import held_run
-from covenant.rules.run.signal import every_signal
-from covenant.rules.run.wait import checked_wait, look
-from covenant.rules.sight import lease_age_ms, lent, visible_task
+from covenant.rules.sight import lease_age_ms, visible_task
 
 _NUMBER_MAX: Final = 2**53
 _CHUNK: Final = 256
 _SHOWN_MAX: Final = 20
 _ERROR_CHARS: Final = 400
-
-
-# --- for the holder ----------------------------------------------------------------------------------------
-
-
-def load_run(query: LoadRun, view: View, ctx: Context) -> RunLoaded:
-    """The steps since the last checkpoint, as many as an answer carries, with what they name."""
-    record, run = held_run(query.lease_id, query.by, view, ctx)
-    after = check_count(query.after, "after", _NUMBER_MAX)
-    if run is None:
-        return RunLoaded(
-            record.task.id,
-            record.generation,
-            ctx.now,
-            cancel_requested=record.cancel_reason is not None,
-            cancel_reason=record.cancel_reason,
-        )
-    steps: list[StepSeen] = []
-    following: int | None = None
-    room = Room(ctx.limits)
-    first = max(after, run.floor) + 1
-    last = min(run.step, first + ctx.limits.page_max - 1)
-    for number, step in view.pieces(step_key(run.task_id, ""), first, last):
-        if isinstance(step, Step):
-            loaded = _step_seen(number, step, run, view)
-            if not room.takes(loaded):
-                following = number - 1
-                break
-            steps.append(loaded)
-    else:
-        following = last if last < run.step else None
-    return RunLoaded(
-        run.task_id,
-        record.generation,
-        ctx.now,
-        run.step,
-        run.entries,
-        run.floor_leaf,
-        run.checkpoints,
-        run.state,
-        run.resumes,
-        steps,
-        following,
-        record.cancel_reason is not None,
-        record.cancel_reason,
-    )
-
-
-def _step_seen(number: int, step: Step, run: Run, view: View) -> StepSeen:
-    entries: dict[int, str] = {}
-    outcomes = []
-    for memo in step.memos:
-        if memo.entry is not None:
-            entry = view.get(entry_key(run.task_id, memo.entry))
-            if isinstance(entry, Entry):
-                entries[memo.entry] = entry.id
-        if memo.task is not None:
-            child = view.get(memo.task)
-            if isinstance(child, TaskRecord) and child.run == run.task_id and child.result is not None:
-                outcomes.append(lent(child.result))
-    return StepSeen(number, step.memos, entries, outcomes)
-
-
-def look_around(query: LookAround, view: View, ctx: Context) -> Standing:
-    record, run = held_run(query.lease_id, query.by, view, ctx)
-    wait = checked_wait(query.wait, ctx.limits)
-    found = look(wait, record.task.id, view, ctx)
-    signals = every_signal(wait.signals, record.task.id, view, ctx) if query.every else found.signals
-    return Standing(
-        record.task.id,
-        0 if run is None else run.step,
-        record.generation,
-        ctx.now,
-        outcomes=found.outcomes,
-        signals=signals,
-        cancel_requested=record.cancel_reason is not None,
-        cancel_reason=record.cancel_reason,
-    )
-
-
-def find_entry(query: FindEntry, view: View, ctx: Context) -> EntryFound | None:
-    record, _ = held_run(query.lease_id, query.by, view, ctx)
-    check_key(query.key, "key", ctx.limits.key_bytes_max)
-    mark = view.get(marked(record.task.id, query.key))
-    if not isinstance(mark, Mark):
-        return None
-    entry = view.get(entry_key(record.task.id, mark.entry))
-    assert isinstance(entry, Entry)
-    return EntryFound(mark.entry, entry.id, mark.digest)
-
-
-# --- for people --------------------------------------------------------------------------------------------
 
 
 def list_entries(query: ListEntries, view: View, ctx: Context) -> EntryPage:
