@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import os
 import shlex
-import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -19,18 +18,18 @@ import msgspec
 
 from covenant.cli.option import FOR_EVER, Given
 from covenant.cli.words import failure, now_ms, safe
+from covenant.client.polls import polls
 from covenant.client.remote import OPERATOR_TOKEN, TOKEN_VARIABLE
 from covenant.exchange.realm import read_secret
 from covenant.model.error import BadSetting, CovenantError, PeerConflict, Unauthenticated, UnknownStore, Unreachable
 from covenant.serve.home import Home
 
 if TYPE_CHECKING:
-    from covenant.client.engine import Transport
+    from covenant.client.transport import Transport
     from covenant.serve import wire as w
 
 URL_VARIABLE: Final = "COVENANT_URL"
 _UNIX: Final = "unix:"
-_POLL_MS: Final = 20_000  # of one request that waits; the daemon has a bound of its own
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -202,9 +201,4 @@ def waits(wait_ms: int | None) -> Iterator[int]:
     if wait_ms is None:
         yield 0
         return
-    end = time.monotonic() + wait_ms / 1000
-    while True:
-        left_ms = _POLL_MS if wait_ms == FOR_EVER else max(0, round((end - time.monotonic()) * 1000))
-        yield min(left_ms, _POLL_MS)
-        if left_ms == 0:
-            return
+    yield from polls(None if wait_ms == FOR_EVER else wait_ms)

@@ -3,9 +3,9 @@ done once. So may a signal that has a key, and a resume by the same incarnation.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING
 
+from covenant.client.verbs.dialog import moved
 from covenant.model import command as c
 from covenant.model import query as q
 from covenant.model.run import EntryFound, EntryPage, Resumed, RunLoaded, RunPage, RunSeen, Signaled, Standing
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from covenant.client.engine import RemoteEngine
 
 
-async def _commit(x: RemoteEngine, command: c.CommitRun) -> Standing:
+async def commit_run(x: RemoteEngine, command: c.CommitRun) -> Standing:
     lease_id = check_id(command.lease_id, "lease_id")
     request = w.CommitRun(lease_id=lease_id, commit=command.commit, incarnation=command.incarnation)
     done: w.StandingReply = await x.call(request, w.StandingReply, command.by)
     return done.standing
 
 
-async def _signal(x: RemoteEngine, command: c.SignalRun) -> Signaled:
+async def signal_run(x: RemoteEngine, command: c.SignalRun) -> Signaled:
     request = w.SignalRun(
         task_id=check_id(command.task_id, "task_id"),
         name=command.name,
@@ -36,13 +36,12 @@ async def _signal(x: RemoteEngine, command: c.SignalRun) -> Signaled:
     return Signaled(done.task_id, done.signal_id, done.generation, done.duplicate, done.started)
 
 
-async def _wake(x: RemoteEngine, command: c.WakeRun) -> Moved:
+async def wake_run(x: RemoteEngine, command: c.WakeRun) -> Moved:
     task_id = check_id(command.task_id, "task_id")
-    done: w.MovedReply = await x.call(w.WakeRun(task_id=task_id), w.MovedReply, command.by)
-    return Moved(done.task_id, done.generation)
+    return moved(await x.call(w.WakeRun(task_id=task_id), w.MovedReply, command.by))
 
 
-async def _resume(x: RemoteEngine, command: c.ResumeRun) -> Resumed:
+async def resume_run(x: RemoteEngine, command: c.ResumeRun) -> Resumed:
     request = w.ResumeRun(
         task_id=check_id(command.task_id, "task_id"),
         dead=command.dead,
@@ -54,7 +53,7 @@ async def _resume(x: RemoteEngine, command: c.ResumeRun) -> Resumed:
     return Resumed(done.task, done.lease_id or "", done.attempt, done.generation, done.requeued)
 
 
-async def _judge(x: RemoteEngine, command: c.JudgeEffect) -> Moved:
+async def judge_effect(x: RemoteEngine, command: c.JudgeEffect) -> Moved:
     request = w.JudgeEffect(
         task_id=check_id(command.task_id, "task_id"),
         effect=command.effect,
@@ -62,40 +61,39 @@ async def _judge(x: RemoteEngine, command: c.JudgeEffect) -> Moved:
         reason=command.reason,
         value=command.value,
     )
-    done: w.MovedReply = await x.call(request, w.MovedReply, command.by)
-    return Moved(done.task_id, done.generation)
+    return moved(await x.call(request, w.MovedReply, command.by))
 
 
-async def _load(x: RemoteEngine, query: q.LoadRun) -> RunLoaded:
+async def load_run(x: RemoteEngine, query: q.LoadRun) -> RunLoaded:
     request = w.LoadRun(lease_id=check_id(query.lease_id, "lease_id"), after=query.after)
     reply: w.RunLoadedReply = await x.call(request, w.RunLoadedReply, query.by)
     return reply.loaded
 
 
-async def _look(x: RemoteEngine, query: q.LookAround) -> Standing:
+async def look_around(x: RemoteEngine, query: q.LookAround) -> Standing:
     request = w.LookAround(lease_id=check_id(query.lease_id, "lease_id"), wait=query.wait, every=query.every)
     reply: w.StandingReply = await x.call(request, w.StandingReply, query.by)
     return reply.standing
 
 
-async def _find(x: RemoteEngine, query: q.FindEntry) -> EntryFound | None:
+async def find_entry(x: RemoteEngine, query: q.FindEntry) -> EntryFound | None:
     request = w.FindEntry(lease_id=check_id(query.lease_id, "lease_id"), key=query.key)
     reply: w.EntryReply = await x.call(request, w.EntryReply, query.by)
     return reply.entry
 
 
-async def _get(x: RemoteEngine, query: q.GetRun) -> RunSeen:
+async def get_run(x: RemoteEngine, query: q.GetRun) -> RunSeen:
     reply: w.RunReply = await x.call(w.GetRun(task_id=check_id(query.task_id, "task_id")), w.RunReply, query.by)
     return reply.run
 
 
-async def _list(x: RemoteEngine, query: q.ListRuns) -> RunPage:
+async def list_runs(x: RemoteEngine, query: q.ListRuns) -> RunPage:
     request = w.ListRuns(limit=x.page(query.limit), status=query.status, cursor=x.cursor(query.cursor))
     page: w.Runs = await x.call(request, w.Runs, query.by)
     return RunPage(page.runs, page.cursor)
 
 
-async def _entries(x: RemoteEngine, query: q.ListEntries) -> EntryPage:
+async def list_entries(x: RemoteEngine, query: q.ListEntries) -> EntryPage:
     request = w.RunEntries(
         task_id=check_id(query.task_id, "task_id"),
         limit=x.page(query.limit),
@@ -105,20 +103,3 @@ async def _entries(x: RemoteEngine, query: q.ListEntries) -> EntryPage:
     )
     page: w.Entries = await x.call(request, w.Entries, query.by)
     return EntryPage(page.entries, page.before)
-
-
-RUN: Final[dict[type, Callable[[RemoteEngine, Any], Awaitable[Any]]]] = {
-    c.CommitRun: _commit,
-    c.SignalRun: _signal,
-    c.WakeRun: _wake,
-    c.ResumeRun: _resume,
-    c.JudgeEffect: _judge,
-}
-ASK: Final[dict[type, Callable[[RemoteEngine, Any], Awaitable[Any]]]] = {
-    q.LoadRun: _load,
-    q.LookAround: _look,
-    q.FindEntry: _find,
-    q.GetRun: _get,
-    q.ListRuns: _list,
-    q.ListEntries: _entries,
-}
