@@ -78,9 +78,10 @@ class Session:
         if token:
             self.given.token_from = TOKEN_VARIABLE
             return token
-        if not self.address.startswith(_UNIX):
+        socket = _socket_path(self.address)
+        if socket is None:
             raise Unauthenticated(f"a daemon behind a URL wants a token: --token, or {TOKEN_VARIABLE}")
-        return self._operator_token(Path(_socket_path(self.address)))
+        return self._operator_token(Path(socket))
 
     def _operator_token(self, socket: Path) -> str:
         for file in (socket.with_name(OPERATOR_TOKEN), self.home.token_file):
@@ -109,10 +110,9 @@ class Session:
         return asyncio.run(self._connected(work))
 
     async def _connected(self, work: Callable[[Daemon], Awaitable[T]]) -> T:
-        token = self.find_token()
         transport = _transport(self.address)
         try:
-            return await work(Daemon(transport, token))
+            return await work(Daemon(transport, self.find_token()))
         finally:
             await transport.close()
 
@@ -163,15 +163,17 @@ class Session:
         return None
 
 
-def _socket_path(address: str) -> str:
-    return os.path.expanduser(address.removeprefix(_UNIX).removeprefix("//"))
+def _socket_path(address: str) -> str | None:
+    if not address.startswith(_UNIX):
+        return None
+    return os.path.expanduser(address.removeprefix(_UNIX).removeprefix("//")) or None
 
 
 def _transport(address: str) -> Transport:
-    if address.startswith(_UNIX):
+    if path := _socket_path(address):
         from covenant.client.unix import UnixTransport
 
-        return UnixTransport(_socket_path(address))
+        return UnixTransport(path)
     if not address.startswith(("http://", "https://")) or not _has_host(address):
         raise BadSetting(f"{address!r} is no address of a daemon: http://HOST:PORT or unix:PATH", name="--url")
     from covenant.client.http import HttpTransport

@@ -72,7 +72,7 @@ def _named(label: str) -> AgentId:
 
 @lru_cache(maxsize=65536)
 def _is_sound(display: str, pubkey: str) -> bool:
-    return bool(_DISPLAY.fullmatch(display) and _BASE58.fullmatch(pubkey) and len(from_base58(pubkey)) == 32)
+    return bool(_DISPLAY.fullmatch(display) and is_key(pubkey))
 
 
 def check_agent(agent: object, field: str = "agent") -> None:
@@ -81,6 +81,10 @@ def check_agent(agent: object, field: str = "agent") -> None:
         raise BadAgent(f"{field} is not an AgentId, such as AgentId('bob@lab')", field=field)
     if not _is_sound(agent.display, agent.pubkey):
         raise BadAgent(f"{field} needs a display like name@host and a base58 key of 32 bytes", field=field)
+
+
+def is_key(text: str) -> bool:
+    return bool(_BASE58.fullmatch(text)) and len(from_base58(text)) == 32
 
 
 def base58(data: bytes) -> str:

@@ -65,7 +65,10 @@ class Where(Struct, frozen=True):
 
     @classmethod
     def of(cls, url: str) -> Where:
-        parts = urlsplit(url)
+        try:
+            parts = urlsplit(url)
+        except ValueError as wrong:
+            raise UnknownStore(f"this is no database URL: {wrong}") from None
         ours: dict[str, str] = {}
         theirs: list[tuple[str, str]] = []
         for name, value in parse_qsl(parts.query, keep_blank_values=True):
