@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ from covenant.serve.daemon import Daemon, Settings
 from tests.a2a.conftest import WORKING, piece, says
 from tests.a2a.workplace import Workplace
 from tests.daemons import OPERATOR_TOKEN
+from tests.until import until
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -170,14 +171,8 @@ async def rest(stream: Any) -> list[Any]:
     return found
 
 
-async def _until(is_so: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not is_so():  # noqa: ASYNC110  # what is waited for has no event of its own
-            await asyncio.sleep(0.001)
-
-
 async def _waiting(place: Place) -> None:
-    await _until(lambda: place.exchange.waits.total > 0)
+    await until(lambda: place.exchange.waits.total > 0)
 
 
 # --- the official client -----------------------------------------------------------------------------------
@@ -449,10 +444,10 @@ async def test_a_call_that_is_given_up_ends_its_wait(place: Place) -> None:
     held = place.ours.call("GetTask", id=task.id, current_generation=1)
     stream = place.ours.call("SubscribeToTask", id=task.id)
     await stream.read()
-    await _until(lambda: place.exchange.waits.total == 2)
+    await until(lambda: place.exchange.waits.total == 2)
     held.cancel()
     stream.cancel()
-    await _until(lambda: place.exchange.waits.total == 0)
+    await until(lambda: place.exchange.waits.total == 0)
 
 
 async def test_a_stream_ends_with_the_trust_in_its_caller(place: Place) -> None:
@@ -475,7 +470,7 @@ async def test_a_daemon_that_ends_says_so_to_its_streams(stack: AsyncExitStack) 
     stream = place.ours.call("SubscribeToTask", id=task.id)
     held = asyncio.ensure_future(_wait(place.ours.call("GetTask", id=task.id, current_generation=1)))
     await stream.read()
-    await _until(lambda: place.exchange.waits.total == 2)
+    await until(lambda: place.exchange.waits.total == 2)
     ending = asyncio.ensure_future(daemon.stop())
     assert (await refused(stream))[:2] == (grpc.StatusCode.UNAVAILABLE, "UNAVAILABLE")
     assert (await held).generation == 1

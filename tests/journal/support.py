@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import os
 from collections.abc import Awaitable, Callable
@@ -75,13 +74,6 @@ async def tidy(box: Mailbox) -> None:
     keeper = journal_of(box)._keeper
     assert keeper is not None
     await keeper.finish()
-
-
-async def until(is_true: Callable[[], bool]) -> None:
-    """Turn after turn of the loop: what happens in a thread of the store tells nobody."""
-    async with asyncio.timeout(60):
-        while not is_true():  # noqa: ASYNC110
-            await asyncio.sleep(0)
 
 
 def dump(box: Mailbox) -> dict[str, bytes]:

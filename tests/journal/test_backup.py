@@ -28,8 +28,8 @@ from tests.journal.support import (
     refused,
     state_in,
     tidy,
-    until,
 )
+from tests.until import until
 
 DROPPING = Limits(
     segment_bytes=3_000,
