@@ -1,4 +1,4 @@
-"""`python -m bench.agents_peers`: the peers for agents alone. First the check that each goes on where it was killed."""
+"""`python -m bench.agents.peers`: the peers for agents alone. First the check that each goes on where it was killed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from bench.agents_script import STEPS
+from bench.agents.script import STEPS
 from bench.cell import CellFailed, measure
 from bench.rounds import Rounds
 
@@ -26,7 +26,7 @@ PEERS: Final = {
 }
 _CHECKED_STEPS: Final = 30
 _DEATHS: Final = (7, 8, 21)
-_WORK: Final = Path(__file__).resolve().parent / "results" / ".work"
+_WORK: Final = Path(__file__).resolve().parents[1] / "results" / ".work"
 
 
 def check(cell: str, form: str, folder: Path) -> None:
@@ -43,7 +43,7 @@ def check(cell: str, form: str, folder: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.agents_peers", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench.agents.peers", description=__doc__)
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()

@@ -6,9 +6,9 @@ from typing import Final
 
 from bench.report import Section, beside
 from bench.rounds import Rounds
-from bench.serve_client import VERBS
-from bench.serve_load import WAKE_ALLOWANCE_MS
-from bench.serve_plan import CONNECTIONS, FULL, GRANTS_FEW, GRANTS_MANY, IPC_CONNECTIONS, POLLS
+from bench.serve.client import VERBS
+from bench.serve.load import WAKE_ALLOWANCE_MS
+from bench.serve.plan import CONNECTIONS, FULL, GRANTS_FEW, GRANTS_MANY, IPC_CONNECTIONS, POLLS
 from bench.table import Bar, Row
 
 HTTP_BAR: Final = Bar(0.30, True)

@@ -12,8 +12,8 @@ from typing import Any, Final
 
 from msgspec.json import encode
 
-from bench.agents_script import entry_of, found
-from bench.serve_seats import Served
+from bench.agents.script import entry_of, found
+from bench.serve.seats import Served
 from bench.work import Figures
 from covenant import Mailbox, Result, Task, Text
 from covenant.agents import Agent, AgentContext, AgentWorker, Local, RunHandle, agent

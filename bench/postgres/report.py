@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from bench.plan import Plan
-from bench.postgres_plan import CLIENTS, COMPARED, DAEMONS, WAITERS
+from bench.postgres.plan import CLIENTS, COMPARED, DAEMONS, WAITERS
 from bench.report import PAST_BAR, Section, beside
 from bench.rounds import Rounds
 from bench.table import Bar, Row

@@ -17,7 +17,7 @@ import msgspec
 import psutil
 
 from bench.covenant_cycle import url_of
-from bench.serve_seats import Seat, Served, raise_open_files
+from bench.serve.seats import Seat, Served, raise_open_files
 from bench.work import INTENT, REPLY, Figures
 from covenant import AgentId, Result, Task, Text
 from covenant.exchange.exchange import Exchange

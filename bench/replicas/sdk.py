@@ -1,4 +1,4 @@
-"""`python -m bench.replica_sdk NAME DATABASE-URL STORE`: one replica of an agent on the official SDK, as it comes.
+"""`python -m bench.replicas.sdk NAME DATABASE-URL STORE`: one replica of an agent on the official SDK, as it comes.
 
 STORE is `plain` (DatabaseTaskStore) or `cluster` (VersionedDatabaseTaskStore with its event stream). It prints where it
 listens, and serves until it is killed.
@@ -22,7 +22,7 @@ from a2a.types import AgentCapabilities, AgentCard, AgentInterface, AgentSkill, 
 from sqlalchemy.ext.asyncio import create_async_engine
 from starlette.applications import Starlette
 
-from bench.replica_work import PACE_S, PIECES, heard, piece
+from bench.replicas.work import PACE_S, PIECES, heard, piece
 
 
 class Writer(AgentExecutor):

@@ -13,9 +13,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 
-from bench.agents_plan import AgentRun
+from bench.agents.plan import AgentRun
 from bench.cell import Cell, CellFailed
-from bench.postgres_server import Server
+from bench.postgres.server import Server
 from bench.work import Figures
 
 CLIENTS: Final = (1, 8, 32, 128)

@@ -10,9 +10,9 @@ from typing import Any, Final
 import msgspec
 import psutil
 
-from bench.serve_client import NEXT_PATH, SEND_PATH, HttpCaller, HttpConnection, http_request, itself
-from bench.serve_load import HOST
-from bench.serve_seats import Seat, Served, raise_open_files
+from bench.serve.client import NEXT_PATH, SEND_PATH, HttpCaller, HttpConnection, http_request, itself
+from bench.serve.load import HOST
+from bench.serve.seats import Seat, Served, raise_open_files
 from bench.work import INTENT, Figures, percentile
 from covenant import Task
 from covenant.serve import wire as w

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Final
 
-from bench.serve_seats import Served
+from bench.serve.seats import Served
 from bench.work import REPLY, Figures
 from covenant import Mailbox, WorkContext, Worker
 

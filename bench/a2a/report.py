@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from bench.a2a_plan import CHUNKS_FEW, CHUNKS_MANY, COMPARED, CONNECTIONS, STREAMS
+from bench.a2a.plan import CHUNKS_FEW, CHUNKS_MANY, COMPARED, CONNECTIONS, STREAMS
 from bench.report import Section, beside
 from bench.rounds import Rounds
 from bench.table import Bar, Row

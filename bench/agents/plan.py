@@ -6,10 +6,10 @@ import shutil
 from contextlib import ExitStack
 from typing import Final
 
-from bench.a2a_plan import ProtocolRun
-from bench.agents_covenant import FORMS
-from bench.agents_peers import PEERS
-from bench.agents_script import STEPS
+from bench.a2a.plan import ProtocolRun
+from bench.agents.covenant import FORMS
+from bench.agents.peers import PEERS
+from bench.agents.script import STEPS
 from bench.cell import Cell
 
 ENTRIES_FEW: Final = 1_000

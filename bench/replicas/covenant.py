@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import httpx
 
-from bench.replica_work import PACE_S, PIECES, heard, piece
+from bench.replicas.work import PACE_S, PIECES, heard, piece
 from covenant import Mailbox, WorkContext, Worker
 
 _CARD: Final = {"name": "writer", "description": "writes piece by piece"}

@@ -14,7 +14,7 @@ import psutil
 
 from bench.floor import RECORD_BYTES
 from bench.history import Turns
-from bench.serve_client import (
+from bench.serve.client import (
     NEXT_PATH,
     VERBS,
     Cycle,
@@ -27,7 +27,7 @@ from bench.serve_client import (
     over_http,
     over_ipc,
 )
-from bench.serve_seats import Served
+from bench.serve.seats import Served
 from bench.work import Figures, Tally, Window
 
 HOST: Final = "127.0.0.1"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from bench.cell import Cell
-from bench.serve_plan import ServiceRun
+from bench.serve.plan import ServiceRun
 
 CONNECTIONS: Final = (1, 32, 128)
 COMPARED: Final = 32

@@ -19,7 +19,7 @@ import uvloop
 from dbos import DBOS, DBOSConfig, SetWorkflowID
 from sqlalchemy import Engine, event
 
-from bench.agents_script import Entry, Stopwatch, Tool, digest_of, entry_of
+from bench.agents.script import Entry, Stopwatch, Tool, digest_of, entry_of
 from bench.work import Figures
 
 FORMS: Final = ("step", "async", "stream")

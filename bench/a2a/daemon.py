@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from bench.covenant_cycle import url_of
-from bench.serve_daemon import _OPERATOR_TOKEN, _enrolled, _weight
-from bench.serve_seats import Served, raise_open_files
+from bench.serve.daemon import _OPERATOR_TOKEN, _enrolled, _weight
+from bench.serve.seats import Served, raise_open_files
 from bench.work import REPLY, Figures
 from covenant import Result, Text
 from covenant.exchange.realm import Realm

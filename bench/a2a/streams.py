@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-from bench.serve_load import HOST
-from bench.serve_seats import Served, raise_open_files
+from bench.serve.load import HOST
+from bench.serve.seats import Served, raise_open_files
 from bench.work import Figures, percentile
 from covenant import Limits, Task
 from covenant.exchange.exchange import Exchange

@@ -23,7 +23,7 @@ from langgraph.checkpoint.sqlite import SqliteSaver
 from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
 from langgraph.graph import END, START, StateGraph
 
-from bench.agents_script import Entry, Stopwatch, Tool, digest_of, entry_of
+from bench.agents.script import Entry, Stopwatch, Tool, digest_of, entry_of
 from bench.work import Figures
 
 FORMS: Final = ("graph", "async", "delta")

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from bench.agents_script import Found, Stopwatch, Tool, digest_of, entry_of
+from bench.agents.script import Found, Stopwatch, Tool, digest_of, entry_of
 from bench.work import Figures
 from covenant.agents import Agent, AgentContext, Local, TaskFunction, agent, task
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from bench.agents_plan import ENTRIES_FEW, ENTRIES_MANY, PAUSES
+from bench.agents.plan import ENTRIES_FEW, ENTRIES_MANY, PAUSES
 from bench.report import Section, beside
 from bench.rounds import Rounds
 from bench.table import Bar, Row

@@ -10,9 +10,9 @@ from time import perf_counter
 from typing import Final
 
 from bench.history import Turns
-from bench.serve_client import HttpConnection, Load, UnexpectedReply, itself
-from bench.serve_load import HOST
-from bench.serve_seats import Served
+from bench.serve.client import HttpConnection, Load, UnexpectedReply, itself
+from bench.serve.load import HOST
+from bench.serve.seats import Served
 from bench.work import INTENT, Figures, Tally, Window
 
 _OVERTIME_S: Final = 30.0

@@ -16,7 +16,7 @@ from typing import Final, TypeVar, cast
 import msgspec
 from msgspec import Struct
 
-from bench.serve_seats import Seat
+from bench.serve.seats import Seat
 from bench.work import INTENT, REPLY, Tally
 from covenant import Result, Task, Text
 from covenant.serve import wire as w
