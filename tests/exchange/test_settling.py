@@ -20,7 +20,7 @@ from covenant.store.engine import Store
 from tests.a2a.conftest import Town, says
 from tests.a2a.towns import place
 from tests.conformance.support import soon, uid
-from tests.exchange import until
+from tests.until import until
 
 SUBMITTED: Final = "TASK_STATE_SUBMITTED"
 

@@ -24,7 +24,8 @@ from covenant.store.journal.archive import Archive, ArchiveFailed, KeyFilter
 from covenant.store.journal.files import AppendFile
 from covenant.store.journal.verify import verify
 from tests.conformance.runs import RUN, answer, parked_on, step
-from tests.journal.support import SMALL, FailingFiles, busy_run, dump, journal_of, open_journal, tidy, until
+from tests.journal.support import SMALL, FailingFiles, busy_run, dump, journal_of, open_journal, tidy
+from tests.until import until
 
 
 def task_for(box: OpenMailbox, text: str = "work") -> Task:

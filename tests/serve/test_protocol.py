@@ -17,6 +17,7 @@ from covenant.serve.http import Asked, Http, Response
 from covenant.serve.protocol import HttpProtocol
 from covenant.serve.server import Server, config_for, listen
 from tests.daemons import OPERATOR_TOKEN, Realmful, start_daemon
+from tests.until import until
 
 PATIENCE_S: Final = 20
 ABSENT: Final = "00000000-0000-4000-8000-000000000000"
@@ -353,8 +354,7 @@ async def test_who_waits_when_the_daemon_ends_is_answered_first() -> None:
     reader, writer = await asyncio.open_connection(*daemon.address)
     writer.write(request("GET /a2a/results/next?wait_ms=20000", who=OPERATOR_TOKEN))
     async with asyncio.timeout(PATIENCE_S):
-        while daemon.exchange.waits.total == 0:  # noqa: ASYNC110
-            await asyncio.sleep(0)
+        await until(lambda: daemon.exchange.waits.total > 0)
         await daemon.stop()
         answer = await reader.read()
     assert answer.startswith(b"HTTP/1.1 200 ") and answer.endswith(b'{"kind":"a2a_result_opt","result":null}')

@@ -73,7 +73,7 @@ def _named(label: str) -> AgentId:
 
 @lru_cache(maxsize=65536)
 def _is_sound(display: str, pubkey: str) -> bool:
-    return bool(_DISPLAY.fullmatch(display) and _BASE58.fullmatch(pubkey) and len(from_base58(pubkey)) == 32)
+    return bool(_DISPLAY.fullmatch(display) and is_key(pubkey))
 
 
 def check_agent(agent: object, field: str = "agent") -> None:
@@ -83,6 +83,10 @@ def check_agent(agent: object, field: str = "agent") -> None:
     is_long = len(agent.display) > _CHARS_MAX or len(agent.pubkey) > _CHARS_MAX  # that is not worth to be remembered
     if is_long or not _is_sound(agent.display, agent.pubkey):
         raise BadAgent(f"{field} needs a display like name@host and a base58 key of 32 bytes", field=field)
+
+
+def is_key(text: str) -> bool:
+    return bool(_BASE58.fullmatch(text)) and len(from_base58(text)) == 32
 
 
 def base58(data: bytes) -> str:
