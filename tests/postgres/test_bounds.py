@@ -14,6 +14,7 @@ from covenant.model.peer import Capability, Grant, Role
 from covenant.model.record import TaskRecord
 from covenant.store.postgres import lane as lanes
 from covenant.store.postgres.connection import borrowed
+from covenant.store.postgres.engine import POLL_S
 from covenant.store.postgres.lane import Lane
 from covenant.store.postgres.view import Working
 from tests.conformance.support import DONE, soon, uid
@@ -87,6 +88,39 @@ async def test_receivers_at_the_same_time_miss_nothing_that_there_was_no_room_fo
     assert max(held) <= _BOUND + 2 * _BYTES
 
 
+async def test_who_looks_while_more_is_locked_than_there_was_room_for_is_told_of_it(
+    box: OpenMailbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine: Any = box._engine
+    await box.of(ALICE).send_tasks([large(number) for number in range(10)])
+    async with Mailbox.open(f"{engine.where.dsn}&schema={engine.where.schema}&lanes=1") as other:
+        beside: Any = other._engine
+        has_locked, may_save, has_looked = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        save, committed = Lane._save, beside.committed
+
+        async def held_up(lane: Lane, *args: Any) -> None:
+            if lane is engine._lanes[0]:
+                has_locked.set()
+                await may_save.wait()
+            await save(lane, *args)
+
+        def noted(*args: Any) -> None:
+            committed(*args)
+            has_looked.set()
+
+        monkeypatch.setattr(Lane, "_save", held_up)
+        beside.committed = noted
+        first = asyncio.create_task(box.of(BOB).recv_tasks(1000))
+        await soon(has_locked.wait())
+        second = asyncio.create_task(other.of(BOB).recv_tasks(1000))
+        await soon(has_looked.wait())
+        assert not second.done()
+        may_save.set()
+        async with asyncio.timeout(POLL_S / 2):
+            taken = [*await first, *await second]
+        assert [delivery.task.id for delivery in taken] == [uid(number) for number in range(len(taken))]
+
+
 async def test_results_of_large_tasks_at_the_same_time_all_find_their_task(box: OpenMailbox, held: list[int]) -> None:
     await box.of(ALICE).send_tasks([large(number) for number in range(30)])
     bob = box.of(BOB)
@@ -152,9 +186,9 @@ async def test_work_of_other_kinds_is_not_read_to_find_that_of_one(box: OpenMail
     async with borrowed(engine.where) as other:
         await other.execute("analyze place")
         async with other.transaction():
-            sql = "select what from load(0, $1, '{}', '{R}', $2, '{1}', $3, 100000)"
+            sql = "select what from load(0, $1, '{}', '{}', '{}', '{}', '{}', '{0}', '{R}', $2, '{1}', $3, 100000)"
             found = await other.fetch(sql, engine.space, [name], [kinds])
-            assert not [row for row in found if row["what"] > 0]
+            assert not [row for row in found if row["what"] >= 0]
             read = "select idx_tup_fetch from pg_stat_xact_user_tables where relid = 'place'::regclass"
             assert await other.fetchval(read) < 10
 

@@ -56,7 +56,7 @@ from covenant.store.postgres.bell import Bell
 from covenant.store.postgres.connection import LOST, Where, borrowed, told
 from covenant.store.postgres.entry import Entry, observed
 from covenant.store.postgres.housekeeping import Housekeeper
-from covenant.store.postgres.lane import EXPIRY_STEPS, Lane, Moved, is_exclusive
+from covenant.store.postgres.lane import EXPIRY_STEPS, Lane, is_exclusive
 from covenant.store.postgres.listing import DEPTH
 from covenant.store.postgres.log import CommitLog
 from covenant.store.postgres.pulse import LAPSE_S, Pulse, session_of
@@ -78,7 +78,7 @@ from covenant.store.postgres.rows import (
 )
 from covenant.store.postgres.schema import checked, migrate
 from covenant.store.postgres.trust import Trust
-from covenant.store.postgres.view import Working
+from covenant.store.postgres.view import Moved, Working
 from covenant.store.process import label_of_process
 from covenant.store.roll import Roll
 from covenant.store.state import Counts, State, Tally
@@ -472,10 +472,9 @@ class Postgres(Roll):
 
     def committed(self, entries: Iterable[Entry], work: Working, moved: Moved) -> None:
         """Durable now: wake who is concerned, then answer."""
-        left, taken = moved
         readied, answered, changed = [], [], []
         is_trust = False
-        for (shelf, name, order), key in taken:
+        for (shelf, name, order), key in moved.all_taken():
             if shelf == READY:
                 record = work.records[key]
                 assert type(record) is TaskRecord
@@ -489,7 +488,7 @@ class Postgres(Roll):
                 changed.append(name)
         for name, _ in readied:
             self._count_depth(name, 1)
-        for (shelf, name, _), _ in left:
+        for (shelf, name, _), _ in moved.all_left():
             if shelf == READY:
                 self._count_depth(name, -1)
         for key in work.touched:
@@ -504,8 +503,18 @@ class Postgres(Roll):
             self._wake(readied, answered, changed)
             if self._pulse.companions > 1:
                 self._bell.ring([name for name, _ in readied], answered, changed, is_trust)
+        if work.cut:
+            self._tell_of_cut(work.cut)
         for entry in entries:
             self._answer(entry)
+
+    def _tell_of_cut(self, cut: Iterable[tuple[bytes, str]]) -> None:
+        """Who looked while it was locked has not seen what there was no room for."""
+        readied = [name for shelf, name in cut if shelf == READY]
+        answered = [name for shelf, name in cut if shelf == ANSWERS]
+        self.rung(readied, answered, (), False)
+        if self._pulse.companions > 1:
+            self._bell.ring(readied, answered, (), False)
 
     def _answer(self, entry: Entry) -> None:
         if entry.refusal is not None:

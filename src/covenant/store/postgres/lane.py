@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final
 
 import asyncpg
 import msgspec
@@ -25,20 +25,29 @@ from covenant.rules.context import Commit, Need
 from covenant.rules.decide import decide
 from covenant.store.embedded import SYSTEM
 from covenant.store.journal.line import GENESIS, Line, encode
-from covenant.store.postgres.array import numbers, texts
+from covenant.store.postgres.array import flags, numbers, texts
 from covenant.store.postgres.connection import LANE_CLOSED, LOST, RETRIED, connect, told
 from covenant.store.postgres.entry import Entry, observed
 from covenant.store.postgres.hint import hint
 from covenant.store.postgres.line import marks_of
 from covenant.store.postgres.listing import DEEP, DIALOG_COUNT, LISTINGS
 from covenant.store.postgres.pulse import name_session
-from covenant.store.postgres.rows import DIALOGS, KINDS, READY, TRUST, Place, encoded, kind_name, note_of
-from covenant.store.postgres.view import Depth, First, Listing, ShelfName, Working
+from covenant.store.postgres.rows import (
+    DIALOGS,
+    KINDS,
+    READY,
+    TRUST,
+    Place,
+    encoded,
+    is_open,
+    kind_name,
+    note_of,
+    task_row,
+)
+from covenant.store.postgres.view import Depth, First, Listing, Moved, ShelfName, Working
 
 if TYPE_CHECKING:
     from covenant.store.postgres.engine import Postgres
-
-Moved: TypeAlias = tuple[list[tuple[Place, Key]], list[tuple[Place, Key]]]
 
 BLOCK: Final = 4096  # the increment of the sequence
 TRIES_MAX: Final = 40
@@ -73,14 +82,18 @@ _TRUST_EVENTS: Final = frozenset(
 )
 # Arrays go out as text, which the server reads faster than the driver writes its own form of them; bodies do not.
 _LOAD: Final = """select what, key, kind, ord, body from load($1, $2, $3::text::text[],
-    $4::text::"char"[], $5::text::text[], $6::text::integer[], $7::text::text[], $8)"""
+    $4::text::integer[], $5::text::"char"[], $6::text::text[], $7::text::integer[],
+    $8::text::integer[], $9::text::"char"[], $10::text::text[], $11::text::integer[], $12::text::text[], $13)"""
 _SAVE: Final = """select save($1, $2, $3, $4, $5,
     $6::text::text[], $7::text::"char"[], $8::text::bigint[], $9,
     $10::text::text[], $11::text::"char"[], $12::text::bigint[], $13, $14::text::bigint[], $15::text::text[],
     $16::text::"char"[], $17::text::text[], $18::text::bigint[], $19::text::text[], $20::text::text[],
     $21::text::"char"[], $22::text::text[], $23::text::bigint[], $24::text::text[],
-    $25::text::bigint[], $26::text::text[], $27::text::text[], $28::text::text[], $29::text::text[],
-    $30::text::bigint[], $31, $32::text::bigint[], $33::text::bigint[], $34::text::text[], $35)"""
+    $25::text::"char"[], $26::text::text[], $27::text::bigint[], $28::text::text[],
+    $29::text::"char"[], $30::text::text[], $31::text::bigint[], $32::text::text[],
+    $33::text::bigint[], $34::text::text[], $35::text::text[], $36::text::text[], $37::text::text[],
+    $38::text::boolean[], $39::text::bigint[], $40::text::bigint[], $41::text::boolean[],
+    $42, $43::text::bigint[], $44::text::bigint[], $45::text::text[], $46)"""
 
 _names: Final = msgspec.json.Encoder()
 
@@ -123,7 +136,7 @@ class Lane:
         self.seq = 0
         self.signed = 0
         self._work: Working
-        self._left_taken: Moved = ([], [])
+        self._moved = Moved()
         self._block_end = 0
         self._pending: tuple[bytes, int] | None = None  # the head that a commit of unknown outcome would leave
 
@@ -276,7 +289,7 @@ class Lane:
                 if self._pending is not None:
                     if await self._was_committed():
                         done = sum(entry.commit is not None or entry.refusal is not None for entry in batch)
-                        self._engine.committed(batch[:done], self._work, self._left_taken)
+                        self._engine.committed(batch[:done], self._work, self._moved)
                         return done
                 else:
                     await self._connected()
@@ -322,7 +335,7 @@ class Lane:
             if due is not None and due <= now and not is_expiry and self._heeds_clock and engine.is_on_time:
                 raise DueFirst
             chain = _Chain(self.hash)
-            self._left_taken = ([], [])
+            self._moved = Moved()
             done = 0
             while done < len(batch) and chain.size < SAVE_BYTES:
                 entry = batch[done]
@@ -365,7 +378,7 @@ class Lane:
         if self._pending is not None:
             self.hash, self.seq = self._pending
             self._pending = None
-        engine.committed(batch[:done], work, self._left_taken)
+        engine.committed(batch[:done], work, self._moved)
         return done
 
     async def _roll_back(self, connection: asyncpg.Connection[Any]) -> None:
@@ -437,40 +450,40 @@ class Lane:
                 await self._list(work, want)
         self._asked |= keys
         asked = [First(shelf, name, limit, kinds) for (shelf, name, kinds), limit in firsts.items()]
+        heads = [at for at, first in enumerate(asked) if first.is_plain]
+        others = [at for at, first in enumerate(asked) if not first.is_plain]
         found: list[list[str]] = [[] for _ in asked]
-        cuts: dict[int, str] = {}
+        cuts: set[int] = set()
         due: int | None = None
         trust = 0
         for what, key, kind, order, body in await self._load_statement.fetch(
             mode,
             self._engine.space,
             texts(sorted(keys)),
-            texts([first.shelf.decode() for first in asked]),
-            texts([first.name for first in asked]),
-            numbers([first.limit for first in asked]),
-            texts([None if first.kinds is None else _names_of(first.kinds) for first in asked]),
+            *_firsts(asked, heads),
+            *_firsts(asked, others),
+            texts([None if (kinds := asked[at].kinds) is None else _names_of(kinds) for at in others]),
             LOAD_BYTES,
         ):
-            if what == -1:
+            if body is not None:
                 work.take_in(key, kind, body)
-            elif what > 0:
-                work.take_in(key, kind, body)
-                found[what - 1].append(key)
+                if what >= 0:
+                    found[what].append(key)
+            elif what == -1:  # it is there, and there was no room for it
+                work.is_full = True
+                keys.discard(key)
+            elif what >= 0:
+                cuts.add(what)
             elif what == -2:
                 trust = order
             elif what == -3:
                 work.order = order
                 self._block_end = order + BLOCK
-            elif what == -5:
-                cuts[order] = key
             else:
                 due = order
-        if 0 in cuts:
-            work.is_full = True
-            keys = {key for key in keys if key <= cuts[0]}  # in their order, and so looked for
         work.take_absent(keys)
         for at, first in enumerate(asked):
-            work.take_shelf(first, found[at], at + 1 in cuts)
+            work.take_shelf(first, found[at], at in cuts)
         if trust != self._engine.known.learnt:
             await self._engine.known.learn(self._connection)
         work.trust = self._engine.trust  # another lane may have begun anew while this one looked
@@ -506,7 +519,7 @@ class Lane:
             sql, values = LISTINGS[listing.method](*args)
             work.lists[listing] = [row["key"] for row in await self._connection.fetch(sql, *values)]
 
-    async def _mark_cards(self, work: Working, taken: list[tuple[Place, Key]]) -> None:
+    async def _mark_cards(self, work: Working, moved: Moved) -> None:
         """A card keeps its number when it is published again, and has none when it is withdrawn. So that others learn
         of it all the same, it stands among what is trusted under the number of this commit."""
         cards = [key for key in work.touched if key.startswith(CARD_PREFIX)]
@@ -514,8 +527,9 @@ class Lane:
             assert self._connection is not None
             sql = "delete from place where shelf = $1 and name = '' and key = any($2)"
             await self._connection.execute(sql, TRUST, cards)
-            taken[:] = [(place, key) for place, key in taken if key not in cards]
-            taken += [((TRUST, "", work.order), key) for key in cards]
+            moved.taken = [(place, key) for place, key in moved.taken if key not in cards]
+            moved.taken += [((TRUST, "", work.order), key) for key in cards]
+            moved.moves = [move for move in moved.moves if move[2] not in cards]
 
     async def _save(self, work: Working, chain: _Chain, mode: int) -> None:
         lines, raws, mark = chain.lines, chain.raws, chain.mark
@@ -525,10 +539,11 @@ class Lane:
         new: list[tuple[str, bytes, int, bytes]] = []
         old: list[tuple[str, bytes, int, bytes, int]] = []
         gone: list[str] = []
-        tasks: list[tuple[int, str, str, str, str | None]] = []
+        tasks: list[tuple[int, str, str, str, str | None, bool]] = []
         tasks_gone: list[int] = []
-        left, taken = self._left_taken = work.moved()
-        await self._mark_cards(work, taken)
+        turned: list[tuple[int, bool]] = []
+        moved = self._moved = work.moved()
+        await self._mark_cards(work, moved)
         for key in work.touched:
             was, now = work.were.get(key), work.records.get(key)
             if now is None:
@@ -540,13 +555,18 @@ class Lane:
                 new.append((key, kind, now.order, body))
             else:
                 old.append((key, kind, now.order, body, was.order))
-            if type(now) is TaskRecord and (type(was) is not TaskRecord or was.sent_order != now.sent_order):
-                tasks.append((now.sent_order, key, now.sender, now.recipient, now.task.parent))
-                if isinstance(was, (TaskRecord, Tombstone)):
-                    tasks_gone.append(was.sent_order if isinstance(was, TaskRecord) else was.order)
+            if type(now) is not TaskRecord:
+                continue
+            if type(was) is TaskRecord and was.sent_order == now.sent_order:
+                if is_open(was) is not is_open(now):
+                    turned.append((now.sent_order, is_open(now)))
+                continue
+            tasks.append(task_row(key, now))
+            if isinstance(was, (TaskRecord, Tombstone)):
+                tasks_gone.append(was.sent_order if isinstance(was, TaskRecord) else was.order)
         new.sort()
         old.sort()
-        taken.sort()
+        moved.taken.sort()
         await self._save_statement.fetch(
             self.id,
             self.hash.decode(),
@@ -557,15 +577,21 @@ class Lane:
             *_rows(old),
             numbers([row[4] for row in old]),
             texts(gone),
-            *_places(taken),
-            texts([note_of(place, work.records.get(key)) for place, key in taken]),
-            *_places(left),
+            *_places(moved.taken),
+            texts([note_of(place, work.records.get(key)) for place, key in moved.taken]),
+            *_places(moved.left),
+            *_places([(was, key) for was, _, key in moved.moves]),
+            *_places([(place, key) for _, place, key in moved.moves])[:3],
+            texts([note_of(place, work.records.get(key)) for _, place, key in moved.moves]),
             numbers([row[0] for row in tasks]),
             texts([row[1] for row in tasks]),
             texts([row[2] for row in tasks]),
             texts([row[3] for row in tasks]),
             texts([row[4] for row in tasks]),
+            flags([row[5] for row in tasks]),
             numbers(tasks_gone),
+            numbers([row[0] for row in turned]),
+            flags([row[1] for row in turned]),
             lines[-1].at,
             numbers([lines[at].seq for at in starts]),
             numbers([lines[end - 1].last for end in ends]),
@@ -577,6 +603,15 @@ class Lane:
 
 def _names_of(kinds: Iterable[str]) -> str:
     return _names.encode([kind_name(kind) for kind in kinds]).decode()
+
+
+def _firsts(asked: Sequence[First], which: Sequence[int]) -> Sequence[str]:
+    return (
+        numbers(which),
+        texts([asked[at].shelf.decode() for at in which]),
+        texts([asked[at].name for at in which]),
+        numbers([asked[at].limit for at in which]),
+    )
 
 
 def _rows(found: Sequence[tuple[Any, ...]]) -> Sequence[Any]:

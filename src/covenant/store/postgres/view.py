@@ -8,7 +8,7 @@ a record like any other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Final, TypeAlias, TypeVar
 
@@ -53,6 +53,7 @@ ANYBODY: Final = "*"
 ShelfName: TypeAlias = tuple[bytes, str, frozenset[str] | None]
 _NEVER: Final = 2**62
 R = TypeVar("R")
+_TAKEN: Final = (READY, ANSWERS)
 _TRUST_PREFIXES: Final = (PEER_PREFIX, CARD_PREFIX)
 
 
@@ -68,6 +69,11 @@ class First(Struct, frozen=True):
     def place(self) -> ShelfName:
         return self.shelf, self.name, self.kinds
 
+    @property
+    def is_plain(self) -> bool:
+        """What is ready or answered for one peer, of whatever kind."""
+        return self.shelf in _TAKEN and self.name != ANYBODY and self.kinds is None
+
 
 class Depth(Struct, frozen=True):
     """How many tasks are ready for somebody."""
@@ -80,6 +86,27 @@ class Listing(Struct, frozen=True):
 
     method: str
     args: tuple[Any, ...]
+
+
+class Moved:
+    """Who has left a place, who has taken one, and who has gone from one to another: that is one row, written once."""
+
+    __slots__ = ("left", "moves", "taken")
+
+    def __init__(self) -> None:
+        self.left: list[tuple[Place, Key]] = []
+        self.taken: list[tuple[Place, Key]] = []
+        self.moves: list[tuple[Place, Place, Key]] = []
+
+    def all_left(self) -> Iterator[tuple[Place, Key]]:
+        yield from self.left
+        for was, _, key in self.moves:
+            yield was, key
+
+    def all_taken(self) -> Iterator[tuple[Place, Key]]:
+        yield from self.taken
+        for _, now, key in self.moves:
+            yield now, key
 
 
 class Working:
@@ -97,6 +124,7 @@ class Working:
         self.lists: dict[Listing, Any] = {}
         self.is_fresh = False  # something was loaded, and so trust is up to date
         self.is_full = False  # not all that was asked for was loaded: it was too much at once
+        self.cut: set[tuple[bytes, str]] = set()  # shelves of which more was locked than loaded
         self.is_careful = False  # nothing is taken for absent that was not looked for
         self._shelves: dict[tuple[bytes, str], dict[Key, int]] = {}
         self._loaded: set[bytes] = set()  # which of the shelves there are any of
@@ -120,7 +148,9 @@ class Working:
         """What stands first on a shelf, and was taken in already; what this transaction has put there comes after.
         `is_cut`: there was no room for more."""
         name = (first.shelf, first.name)
-        self.is_full = self.is_full or is_cut
+        if is_cut:
+            self.is_full = True
+            self.cut.add(name)
         if first.shelf == LEASE:
             self._leases.setdefault(first.name, keys[0] if keys else None)
             return
@@ -238,16 +268,19 @@ class Working:
                         else:
                             shelves[known].pop(key, None)
 
-    def moved(self) -> tuple[list[tuple[Place, Key]], list[tuple[Place, Key]]]:
-        """The places that were left, and those that were taken."""
-        left: list[tuple[Place, Key]] = []
-        taken: list[tuple[Place, Key]] = []
+    def moved(self) -> Moved:
+        moved = Moved()
         for key in self.touched:
             was, now = places_of(key, self.were.get(key)), places_of(key, self.records.get(key))
-            if was != now:
-                left += [(place, key) for place in was if place not in now]
-                taken += [(place, key) for place in now if place not in was]
-        return left, taken
+            if was == now:
+                continue
+            left = [place for place in was if place not in now]
+            taken = [place for place in now if place not in was]
+            while left and taken:
+                moved.moves.append((left.pop(), taken.pop(), key))
+            moved.left += [(place, key) for place in left]
+            moved.taken += [(place, key) for place in taken]
+        return moved
 
     # --- the view: records and shelves --------------------------------------------------------------------
 
