@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -24,7 +25,7 @@ from covenant.store.postgres import housekeeping
 from covenant.store.postgres import lane as lanes
 from covenant.store.postgres import pulse as pulses
 from covenant.store.postgres import reader as readers
-from covenant.store.postgres.connection import Where, connect
+from covenant.store.postgres.connection import IDLE_S, PROBE_S, PROBES, UNHEARD_MS, Where, connect
 from covenant.store.postgres.engine import Postgres
 from covenant.store.postgres.lane import Lane
 from covenant.store.postgres.verify import StoreReport, verify
@@ -101,6 +102,32 @@ async def test_a_connection_that_says_nothing_is_taken_for_lost(monkeypatch: pyt
             assert (await soon(alice.send_task(plain(bob, id=uid(2))))).task_id == uid(2)
             assert (await soon(alice.get_task(uid(2)))).task.id == uid(2)
             assert [delivery.task.id for delivery in await soon(bob.recv_tasks(5, wait_ms=0))] == [uid(1), uid(2)]
+    forget(server)
+
+
+async def test_a_line_is_probed_from_both_ends() -> None:
+    server = started_server()
+    async with over_a_line(server) as (_, port):
+        url = f"postgresql://postgres@127.0.0.1:{port}/postgres?sslmode=disable&schema=silent&lanes=1"
+        async with Mailbox.open(url) as box:
+            engine = engine_of(box)
+            for connection in (engine._lanes[0]._connection, engine._reader._connection, engine._pulse._ears):
+                assert connection is not None
+                # What is in effect is shown as 0 on a socket of the same machine, to which the line leads here.
+                rows = await connection.fetch("select name, reset_val from pg_settings where name like 'tcp_%'")
+                assert {row["name"]: int(row["reset_val"]) for row in rows} == {
+                    "tcp_keepalives_idle": IDLE_S,
+                    "tcp_keepalives_interval": PROBE_S,
+                    "tcp_keepalives_count": PROBES,
+                    "tcp_user_timeout": UNHEARD_MS,
+                }
+                here = connection._transport.get_extra_info("socket")
+                assert here.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+                tcp = socket.IPPROTO_TCP
+                assert here.getsockopt(tcp, socket.TCP_KEEPIDLE) == IDLE_S
+                assert here.getsockopt(tcp, socket.TCP_KEEPINTVL) == PROBE_S
+                assert here.getsockopt(tcp, socket.TCP_KEEPCNT) == PROBES
+                assert here.getsockopt(tcp, socket.TCP_USER_TIMEOUT) == UNHEARD_MS
     forget(server)
 
 
