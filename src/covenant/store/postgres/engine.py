@@ -90,6 +90,7 @@ POLL_S: Final = 5.0  # the slow look, in case nobody rang
 TIDY_S: Final = 60.0
 _STEPS_AT_ONCE: Final = 10
 _GIVING_BACK_S: Final = 2.0
+_ASIDE_S: Final = 0.5  # until a command that wants what somebody holds is tried again
 _ENDING_S: Final = 5.0  # for what is on its way when the store is closed
 _DEPTH_AGE_S: Final = 1.0
 _DEPTH_AGE_FAR_S: Final = 60.0
@@ -143,6 +144,8 @@ class Postgres(Roll):
         self._clock = clock
         self._ids = ids
         self._queue: deque[Entry] = deque()
+        self._aside: set[Entry] = set()  # commands that want what somebody holds
+        self._due_again_s = 0.0
         self._idle: deque[asyncio.Future[None]] = deque()
         self._free = 0  # lanes that have nothing to do
         self._lanes: list[Lane] = []
@@ -298,9 +301,10 @@ class Postgres(Roll):
             job.cancel()
         await asyncio.gather(*self._jobs, return_exceptions=True)
         self._jobs = []
-        for entry in (*self._queue, *(entry for lane in self._lanes for entry in lane.own)):
+        for entry in (*self._queue, *self._aside, *(entry for lane in self._lanes for entry in lane.own)):
             entry.fail(self.closed_error())
         self._queue.clear()
+        self._aside.clear()
         for waiters in self._waiters:
             waiters.wake_everyone()
         self._growth.tell()
@@ -389,6 +393,27 @@ class Postgres(Roll):
             self._idle.append(waiting)
             await waiting
         return []
+
+    def put_aside(self, entry: Entry) -> None:
+        """It wants what somebody holds: others go on, and it is tried again soon."""
+        entry.is_aside = entry.is_alone = True
+        entry.tries = 0
+        self._aside.add(entry)
+        asyncio.get_running_loop().call_later(_ASIDE_S, self._take_up, entry)
+
+    def _take_up(self, entry: Entry) -> None:
+        if entry in self._aside:
+            self._aside.discard(entry)
+            self._queue.append(entry)
+            self._ring_lane()
+
+    def leave_due(self) -> None:
+        """Somebody holds what is due: it is not looked for before every batch."""
+        self._due_again_s = asyncio.get_running_loop().time() + _ASIDE_S
+
+    @property
+    def heeds_due(self) -> bool:
+        return self.is_on_time and asyncio.get_running_loop().time() >= self._due_again_s
 
     def put_back(self, entries: Sequence[Entry], alone: bool = False) -> None:
         """To the front of the queue, in their order."""

@@ -52,7 +52,8 @@ if TYPE_CHECKING:
 BLOCK: Final = 4096  # the increment of the sequence
 TRIES_MAX: Final = 40
 TOGETHER_MAX: Final = 8  # tries of a whole batch; then each command stands for itself
-TOGETHER_S: Final = 2.0  # or once they have waited so long for what somebody holds
+LOCK_TIMEOUT: Final = "500ms"  # for a record or for trust; others wait meanwhile
+HELD_S: Final = 0.4  # or once they have waited so long for what somebody holds; one alone is put aside
 LOAD_BYTES: Final = 16 << 20  # of records, in one look; at least one is loaded, and the rest when its turn comes
 SAVE_BYTES: Final = 16 << 20  # of lines, in one transaction; those of one command are not parted
 EXPIRY_STEPS: Final = 20  # of the clock, in one transaction
@@ -156,7 +157,7 @@ class Lane:
         if self._connection is not None and not self._connection.is_closed():
             return self._connection
         session = self._engine.session
-        connection = await connect(self._engine.where, application_name=session)
+        connection = await connect(self._engine.where, application_name=session, lock_timeout=LOCK_TIMEOUT)
         try:
             await self._engine.known.meet(connection)
             if self.id == 0:
@@ -234,8 +235,10 @@ class Lane:
                 if tries >= TRIES_MAX or (len(batch) == 1 and batch[0].until_s <= now_s):
                     self._give_up(batch, StoreUnavailable(f"others are always at it: {conflict}", outcome="not_stored"))
                     return
-                if len(batch) > 1 and (tries >= TOGETHER_MAX or now_s - begun_s >= TOGETHER_S):
-                    self._engine.put_back(batch[1:], alone=True)  # one wants what somebody holds
+                if now_s - begun_s >= HELD_S or batch[0].is_aside:
+                    batch = self._part_with_held(batch, conflict)
+                elif len(batch) > 1 and tries >= TOGETHER_MAX:
+                    self._engine.put_back(batch[1:], alone=True)
                     batch = batch[:1]
                 if tries > 1:
                     await asyncio.sleep(min(0.001 * tries, 0.02))
@@ -264,9 +267,25 @@ class Lane:
                 self._engine.put_back(batch)
                 return
 
+    def _part_with_held(self, batch: list[Entry], conflict: BaseException) -> list[Entry]:
+        """One of the batch wants what somebody holds for long. Each stands for itself from now on; one that does is put
+        aside, so that others go on. What is left to do here."""
+        first, rest = batch[0], batch[1:]
+        if type(first.command) is c.Expire:
+            steps = [entry for entry in batch if type(entry.command) is c.Expire]
+            self._engine.leave_due()
+            self._give_up(steps, StoreUnavailable(f"somebody holds what is due: {conflict}", outcome="not_stored"))
+            self._engine.put_back([entry for entry in batch if entry not in steps])
+            return []
+        self._engine.put_back(rest, alone=True)
+        if rest or first.is_exclusive or first.lane is not None:
+            return [first]
+        self._engine.put_aside(first)
+        return []
+
     async def _expire(self) -> None:
         """What the clock has to say, first of all, and by one lane at a time."""
-        engine = self._engine
+        engine, asked = self._engine, self._asked
         async with engine.expiring:
             while True:
                 steps = [engine.entry(c.Expire(None), SYSTEM) for _ in range(EXPIRY_STEPS)]
@@ -276,7 +295,7 @@ class Lane:
                 commit = steps[-1].commit
                 if commit is None or not commit.events:
                     break
-        self._heeds_clock = False
+        self._asked, self._heeds_clock = asked, False
 
     async def _recover(self, batch: list[Entry], lost: BaseException) -> int:
         """The connection was lost. How many of the batch were committed all the same. Who has waited long enough is
@@ -319,9 +338,9 @@ class Lane:
         if batch[0].lane not in (None, self.id):  # of a chain that has ended: the new one has its own head
             batch[0].future.set_result(None)
             return len(batch)
-        mode = 2 if batch[0].is_exclusive else 1
+        mode = 2 if batch[0].is_exclusive else 3 if batch[0].is_aside else 1
         work = self._work = Working(engine.trust, engine.depth_of)
-        work.is_careful = batch[0].tries > 0
+        work.is_careful = batch[0].tries > 0 or batch[0].is_aside
         now = engine.now()
         for entry in batch:
             entry.commit = entry.refusal = None
@@ -332,7 +351,7 @@ class Lane:
             await connection.execute("begin")
         try:
             due = await self._load(work, mode, wanted)
-            if due is not None and due <= now and not is_expiry and self._heeds_clock and engine.is_on_time:
+            if due is not None and due <= now and not is_expiry and self._heeds_clock and engine.heeds_due:
                 raise DueFirst
             chain = _Chain(self.hash)
             self._moved = Moved()
@@ -353,7 +372,7 @@ class Lane:
                 except CovenantError as refusal:
                     entry.refusal = refusal
                 else:
-                    if mode == 1 and any(type(event) in _TRUST_EVENTS for event in commit.events):
+                    if mode != 2 and any(type(event) in _TRUST_EVENTS for event in commit.events):
                         entry.is_exclusive = True
                         break
                     if work.order + len(commit.events) >= self._block_end:

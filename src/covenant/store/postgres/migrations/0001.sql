@@ -108,7 +108,8 @@ create table seam (
 -- for; a row without a body says that there is more. The heads are the commonest: what is ready or answered for somebody.
 -- The last rows say how far trust is, which block of numbers was drawn, and what is due next.
 create function load(
-    mode integer,                                 -- 0: further in a transaction, 1: its beginning, 2: to change trust
+    mode integer,                                 -- 0: further in a transaction; its beginning: 1, or 2 to change trust,
+                                                  -- or 3 to wait for no record
     space integer,
     keys text[],
     head_numbers integer[], head_shelves "char"[], head_names text[], head_limits integer[],
@@ -127,13 +128,13 @@ declare
     depth integer;
     seen integer;
 begin
-    if mode = 1 then
+    if mode in (1, 3) then
         perform pg_advisory_xact_lock_shared(space, 1);
     elsif mode = 2 then
         perform pg_advisory_xact_lock(space, 1);
     end if;
     perform pg_current_xact_id();
-    if mode = 0 then
+    if mode in (0, 3) then
         return query select s.i, s.key, s.kind, s.ord, case when s.upto - octet_length(s.body) <= room then s.body end
         from (select l.*, sum(octet_length(l.body)) over (rows unbounded preceding) as upto from (
             select -1 as i, r.* from (
