@@ -7,12 +7,15 @@ from collections.abc import AsyncIterator
 from typing import Any, Final
 
 import pytest
+from msgspec import structs
 
 from covenant import AgentId, Json, Mailbox, OpenMailbox, Result, Task, Text
 from covenant.model import command as c
+from covenant.model.limits import Limits
 from covenant.model.peer import Capability, Grant, Role
 from covenant.model.record import TaskRecord
 from covenant.store.postgres import lane as lanes
+from covenant.store.postgres import reader as readers
 from covenant.store.postgres.connection import borrowed
 from covenant.store.postgres.engine import POLL_S
 from covenant.store.postgres.lane import Lane
@@ -201,6 +204,46 @@ async def test_what_looks_like_the_kind_in_what_a_task_carries_is_not_taken_for_
     await alice.send_tasks([*decoys, Task(id=uid(1), recipient=BOB, intent_text="x", task_kind="a")])
     taken = await soon(bob.recv_tasks(1, wait_ms=0, kinds={"a"}))
     assert [delivery.task.id for delivery in taken] == [uid(1)]
+
+
+@pytest.mark.parametrize("ask", ["queue", "recent", "pending", "tree"])
+async def test_a_listing_of_large_tasks_loads_as_many_as_an_answer_carries(
+    ask: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(readers, "READ_BYTES", _BOUND)
+    async with Mailbox.open(f"{store_url()}&lanes=1", limits=Limits(page_bytes_max=2 * _BOUND)) as box:
+        alice, bob = box.of(ALICE), box.of(BOB)
+        await alice.send_task(Task(id=uid(99), recipient=BOB, intent_text="x"))
+        for number in range(0, 40, 4):
+            children = [large(n) for n in range(number, number + 4)]
+            await alice.send_tasks([structs.replace(task, parent=uid(99)) for task in children])
+        if ask == "pending":
+            for delivery in await bob.recv_tasks(50, wait_ms=0):
+                await bob.send_result(Result.ok(delivery, (Text("y" * _BYTES),)))
+        loaded: list[int] = []
+        take_in = Working.take_in
+
+        def noted(work: Working, key: str, kind: bytes, body: bytes) -> None:
+            loaded.append(len(body))
+            take_in(work, key, kind, body)
+
+        monkeypatch.setattr(Working, "take_in", noted)
+        if ask == "queue":
+            shown = [entry.task.id for entry in (await soon(alice.task_queue(1000))).tasks]
+            assert shown == [uid(99), *(uid(number) for number in range(len(shown) - 1))]
+        elif ask == "recent":
+            shown = [task.id for task in await soon(alice.recent_tasks(1000))]
+            assert shown == [uid(39 - number) for number in range(len(shown))]
+        elif ask == "pending":
+            page = await soon(alice.task_queue(1000, state="result_pending"))
+            shown = [answer.result.task_id for answer in page.results]
+            assert page.cursor is not None
+        else:
+            tree = await soon(alice.task_tree(uid(99)))
+            shown = [node.id for node in tree.root.children]
+            assert tree.truncated
+        assert 8 <= len(shown) < 12
+        assert sum(loaded) <= 2 * (3 * _BOUND + 2 * _BYTES)  # a finished task has its result beside it
 
 
 async def test_a_commit_may_have_more_events_than_a_block_of_numbers(box: OpenMailbox) -> None:

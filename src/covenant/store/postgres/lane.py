@@ -30,7 +30,7 @@ from covenant.store.postgres.connection import LANE_CLOSED, LOST, RETRIED, conne
 from covenant.store.postgres.entry import Entry, observed
 from covenant.store.postgres.hint import hint
 from covenant.store.postgres.line import marks_of
-from covenant.store.postgres.listing import DEEP, DIALOG_COUNT, LISTINGS
+from covenant.store.postgres.listing import DEEP, DIALOG_COUNT, LISTINGS, only_keys
 from covenant.store.postgres.pulse import name_session
 from covenant.store.postgres.rows import (
     DIALOGS,
@@ -535,7 +535,7 @@ class Lane:
             args = listing.args
             if listing.method == "due":  # enough for all the steps of one transaction
                 args = (args[0], args[1] * EXPIRY_STEPS)
-            sql, values = LISTINGS[listing.method](*args)
+            sql, values = only_keys(LISTINGS[listing.method](*args))
             work.lists[listing] = [row["key"] for row in await self._connection.fetch(sql, *values)]
 
     async def _mark_cards(self, work: Working, moved: Moved) -> None:

@@ -30,6 +30,20 @@ _EACH_RECIPIENT: Final = """
 """
 
 
+def only_keys(statement: Statement) -> Statement:
+    """Which ones they are, and nothing of them."""
+    sql, values = statement
+    return f"select q.key from ({sql}) q", values
+
+
+def in_portion(statement: Statement, room: int) -> Statement:
+    """All of them, with the bodies of the first: as many bytes as there is room for, and at least one."""
+    sql, values = statement
+    upto = "sum(octet_length(q.body)) over (rows unbounded preceding) - octet_length(q.body)"
+    sql = f"select q.key, q.kind, case when {upto} <= ${len(values) + 1} then q.body end as body from ({sql}) q"
+    return sql, (*values, room)
+
+
 def of_shelf(shelf: bytes, name: str, after: int, limit: int) -> Statement:
     sql = f"""select {_ROW} from place p join record r on r.key = p.key
         where p.shelf = $1 and p.name = $2 and p.ord > $3 order by p.ord, p.key limit $4"""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar, overload
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -75,6 +75,26 @@ class First(Struct, frozen=True):
         return self.shelf in _TAKEN and self.name != ANYBODY and self.kinds is None
 
 
+class Portioned(Sequence[R]):
+    """A listing of which a part may not be here yet: who gets there asks for more, and who has enough does not."""
+
+    def __init__(self, one: Callable[[Key], R], keys: Sequence[Key]) -> None:
+        self._one = one
+        self._keys = keys
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    @overload
+    def __getitem__(self, at: int) -> R: ...
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[R]: ...
+    def __getitem__(self, at: int | slice) -> R | Sequence[R]:
+        if isinstance(at, slice):
+            return Portioned(self._one, self._keys[at])
+        return self._one(self._keys[at])
+
+
 class Depth(Struct, frozen=True):
     """How many tasks are ready for somebody."""
 
@@ -125,6 +145,7 @@ class Working:
         self.is_fresh = False  # something was loaded, and so trust is up to date
         self.is_full = False  # not all that was asked for was loaded: it was too much at once
         self.cut: set[tuple[bytes, str]] = set()  # shelves of which more was locked than loaded
+        self.is_snapshot = False  # it shows one moment, and locks nothing
         self.is_careful = False  # nothing is taken for absent that was not looked for
         self._shelves: dict[tuple[bytes, str], dict[Key, int]] = {}
         self._loaded: set[bytes] = set()  # which of the shelves there are any of
@@ -332,6 +353,15 @@ class Working:
             raise Need(replace(first, limit=first.limit + len(keys) + len(self.touched)))
         return [key for _, key in sorted(found)[: first.limit]]
 
+    def _portioned(self, kind: type[R], keys: Sequence[Key]) -> Sequence[R]:
+        """From a snapshot, in which they are what they were listed as: as they are asked for."""
+        return Portioned(lambda key: self._record(kind, key), keys) if self.is_snapshot else self._records(kind, keys)
+
+    def _record(self, kind: type[R], key: Key) -> R:
+        record = self.get(key)
+        assert isinstance(record, kind)
+        return record
+
     def _records(self, kind: type[R], keys: Iterable[Key]) -> list[R]:
         """Those that are still what they were listed as; one that is not here yet is needed."""
         missing = [key for key in keys if key not in self.records and key not in self.absent]
@@ -385,10 +415,12 @@ class Working:
         return found
 
     def children(self, parent: str, after: int, limit: int, agent: str | None = None) -> Sequence[TaskRecord]:
-        return self._records(TaskRecord, self._listed("children", parent, after, limit, agent))
+        return self._portioned(TaskRecord, self._listed("children", parent, after, limit, agent))
 
     def leases(self, after: int, limit: int, agent: str | None = None) -> Sequence[TaskRecord]:
-        found = self._records(TaskRecord, self._listed("leases", after, limit, agent))
+        found = self._portioned(TaskRecord, self._listed("leases", after, limit, agent))
+        if self.is_snapshot and agent is None:
+            return found
         held = [record for record in found if record.lease is not None]
         return held if agent is None else [record for record in held if agent in (record.sender, record.recipient)]
 
@@ -404,10 +436,10 @@ class Working:
         return _NEVER if due_ms is None else due_ms
 
     def tasks(self, agent: str | None, after: int, limit: int) -> Sequence[TaskRecord]:
-        return self._records(TaskRecord, self._listed("tasks", agent, after, limit))
+        return self._portioned(TaskRecord, self._listed("tasks", agent, after, limit))
 
     def recent(self, agent: str | None, before: int | None, limit: int) -> Sequence[TaskRecord]:
-        return self._records(TaskRecord, self._listed("recent", agent, before, limit))
+        return self._portioned(TaskRecord, self._listed("recent", agent, before, limit))
 
     def pending(self, agent: str | None, after: int, limit: int) -> Sequence[Key]:
         keys: Sequence[Key] = self._listed("pending", agent, after, limit)
@@ -415,13 +447,15 @@ class Working:
 
     def slots(self, after: int, limit: int, agent: str | None = None) -> Sequence[tuple[Key, Slot]]:
         keys: Sequence[Key] = self._listed("slots", after, limit, agent)
+        if self.is_snapshot:
+            return Portioned(lambda key: (key, self._record(Slot, key)), keys)
         return list(zip(keys, self._records(Slot, keys), strict=True))
 
     def late(self, task_id: str) -> Sequence[Late]:
         return self._records(Late, self._listed("late", task_id))
 
     def dialogs(self, sender: str, recipient: str, before: int, limit: int) -> Sequence[TaskRecord]:
-        return self._records(TaskRecord, self._listed("dialogs", sender, recipient, before, limit))
+        return self._portioned(TaskRecord, self._listed("dialogs", sender, recipient, before, limit))
 
     def moved_dialogs(self, sender: str, recipient: str, since: int, after: int, limit: int) -> Sequence[TaskRecord]:
         moved = self._records(TaskRecord, self._listed("moved_dialogs", sender, recipient, since))
