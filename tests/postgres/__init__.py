@@ -76,7 +76,7 @@ async def store_for(folder: str) -> str:
         if await connection.fetchval("select to_regclass($1) is not null", f"{schema}.meta"):
             await connection.execute(
                 f"""set search_path = {schema};
-                truncate record, place, task, log, anchor, lane, daemon restart identity cascade;
+                truncate record, place, task, log, note, anchor, lane, daemon restart identity cascade;
                 update meta set trust = 0, store = gen_random_uuid()::text;
                 alter sequence block restart"""
             )

@@ -50,7 +50,7 @@ from covenant.rules.undo import undo
 from covenant.store.audit import newest_rows
 from covenant.store.clock import Clock, SystemClock, Timer
 from covenant.store.embedded import SYSTEM, is_under_way
-from covenant.store.engine import Place
+from covenant.store.engine import Notes, Place
 from covenant.store.growth import Growth
 from covenant.store.postgres.bell import Bell
 from covenant.store.postgres.connection import LOST, Where, borrowed, told
@@ -59,6 +59,7 @@ from covenant.store.postgres.housekeeping import Housekeeper
 from covenant.store.postgres.lane import EXPIRY_STEPS, Lane, is_exclusive
 from covenant.store.postgres.listing import DEPTH
 from covenant.store.postgres.log import CommitLog
+from covenant.store.postgres.notes import SharedNotes
 from covenant.store.postgres.pulse import LAPSE_S, Pulse, session_of
 from covenant.store.postgres.reader import Reader
 from covenant.store.postgres.rows import (
@@ -905,6 +906,9 @@ class Postgres(Roll):
 
     def leads(self) -> bool:
         return self._pulse.leads and self.is_on_time
+
+    def notes(self) -> Notes | None:
+        return SharedNotes(self._reader, "alerts")
 
     def companions(self) -> int:
         return self._pulse.companions

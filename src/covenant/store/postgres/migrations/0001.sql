@@ -75,6 +75,12 @@ create table daemon (
     proof      text                               -- how it was known to have ended: it said so, or it was silent
 );
 
+-- What the daemon that leads leaves to the next one.
+create table note (
+    name text primary key,
+    body bytea not null
+);
+
 -- One chain of the log: a connection that has one transaction open at a time. Who appends says which hash it builds on.
 create table lane (
     id      integer generated always as identity primary key,
