@@ -42,6 +42,7 @@ class Mirrored(Postgres):
     def die(self) -> None:
         """From this moment nothing more is asked of the database; what it was asked, it may still do."""
         self.is_closing = True
+        self.queue.end()
         held = [lane._connection for lane in self._lanes] + [self._reader._connection]
         self._left = [connection.get_server_pid() for connection in held if connection and not connection.is_closed()]
         for connection in held:

@@ -265,7 +265,7 @@ async def test_a_commit_may_have_more_events_than_a_block_of_numbers(box: OpenMa
 async def test_numbers_that_others_draw_between_two_blocks_are_passed_over(box: OpenMailbox) -> None:
     engine: Any = box._engine
     lane = engine._lanes[0]
-    work = Working(engine.trust, engine.depth_of)
+    work = Working(engine.trust, engine.depths.of)
 
     class Crowded:
         """Somebody else draws a number before the second block, once."""

@@ -191,9 +191,9 @@ class Lane:
     async def work(self) -> None:
         engine = self._engine
         while True:
-            if not engine.has_work and self._connection is not None:
+            if not engine.queue and self._connection is not None:
                 await self._roll_back(self._connection)  # begun for a batch that another lane has taken
-            batch = await engine.next_batch(self)
+            batch = await engine.queue.next_batch(self.own)
             if not batch:
                 return
             try:
@@ -217,7 +217,7 @@ class Lane:
         self._heeds_clock = True
         while batch:
             if batch[0].is_exclusive and len(batch) > 1:
-                self._engine.put_back(batch[1:])
+                self._engine.queue.put_back(batch[1:])
                 batch = batch[:1]
             try:
                 done = await self._transact(batch)
@@ -238,7 +238,7 @@ class Lane:
                 if now_s - begun_s >= HELD_S or batch[0].is_aside:
                     batch = self._part_with_held(batch, conflict)
                 elif len(batch) > 1 and tries >= TOGETHER_MAX:
-                    self._engine.put_back(batch[1:], alone=True)
+                    self._engine.queue.put_back(batch[1:], alone=True)
                     batch = batch[:1]
                 if tries > 1:
                     await asyncio.sleep(min(0.001 * tries, 0.02))
@@ -247,7 +247,7 @@ class Lane:
                 recovered = await self._recover(batch, lost)
                 batch = [entry for entry in batch[recovered:] if not entry.is_over]
                 if batch and recovered:
-                    self._engine.put_back(batch)
+                    self._engine.queue.put_back(batch)
                     return
                 continue
             except asyncpg.PostgresError as failed:
@@ -256,7 +256,7 @@ class Lane:
                     await self.close()
                     continue
                 if len(batch) > 1:  # one of them is the cause: each on its own
-                    self._engine.put_back(batch[1:], alone=True)
+                    self._engine.queue.put_back(batch[1:], alone=True)
                     batch = batch[:1]
                     continue
                 log.warning("the database refused a commit: %s", failed)
@@ -264,7 +264,7 @@ class Lane:
                 return
             batch = batch[done:]
             if batch and done:
-                self._engine.put_back(batch)
+                self._engine.queue.put_back(batch)
                 return
 
     def _part_with_held(self, batch: list[Entry], conflict: BaseException) -> list[Entry]:
@@ -275,12 +275,12 @@ class Lane:
             steps = [entry for entry in batch if type(entry.command) is c.Expire]
             self._engine.leave_due()
             self._give_up(steps, StoreUnavailable(f"somebody holds what is due: {conflict}", outcome="not_stored"))
-            self._engine.put_back([entry for entry in batch if entry not in steps])
+            self._engine.queue.put_back([entry for entry in batch if entry not in steps])
             return []
-        self._engine.put_back(rest, alone=True)
+        self._engine.queue.put_back(rest, alone=True)
         if rest or first.is_exclusive or first.lane is not None:
             return [first]
-        self._engine.put_aside(first)
+        self._engine.queue.put_aside(first)
         return []
 
     async def _expire(self) -> None:
@@ -339,7 +339,7 @@ class Lane:
             batch[0].future.set_result(None)
             return len(batch)
         mode = 2 if batch[0].is_exclusive else 3 if batch[0].is_aside else 1
-        work = self._work = Working(engine.trust, engine.depth_of)
+        work = self._work = Working(engine.trust, engine.depths.of)
         work.is_careful = batch[0].tries > 0 or batch[0].is_aside
         now = engine.now()
         for entry in batch:
@@ -389,7 +389,7 @@ class Lane:
                     break  # the clock comes before the next command
             if chain.lines:
                 await self._save(work, chain, mode)
-            await connection.execute("commit and chain" if engine.has_work else "commit")
+            await connection.execute("commit and chain" if engine.queue else "commit")
         except BaseException:
             if self._pending is None:
                 await self._roll_back(connection)
@@ -464,7 +464,7 @@ class Lane:
             elif type(want) is First:
                 firsts[want.place] = firsts.get(want.place, 0) + want.limit
             elif type(want) is Depth:
-                await self._engine.learn_depth(self._connection, want.recipient)
+                await self._engine.depths.learn(self._connection, want.recipient)
             else:
                 await self._list(work, want)
         self._asked |= keys

@@ -194,7 +194,7 @@ class Reader:
     def _working(self) -> Working:
         self._following.clear()
         self._held = 0
-        work = Working(self._engine.trust, self._engine.depth_of)
+        work = Working(self._engine.trust, self._engine.depths.of)
         work.is_snapshot = True
         return work
 
@@ -274,7 +274,7 @@ class Reader:
                 work.take_in(row["key"], row["kind"], row["body"])
             work.take_shelf(want, [row["key"] for row in found])
         elif type(want) is Depth:
-            await self._engine.learn_depth(connection, want.recipient)
+            await self._engine.depths.learn(connection, want.recipient)
         else:
             assert type(want) is Listing
             if want.method == "dialog_count":
