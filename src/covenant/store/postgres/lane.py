@@ -20,30 +20,24 @@ from covenant.model import event as e
 from covenant.model.audit import Logged
 from covenant.model.card import CARD_PREFIX
 from covenant.model.error import CovenantError, StoreUnavailable
-from covenant.model.record import Key, TaskRecord, Tombstone
 from covenant.rules.context import Commit, Need
 from covenant.rules.decide import decide
 from covenant.store.embedded import SYSTEM
-from covenant.store.journal.line import GENESIS, Line, encode
-from covenant.store.postgres.array import flags, numbers, texts
+from covenant.store.journal.line import GENESIS, Line
+from covenant.store.postgres.array import numbers, texts
+from covenant.store.postgres.chain import Chain
 from covenant.store.postgres.connection import LANE_CLOSED, LOST, RETRIED, connect, told
 from covenant.store.postgres.entry import Entry, observed
 from covenant.store.postgres.hint import hint
-from covenant.store.postgres.line import marks_of
 from covenant.store.postgres.listing import DEEP, DIALOG_COUNT, LISTINGS, only_keys
 from covenant.store.postgres.pulse import name_session
 from covenant.store.postgres.rows import (
     DIALOGS,
-    KINDS,
     READY,
     TRUST,
-    Place,
-    encoded,
-    is_open,
     kind_name,
-    note_of,
-    task_row,
 )
+from covenant.store.postgres.saving import SAVE, saved
 from covenant.store.postgres.view import Depth, First, Listing, Moved, ShelfName, Working
 
 if TYPE_CHECKING:
@@ -85,17 +79,6 @@ _TRUST_EVENTS: Final = frozenset(
 _LOAD: Final = """select what, key, kind, ord, body from load($1, $2, $3::text::text[],
     $4::text::integer[], $5::text::"char"[], $6::text::text[], $7::text::integer[],
     $8::text::integer[], $9::text::"char"[], $10::text::text[], $11::text::integer[], $12::text::text[], $13)"""
-_SAVE: Final = """select save($1, $2, $3, $4, $5,
-    $6::text::text[], $7::text::"char"[], $8::text::bigint[], $9,
-    $10::text::text[], $11::text::"char"[], $12::text::bigint[], $13, $14::text::bigint[], $15::text::text[],
-    $16::text::"char"[], $17::text::text[], $18::text::bigint[], $19::text::text[], $20::text::text[],
-    $21::text::"char"[], $22::text::text[], $23::text::bigint[], $24::text::text[],
-    $25::text::"char"[], $26::text::text[], $27::text::bigint[], $28::text::text[],
-    $29::text::"char"[], $30::text::text[], $31::text::bigint[], $32::text::text[],
-    $33::text::bigint[], $34::text::text[], $35::text::text[], $36::text::text[], $37::text::text[],
-    $38::text::boolean[], $39::text::bigint[], $40::text::bigint[], $41::text::boolean[],
-    $42, $43::text::bigint[], $44::text::bigint[], $45::text::text[], $46)"""
-
 _names: Final = msgspec.json.Encoder()
 
 log = logging.getLogger("covenant.store")
@@ -107,22 +90,6 @@ class DueFirst(Exception):
 
 def is_exclusive(command: c.Command | c.Call) -> bool:
     return isinstance(command.command if type(command) is c.Call else command, _EXCLUSIVE)
-
-
-class _Chain:
-    """The lines of a transaction, each bound to the one before it."""
-
-    def __init__(self, mark: bytes) -> None:
-        self.mark = mark
-        self.lines: list[Line] = []
-        self.raws: list[bytes] = []
-        self.size = 0
-
-    def append(self, line: Line) -> None:
-        raw, self.mark = encode(line, self.mark)
-        self.lines.append(line)
-        self.raws.append(raw)
-        self.size += len(raw)
 
 
 class Lane:
@@ -166,7 +133,7 @@ class Lane:
                     await name_session(connection, self._engine.session)
                 self.hash, self.seq, self.signed, self._pending = GENESIS, 0, 0, None
             self._load_statement = await connection.prepare(_LOAD)
-            self._save_statement = await connection.prepare(_SAVE)
+            self._save_statement = await connection.prepare(SAVE)
         except BaseException:
             await _close(connection)
             raise
@@ -353,7 +320,7 @@ class Lane:
             due = await self._load(work, mode, wanted)
             if due is not None and due <= now and not is_expiry and self._heeds_clock and engine.heeds_due:
                 raise DueFirst
-            chain = _Chain(self.hash)
+            chain = Chain(self.hash)
             self._moved = Moved()
             done = 0
             while done < len(batch) and chain.size < SAVE_BYTES:
@@ -550,74 +517,13 @@ class Lane:
             moved.taken += [((TRUST, "", work.order), key) for key in cards]
             moved.moves = [move for move in moved.moves if move[2] not in cards]
 
-    async def _save(self, work: Working, chain: _Chain, mode: int) -> None:
-        lines, raws, mark = chain.lines, chain.raws, chain.mark
-        # A row is a stretch of numbers without a gap: others may have drawn theirs between two looks.
-        starts = [0, *(at for at in range(1, len(lines)) if lines[at].seq != lines[at - 1].last + 1)]
-        ends = [*starts[1:], len(lines)]
-        new: list[tuple[str, bytes, int, bytes]] = []
-        old: list[tuple[str, bytes, int, bytes, int]] = []
-        gone: list[str] = []
-        tasks: list[tuple[int, str, str, str, str | None, bool]] = []
-        tasks_gone: list[int] = []
-        turned: list[tuple[int, bool]] = []
+    async def _save(self, work: Working, chain: Chain, mode: int) -> None:
         moved = self._moved = work.moved()
         await self._mark_cards(work, moved)
-        for key in work.touched:
-            was, now = work.were.get(key), work.records.get(key)
-            if now is None:
-                if was is not None:
-                    gone.append(key)
-                continue
-            kind, body = KINDS[type(now)], encoded(now)
-            if was is None:
-                new.append((key, kind, now.order, body))
-            else:
-                old.append((key, kind, now.order, body, was.order))
-            if type(now) is not TaskRecord:
-                continue
-            if type(was) is TaskRecord and was.sent_order == now.sent_order:
-                if is_open(was) is not is_open(now):
-                    turned.append((now.sent_order, is_open(now)))
-                continue
-            tasks.append(task_row(key, now))
-            if isinstance(was, (TaskRecord, Tombstone)):
-                tasks_gone.append(was.sent_order if isinstance(was, TaskRecord) else was.order)
-        new.sort()
-        old.sort()
         moved.taken.sort()
-        await self._save_statement.fetch(
-            self.id,
-            self.hash.decode(),
-            mark.decode(),
-            lines[-1].last,
-            work.order if mode == 2 else 0,
-            *_rows(new),
-            *_rows(old),
-            numbers([row[4] for row in old]),
-            texts(gone),
-            *_places(moved.taken),
-            texts([note_of(place, work.records.get(key)) for place, key in moved.taken]),
-            *_places(moved.left),
-            *_places([(was, key) for was, _, key in moved.moves]),
-            *_places([(place, key) for _, place, key in moved.moves])[:3],
-            texts([note_of(place, work.records.get(key)) for _, place, key in moved.moves]),
-            numbers([row[0] for row in tasks]),
-            texts([row[1] for row in tasks]),
-            texts([row[2] for row in tasks]),
-            texts([row[3] for row in tasks]),
-            texts([row[4] for row in tasks]),
-            flags([row[5] for row in tasks]),
-            numbers(tasks_gone),
-            numbers([row[0] for row in turned]),
-            flags([row[1] for row in turned]),
-            lines[-1].at,
-            numbers([lines[at].seq for at in starts]),
-            numbers([lines[end - 1].last for end in ends]),
-            texts([marks_of(lines[at:end]) for at, end in zip(starts, ends, strict=True)]),
-            [b"".join(raws[at:end]) for at, end in zip(starts, ends, strict=True)],
-        )
-        self._pending = (mark, lines[-1].last)
+        trust = work.order if mode == 2 else 0
+        await self._save_statement.fetch(self.id, self.hash.decode(), *saved(work, moved, chain, trust))
+        self._pending = (chain.mark, chain.lines[-1].last)
 
 
 def _names_of(kinds: Iterable[str]) -> str:
@@ -630,24 +536,6 @@ def _firsts(asked: Sequence[First], which: Sequence[int]) -> Sequence[str]:
         texts([asked[at].shelf.decode() for at in which]),
         texts([asked[at].name for at in which]),
         numbers([asked[at].limit for at in which]),
-    )
-
-
-def _rows(found: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
-    return (
-        texts([row[0] for row in found]),
-        texts([row[1].decode() for row in found]),
-        numbers([row[2] for row in found]),
-        [row[3] for row in found],
-    )
-
-
-def _places(moved: Sequence[tuple[Place, Key]]) -> Sequence[str]:
-    return (
-        texts([place[0].decode() for place, _ in moved]),
-        texts([place[1] for place, _ in moved]),
-        numbers([place[2] for place, _ in moved]),
-        texts([key for _, key in moved]),
     )
 
 
