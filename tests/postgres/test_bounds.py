@@ -11,6 +11,7 @@ from msgspec import structs
 
 from covenant import AgentId, Json, Mailbox, OpenMailbox, Result, Task, Text
 from covenant.model import command as c
+from covenant.model.error import UnknownTask
 from covenant.model.limits import Limits
 from covenant.model.peer import Capability, Grant, Role
 from covenant.model.record import TaskRecord
@@ -122,6 +123,40 @@ async def test_who_looks_while_more_is_locked_than_there_was_room_for_is_told_of
         async with asyncio.timeout(POLL_S / 2):
             taken = [*await first, *await second]
         assert [delivery.task.id for delivery in taken] == [uid(number) for number in range(len(taken))]
+
+
+async def test_who_looks_while_a_task_is_locked_by_who_does_not_take_it_is_told_of_it(
+    box: OpenMailbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine: Any = box._engine
+    await box.of(ALICE).send_task(Task(id=uid(1), recipient=BOB, intent_text="x"))
+    async with Mailbox.open(f"{engine.where.dsn}&schema={engine.where.schema}&lanes=1") as other:
+        beside: Any = other._engine
+        has_locked, may_go_on, has_looked = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        load, committed = Lane._load, beside.committed
+
+        async def held_up(lane: Lane, *args: Any) -> Any:
+            due = await load(lane, *args)
+            if lane is engine._lanes[0]:
+                has_locked.set()
+                await may_go_on.wait()
+            return due
+
+        def noted(*args: Any) -> None:
+            committed(*args)
+            has_looked.set()
+
+        monkeypatch.setattr(Lane, "_load", held_up)
+        beside.committed = noted
+        refused = asyncio.create_task(box.of("eve@lab").cancel_task(uid(1)))
+        await soon(has_locked.wait())
+        waiting = asyncio.create_task(other.of(BOB).recv_task())
+        await soon(has_looked.wait())
+        may_go_on.set()
+        with pytest.raises(UnknownTask):
+            await soon(refused)
+        async with asyncio.timeout(POLL_S / 2):
+            assert (await waiting).task.id == uid(1)
 
 
 async def test_results_of_large_tasks_at_the_same_time_all_find_their_task(box: OpenMailbox, held: list[int]) -> None:

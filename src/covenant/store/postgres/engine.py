@@ -452,15 +452,15 @@ class Postgres(Roll):
             self._wake(readied, answered, changed)
             if self._pulse.companions > 1:
                 self._bell.ring([name for name, _ in readied], answered, changed, is_trust)
-        if work.cut:
-            self._tell_of_cut(work.cut)
+        if passed := work.passed_by():
+            self._tell_of_passed(passed)
         for entry in entries:
             self._answer(entry)
 
-    def _tell_of_cut(self, cut: Iterable[tuple[bytes, str]]) -> None:
-        """Who looked while it was locked has not seen what there was no room for."""
-        readied = [name for shelf, name in cut if shelf == READY]
-        answered = [name for shelf, name in cut if shelf == ANSWERS]
+    def _tell_of_passed(self, shelves: Iterable[tuple[bytes, str]]) -> None:
+        """Who looked while it was locked has not seen it, and may wait for it."""
+        readied = [name for shelf, name in shelves if shelf == READY]
+        answered = [name for shelf, name in shelves if shelf == ANSWERS]
         self.rung(readied, answered, (), False)
         if self._pulse.companions > 1:
             self._bell.ring(readied, answered, (), False)

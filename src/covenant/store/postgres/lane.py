@@ -455,6 +455,8 @@ class Lane:
                 work.take_in(key, kind, body)
                 if what >= 0:
                     found[what].append(key)
+                else:
+                    work.keyed.add(key)
             elif what == -1:  # it is there, and there was no room for it
                 work.is_full = True
                 keys.discard(key)

@@ -144,6 +144,7 @@ class Working:
         self.lists: dict[Listing, Any] = {}
         self.is_fresh = False  # something was loaded, and so trust is up to date
         self.is_full = False  # not all that was asked for was loaded: it was too much at once
+        self.keyed: set[Key] = set()  # what was locked by its key, and not as the first of its shelf
         self.cut: set[tuple[bytes, str]] = set()  # shelves of which more was locked than loaded
         self.is_snapshot = False  # it shows one moment, and locks nothing
         self.is_careful = False  # nothing is taken for absent that was not looked for
@@ -302,6 +303,17 @@ class Working:
             moved.left += [(place, key) for place in left]
             moved.taken += [(place, key) for place in taken]
         return moved
+
+    def passed_by(self) -> set[tuple[bytes, str]]:
+        """The shelves of what was locked and stays there: who looked meanwhile has not seen it."""
+        found = set(self.cut)
+        for key in self.keyed:
+            was, now = self.were.get(key), self.records.get(key)
+            for shelf in _TAKEN:
+                place = standing(shelf, key, now)
+                if place is not None and place == standing(shelf, key, was):
+                    found.add((shelf, place[0]))
+        return found
 
     # --- the view: records and shelves --------------------------------------------------------------------
 
