@@ -618,8 +618,10 @@ async def test_when_too_many_wait_the_oldest_goes_and_is_counted(
 
 @pytest.mark.parametrize("url", ["", "ftp://host/x", "host:80", "http://", "https://[bad", "http://h:99999", "file:x"])
 def test_an_alert_goes_only_to_a_web_address(url: str, clock: ManualClock) -> None:
+    async def idle() -> None: ...
+
     with pytest.raises(BadSetting) as refused:
-        alerts_module.Courier(url, clock, lambda: None)
+        alerts_module.Courier(url, clock, idle)
     assert refused.value.details["name"] == "--alert-url"
 
 

@@ -19,8 +19,9 @@ from urllib.parse import urlencode, urlsplit
 
 import asyncpg
 
+from covenant.model.record import TaskRecord
 from covenant.store.postgres.engine import Postgres
-from covenant.store.postgres.rows import TRUST, Place, decoded, note_of, places_of
+from covenant.store.postgres.rows import TRUST, Place, decoded, note_of, places_of, task_row
 
 _numbers: Final = count(1)
 
@@ -75,7 +76,7 @@ async def store_for(folder: str) -> str:
         if await connection.fetchval("select to_regclass($1) is not null", f"{schema}.meta"):
             await connection.execute(
                 f"""set search_path = {schema};
-                truncate record, place, task, log, anchor, lane, daemon restart identity cascade;
+                truncate record, place, task, log, note, anchor, lane, daemon restart identity cascade;
                 update meta set trust = 0, store = gen_random_uuid()::text;
                 alter sequence block restart"""
             )
@@ -105,6 +106,12 @@ async def misplaced(engine: Postgres) -> tuple[list[Row], list[Row]]:
         for place in places_of(key, record)
         if place[0] != TRUST
     }
+    called_for |= {_task_place(*task_row(key, record)) for key, record in records if type(record) is TaskRecord}
     rows = await engine._reader.fetch("select shelf, name, ord, key, note from place where shelf <> 'N'")
     there = {((row["shelf"], row["name"], row["ord"]), row["key"], row["note"]) for row in rows}
+    there |= {_task_place(*row) for row in await engine._reader.fetch("select * from task")}
     return sorted(there - called_for, key=repr), sorted(called_for - there, key=repr)
+
+
+def _task_place(order: int, key: str, sender: str, recipient: str, parent: str | None, is_open: bool) -> Row:
+    return (b"task open" if is_open else b"task", f"{sender} {recipient}", order), key, parent

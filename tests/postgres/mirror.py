@@ -14,10 +14,9 @@ from covenant.store.clock import Clock, RandomIds
 from covenant.store.postgres.connection import Where, connect
 from covenant.store.postgres.engine import Postgres
 from covenant.store.postgres.entry import Entry
-from covenant.store.postgres.lane import Moved
 from covenant.store.postgres.rows import decoded
 from covenant.store.postgres.schema import migrate
-from covenant.store.postgres.view import Working
+from covenant.store.postgres.view import Moved, Working
 from covenant.store.state import State
 from covenant.testing.world import World
 from tests.postgres import server_url, settle, store_for
@@ -43,6 +42,7 @@ class Mirrored(Postgres):
     def die(self) -> None:
         """From this moment nothing more is asked of the database; what it was asked, it may still do."""
         self.is_closing = True
+        self.queue.end()
         held = [lane._connection for lane in self._lanes] + [self._reader._connection]
         self._left = [connection.get_server_pid() for connection in held if connection and not connection.is_closed()]
         for connection in held:

@@ -7,13 +7,18 @@ from collections.abc import AsyncIterator
 from typing import Any, Final
 
 import pytest
+from msgspec import structs
 
 from covenant import AgentId, Json, Mailbox, OpenMailbox, Result, Task, Text
 from covenant.model import command as c
+from covenant.model.error import UnknownTask
+from covenant.model.limits import Limits
 from covenant.model.peer import Capability, Grant, Role
 from covenant.model.record import TaskRecord
 from covenant.store.postgres import lane as lanes
+from covenant.store.postgres import reader as readers
 from covenant.store.postgres.connection import borrowed
+from covenant.store.postgres.engine import POLL_S
 from covenant.store.postgres.lane import Lane
 from covenant.store.postgres.view import Working
 from tests.conformance.support import DONE, soon, uid
@@ -87,6 +92,73 @@ async def test_receivers_at_the_same_time_miss_nothing_that_there_was_no_room_fo
     assert max(held) <= _BOUND + 2 * _BYTES
 
 
+async def test_who_looks_while_more_is_locked_than_there_was_room_for_is_told_of_it(
+    box: OpenMailbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine: Any = box._engine
+    await box.of(ALICE).send_tasks([large(number) for number in range(10)])
+    async with Mailbox.open(f"{engine.where.dsn}&schema={engine.where.schema}&lanes=1") as other:
+        beside: Any = other._engine
+        has_locked, may_save, has_looked = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        save, committed = Lane._save, beside.committed
+
+        async def held_up(lane: Lane, *args: Any) -> None:
+            if lane is engine._lanes[0]:
+                has_locked.set()
+                await may_save.wait()
+            await save(lane, *args)
+
+        def noted(*args: Any) -> None:
+            committed(*args)
+            has_looked.set()
+
+        monkeypatch.setattr(Lane, "_save", held_up)
+        beside.committed = noted
+        first = asyncio.create_task(box.of(BOB).recv_tasks(1000))
+        await soon(has_locked.wait())
+        second = asyncio.create_task(other.of(BOB).recv_tasks(1000))
+        await soon(has_looked.wait())
+        assert not second.done()
+        may_save.set()
+        async with asyncio.timeout(POLL_S / 2):
+            taken = [*await first, *await second]
+        assert [delivery.task.id for delivery in taken] == [uid(number) for number in range(len(taken))]
+
+
+async def test_who_looks_while_a_task_is_locked_by_who_does_not_take_it_is_told_of_it(
+    box: OpenMailbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine: Any = box._engine
+    await box.of(ALICE).send_task(Task(id=uid(1), recipient=BOB, intent_text="x"))
+    async with Mailbox.open(f"{engine.where.dsn}&schema={engine.where.schema}&lanes=1") as other:
+        beside: Any = other._engine
+        has_locked, may_go_on, has_looked = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        load, committed = Lane._load, beside.committed
+
+        async def held_up(lane: Lane, *args: Any) -> Any:
+            due = await load(lane, *args)
+            if lane is engine._lanes[0]:
+                has_locked.set()
+                await may_go_on.wait()
+            return due
+
+        def noted(*args: Any) -> None:
+            committed(*args)
+            has_looked.set()
+
+        monkeypatch.setattr(Lane, "_load", held_up)
+        beside.committed = noted
+        refused = asyncio.create_task(box.of("eve@lab").cancel_task(uid(1)))
+        await soon(has_locked.wait())
+        waiting = asyncio.create_task(other.of(BOB).recv_task())
+        await soon(has_looked.wait())
+        may_go_on.set()
+        with pytest.raises(UnknownTask):
+            await soon(refused)
+        async with asyncio.timeout(POLL_S / 2):
+            assert (await waiting).task.id == uid(1)
+
+
 async def test_results_of_large_tasks_at_the_same_time_all_find_their_task(box: OpenMailbox, held: list[int]) -> None:
     await box.of(ALICE).send_tasks([large(number) for number in range(30)])
     bob = box.of(BOB)
@@ -152,9 +224,9 @@ async def test_work_of_other_kinds_is_not_read_to_find_that_of_one(box: OpenMail
     async with borrowed(engine.where) as other:
         await other.execute("analyze place")
         async with other.transaction():
-            sql = "select what from load(0, $1, '{}', '{R}', $2, '{1}', $3, 100000)"
+            sql = "select what from load(0, $1, '{}', '{}', '{}', '{}', '{}', '{0}', '{R}', $2, '{1}', $3, 100000)"
             found = await other.fetch(sql, engine.space, [name], [kinds])
-            assert not [row for row in found if row["what"] > 0]
+            assert not [row for row in found if row["what"] >= 0]
             read = "select idx_tup_fetch from pg_stat_xact_user_tables where relid = 'place'::regclass"
             assert await other.fetchval(read) < 10
 
@@ -167,6 +239,46 @@ async def test_what_looks_like_the_kind_in_what_a_task_carries_is_not_taken_for_
     await alice.send_tasks([*decoys, Task(id=uid(1), recipient=BOB, intent_text="x", task_kind="a")])
     taken = await soon(bob.recv_tasks(1, wait_ms=0, kinds={"a"}))
     assert [delivery.task.id for delivery in taken] == [uid(1)]
+
+
+@pytest.mark.parametrize("ask", ["queue", "recent", "pending", "tree"])
+async def test_a_listing_of_large_tasks_loads_as_many_as_an_answer_carries(
+    ask: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(readers, "READ_BYTES", _BOUND)
+    async with Mailbox.open(f"{store_url()}&lanes=1", limits=Limits(page_bytes_max=2 * _BOUND)) as box:
+        alice, bob = box.of(ALICE), box.of(BOB)
+        await alice.send_task(Task(id=uid(99), recipient=BOB, intent_text="x"))
+        for number in range(0, 40, 4):
+            children = [large(n) for n in range(number, number + 4)]
+            await alice.send_tasks([structs.replace(task, parent=uid(99)) for task in children])
+        if ask == "pending":
+            for delivery in await bob.recv_tasks(50, wait_ms=0):
+                await bob.send_result(Result.ok(delivery, (Text("y" * _BYTES),)))
+        loaded: list[int] = []
+        take_in = Working.take_in
+
+        def noted(work: Working, key: str, kind: bytes, body: bytes) -> None:
+            loaded.append(len(body))
+            take_in(work, key, kind, body)
+
+        monkeypatch.setattr(Working, "take_in", noted)
+        if ask == "queue":
+            shown = [entry.task.id for entry in (await soon(alice.task_queue(1000))).tasks]
+            assert shown == [uid(99), *(uid(number) for number in range(len(shown) - 1))]
+        elif ask == "recent":
+            shown = [task.id for task in await soon(alice.recent_tasks(1000))]
+            assert shown == [uid(39 - number) for number in range(len(shown))]
+        elif ask == "pending":
+            page = await soon(alice.task_queue(1000, state="result_pending"))
+            shown = [answer.result.task_id for answer in page.results]
+            assert page.cursor is not None
+        else:
+            tree = await soon(alice.task_tree(uid(99)))
+            shown = [node.id for node in tree.root.children]
+            assert tree.truncated
+        assert 8 <= len(shown) < 12
+        assert sum(loaded) <= 2 * (3 * _BOUND + 2 * _BYTES)  # a finished task has its result beside it
 
 
 async def test_a_commit_may_have_more_events_than_a_block_of_numbers(box: OpenMailbox) -> None:
@@ -188,7 +300,7 @@ async def test_a_commit_may_have_more_events_than_a_block_of_numbers(box: OpenMa
 async def test_numbers_that_others_draw_between_two_blocks_are_passed_over(box: OpenMailbox) -> None:
     engine: Any = box._engine
     lane = engine._lanes[0]
-    work = Working(engine.trust, engine.depth_of)
+    work = Working(engine.trust, engine.depths.of)
 
     class Crowded:
         """Somebody else draws a number before the second block, once."""

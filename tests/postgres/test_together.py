@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from covenant import AgentId, CovenantError, Limits, Mailbox, Result, Task, TaskState
+from covenant import AgentId, CovenantError, Limits, Mailbox, OpenMailbox, Result, RetryPolicy, Task, TaskState
+from covenant.exchange.alerts import Alerts, Thresholds
 from covenant.exchange.bounds import Refusals
 from covenant.model import command as c
 from covenant.model.error import TooManyWaiters
 from covenant.model.peer import Caller, Role
-from covenant.store.clock import ManualClock
+from covenant.store.clock import ManualClock, SystemClock
 from covenant.store.postgres import engine as engines
 from covenant.store.postgres.engine import Postgres
 from tests.conformance.runs import entry, step
@@ -261,3 +264,38 @@ async def test_an_id_that_is_used_anew_has_no_former_life_at_any_engine() -> Non
 
 async def _heard(worker: Mailbox, lease_id: str) -> list[str | None]:
     return [entry.message.parts[0].text for entry in (await worker.inputs(lease_id)).inputs]
+
+
+# --- alerts -----------------------------------------------------------------------------------------------------
+
+
+async def test_who_leads_next_does_not_tell_again_of_what_is_open(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "covenant.alerts")
+    url = f"{store_url()}&lanes=1"
+    async with Mailbox.open(url) as here, Mailbox.open(url) as there:
+        leader = here
+        alerts = {box: _alerts(box, lambda box=box: leader is box) for box in (here, there)}  # type: ignore[misc]
+        bob = here.of("bob@lab")
+
+        async def told() -> list[str]:
+            caplog.clear()
+            for each in alerts.values():
+                await each.check()
+            return [record.getMessage().split()[1] for record in caplog.records if record.name == "covenant.alerts"]
+
+        for _ in range(3):
+            await here.of("alice@lab").send_task(plain(bob))
+        assert await told() == ["open:"]
+        leader = there
+        assert await told() == []
+        assert len(await bob.recv_tasks(3, wait_ms=0)) == 3
+        assert await told() == ["resolved:"]
+        leader = here
+        assert await told() == []
+
+
+def _alerts(box: OpenMailbox, leads: Callable[[], bool]) -> Alerts:
+    engine: Any = box._engine
+    engine.leads = leads
+    thresholds = Thresholds(queue_depth=2)
+    return Alerts(engine, SystemClock(), thresholds, RetryPolicy(), lambda entry: None, None, engine.notes())

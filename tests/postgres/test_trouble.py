@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Final
 
 import asyncpg
 import pytest
@@ -17,14 +18,13 @@ from covenant.model.error import StoreUnavailable
 from covenant.model.peer import Caller, Role
 from covenant.serve.daemon import Daemon, Settings
 from covenant.store.clock import ManualClock
-from covenant.store.postgres import connection as connections
 from covenant.store.postgres import engine as engines
 from covenant.store.postgres import entry as entries
 from covenant.store.postgres import housekeeping
 from covenant.store.postgres import lane as lanes
 from covenant.store.postgres import pulse as pulses
 from covenant.store.postgres import reader as readers
-from covenant.store.postgres.connection import Where, connect
+from covenant.store.postgres.connection import IDLE_S, PROBE_S, PROBES, UNHEARD_MS, Where, connect
 from covenant.store.postgres.engine import Postgres
 from covenant.store.postgres.lane import Lane
 from covenant.store.postgres.verify import StoreReport, verify
@@ -101,6 +101,32 @@ async def test_a_connection_that_says_nothing_is_taken_for_lost(monkeypatch: pyt
             assert (await soon(alice.send_task(plain(bob, id=uid(2))))).task_id == uid(2)
             assert (await soon(alice.get_task(uid(2)))).task.id == uid(2)
             assert [delivery.task.id for delivery in await soon(bob.recv_tasks(5, wait_ms=0))] == [uid(1), uid(2)]
+    forget(server)
+
+
+async def test_a_line_is_probed_from_both_ends() -> None:
+    server = started_server()
+    async with over_a_line(server) as (_, port):
+        url = f"postgresql://postgres@127.0.0.1:{port}/postgres?sslmode=disable&schema=silent&lanes=1"
+        async with Mailbox.open(url) as box:
+            engine = engine_of(box)
+            for connection in (engine._lanes[0]._connection, engine._reader._connection, engine._pulse._ears):
+                assert connection is not None
+                # What is in effect is shown as 0 on a socket of the same machine, to which the line leads here.
+                rows = await connection.fetch("select name, reset_val from pg_settings where name like 'tcp_%'")
+                assert {row["name"]: int(row["reset_val"]) for row in rows} == {
+                    "tcp_keepalives_idle": IDLE_S,
+                    "tcp_keepalives_interval": PROBE_S,
+                    "tcp_keepalives_count": PROBES,
+                    "tcp_user_timeout": UNHEARD_MS,
+                }
+                here = connection._transport.get_extra_info("socket")
+                assert here.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+                tcp = socket.IPPROTO_TCP
+                assert here.getsockopt(tcp, socket.TCP_KEEPIDLE) == IDLE_S
+                assert here.getsockopt(tcp, socket.TCP_KEEPINTVL) == PROBE_S
+                assert here.getsockopt(tcp, socket.TCP_KEEPCNT) == PROBES
+                assert here.getsockopt(tcp, socket.TCP_USER_TIMEOUT) == UNHEARD_MS
     forget(server)
 
 
@@ -252,9 +278,13 @@ async def test_a_signature_stands_in_the_chain_that_it_is_about_or_nowhere() -> 
 # --- a command that finds what it wants in the hands of others --------------------------------------------------
 
 
+_WAITING: Final = "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and application_name = $1"
+
+
 async def test_a_command_that_wants_what_somebody_holds_keeps_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
     """After a few tries of the whole batch each of its commands stands for itself."""
-    monkeypatch.setitem(connections._SETTINGS, "lock_timeout", "5ms")
+    monkeypatch.setattr(lanes, "LOCK_TIMEOUT", "5ms")
+    monkeypatch.setattr(entries, "PATIENCE_S", 1.0)
     url = f"{store_url()}&lanes=1"
     async with Mailbox.open(url) as box, sql(url) as owner:
         alice, bob = box.of(ALICE), box.of(BOB)
@@ -272,11 +302,52 @@ async def test_a_command_that_wants_what_somebody_holds_keeps_nobody_else(monkey
         assert (await drain(alice)).task_id == uid(1)
 
 
+async def test_steps_of_a_cascade_that_want_what_somebody_holds_keep_nobody_else() -> None:
+    """However many of them there are, and however often they are begun anew."""
+    url = store_url()
+    async with Mailbox.open(url) as box, sql(url) as owner:
+        alice, bob, engine = box.of(ALICE), box.of(BOB), engine_of(box)
+        for number in (1, 3, 5):
+            await alice.send_task(plain(bob, id=uid(number)))
+            await alice.send_task(plain(bob, id=uid(number + 1), parent=uid(number)))
+        async with owner.transaction():
+            await owner.execute("select from record where key = any($1) for update", [uid(2), uid(4), uid(6)])
+            cancels = [
+                asyncio.create_task(alice.cancel_task(uid(number), reason="x", cascade=True)) for number in (1, 3, 5)
+            ]
+            async with asyncio.timeout(10):
+                while not await owner.fetchval(_WAITING, engine.session):
+                    pass
+            going_on = asyncio.create_task(engine._go_on())
+            async with asyncio.timeout(4):
+                for _ in range(50):
+                    await alice.send_task(plain(bob))
+            assert not any(cancel.done() for cancel in cancels)
+        await soon(asyncio.gather(*cancels, going_on))
+        assert [(await alice.get_task(uid(number))).outcome for number in (2, 4, 6)] == ["canceled"] * 3
+
+
+async def test_what_is_due_and_somebody_holds_keeps_nobody_else() -> None:
+    clock = ManualClock()
+    url = store_url()
+    async with Mailbox.open(url, clock=clock) as box, sql(url) as owner:
+        alice, bob = box.of(ALICE), box.of(BOB)
+        await alice.send_task(plain(bob, id=uid(1), deadline_ms=clock.now_ms() + 1000))
+        async with owner.transaction():
+            await owner.execute("select from record where key = $1 for update", uid(1))
+            clock.advance(2000)
+            async with asyncio.timeout(5):
+                for _ in range(5):
+                    await alice.send_task(plain(bob))
+        await soon(alice.send_task(plain(bob)))
+        assert (await drain(alice)).task_id == uid(1)
+
+
 async def test_what_somebody_holds_for_long_is_waited_for_as_long_as_a_database_that_is_away(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(connections._SETTINGS, "lock_timeout", "5ms")
-    monkeypatch.setattr(lanes, "TOGETHER_S", 0.0)
+    monkeypatch.setattr(lanes, "LOCK_TIMEOUT", "5ms")
+    monkeypatch.setattr(lanes, "HELD_S", 0.0)
     monkeypatch.setattr(entries, "PATIENCE_S", 0.0)
     url = f"{store_url()}&lanes=1"
     async with Mailbox.open(url) as box, sql(url) as owner:

@@ -13,9 +13,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from enum import StrEnum
-from typing import TYPE_CHECKING, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Final, Literal
 from urllib.parse import urlsplit
 
 import msgspec
@@ -23,14 +24,14 @@ from msgspec import Struct, structs
 
 from covenant.exchange.scheduler import Rounds, sleep_until
 from covenant.model.command import RetryStale
-from covenant.model.error import BadSetting, UnknownTask
+from covenant.model.error import BadSetting, CovenantError, UnknownTask
 from covenant.model.query import DeepQueues, GetTask, ListQueue
 from covenant.model.record import TaskState
 from covenant.model.repair import RetryPolicy, RetryReport, SkipReason
 from covenant.model.span import span
 from covenant.model.view import QueueDepth, QueueEntry, QueuePage
 from covenant.store.clock import Clock
-from covenant.store.engine import Store
+from covenant.store.engine import Notes, Store
 
 if TYPE_CHECKING:
     import aiohttp
@@ -91,13 +92,6 @@ class AlertSummary(Struct, frozen=True):
     dropped: int = 0
 
 
-class Notes(Protocol):
-    """What one daemon leaves to the next: whole, or as it was before."""
-
-    def read(self) -> bytes | None: ...
-    def write(self, data: bytes) -> None: ...
-
-
 class Alerts:
     """`policy` is that of the retry gate, for what counts as out of attempts; `command_of` names the command that would
     move a task."""
@@ -121,10 +115,13 @@ class Alerts:
         self._rounds = Rounds(clock, thresholds.every_ms, self.check)
         self._notes = notes
         self._noted: bytes | None = None
+        self._has_read = False  # since it leads
         self._open: dict[str, Alert] = {}  # by id
 
-    def start(self) -> None:
-        self._open = self._read_notes()
+    async def start(self) -> None:
+        if self._store.leads():
+            with suppress(CovenantError):  # the first check tries again
+                await self._take_over()
         if self._courier is not None:
             self._courier.start()
         self._rounds.start()
@@ -133,20 +130,25 @@ class Alerts:
         await self._rounds.stop()
         if self._courier is not None:
             await self._courier.stop()
-        self._note()
+        await self._note()
 
-    def _read_notes(self) -> dict[str, Alert]:
+    async def _take_over(self) -> None:
+        """From the daemon before, or from the one that led until now."""
+        self._open = await self._read_notes()
+        self._has_read = True
+
+    async def _read_notes(self) -> dict[str, Alert]:
         try:
-            self._noted = None if self._notes is None else self._notes.read()
+            self._noted = None if self._notes is None else await self._notes.read()
             told = [] if self._noted is None else msgspec.json.decode(self._noted, type=list[Alert])
         except (OSError, msgspec.MsgspecError) as failed:
             log.warning("what was told before cannot be read, and may be told again: %s: %s", self._notes, failed)
             return {}
         return {alert.id: alert for alert in told}
 
-    def _note(self) -> None:
+    async def _note(self) -> None:
         """Keep what is open as far as it was told: what still waits to be posted, the next daemon tells."""
-        if self._notes is None:
+        if self._notes is None or not self._has_read or not self._store.leads():
             return
         told = dict(self._open)
         for alert in reversed([] if self._courier is None else self._courier.unsent):
@@ -158,9 +160,9 @@ class Alerts:
         if data == (self._noted or b"[]"):
             return
         try:
-            self._notes.write(data)
+            await self._notes.write(data)
             self._noted = data
-        except OSError as failed:
+        except (OSError, CovenantError) as failed:
             log.warning("what was told cannot be kept, and may be told again: %s: %s", self._notes, failed)
 
     def summary(self) -> AlertSummary:
@@ -174,7 +176,10 @@ class Alerts:
     async def check(self) -> None:
         """What begins and what ends is told only when all has been looked at: half a look proves nothing."""
         if not self._store.leads():
+            self._has_read, self._open = False, {}  # who leads tells, and takes note
             return
+        if not self._has_read:
+            await self._take_over()
         found = {**await self._stale_leases(), **await self._exhausted_tasks(), **await self._growing_queues()}
         for key, alert in found.items():
             if key not in self._open:
@@ -183,7 +188,7 @@ class Alerts:
             if key not in found:
                 self._tell(structs.replace(alert, state="resolved", at_ms=self._clock.now_ms()))
         self._open = found
-        self._note()
+        await self._note()
 
     def _tell(self, alert: Alert) -> None:
         level = logging.WARNING if alert.state == "open" else logging.INFO
@@ -283,7 +288,7 @@ class Alerts:
 class Courier:
     """Brings alerts to a URL, one after the other. Only so many wait: the oldest goes when there is no room."""
 
-    def __init__(self, url: str, clock: Clock, idle: Callable[[], None]) -> None:
+    def __init__(self, url: str, clock: Clock, idle: Callable[[], Awaitable[None]]) -> None:
         self._url, self._host = url, _host_of(url)
         self._clock = clock
         self._idle = idle  # called when all is delivered
@@ -328,7 +333,7 @@ class Courier:
         async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=_TIMEOUT_S)) as session:
             while True:
                 while not self._unsent:
-                    self._idle()
+                    await self._idle()
                     self._came.clear()
                     await self._came.wait()
                 self._under_way = self._unsent.popleft()

@@ -155,9 +155,8 @@ def task_queue(query: ListQueue, view: View, ctx: Context) -> QueuePage:
 def _pending_page(limit: int, cursor: str | None, by: AgentId | None, view: View, ctx: Context) -> QueuePage:
     """Only the results that wait to be drained."""
     keys = view.pending(_scope(by), check_cursor(cursor, "result"), limit)
-    records = [view.get(key) for key in keys]
-    answers = _answers(records, ctx)
-    last = records[len(answers) - 1] if answers and (len(records) == limit or len(answers) < len(records)) else None
+    answers = _answers(map(view.get, keys), ctx)
+    last = view.get(keys[len(answers) - 1]) if answers and (len(keys) == limit or len(answers) < len(keys)) else None
     more = f"result:{last.answer_order}" if isinstance(last, (TaskRecord, Part)) else None
     return QueuePage([], answers, more)
 

@@ -193,7 +193,7 @@ class Daemon:
     def _make_alerts(self) -> Alerts:
         s = self.settings
         policy = RetryPolicy() if s.retry is None else s.retry.policy
-        notes = None if s.alerts_file is None else KeptFile(s.alerts_file)
+        notes = self.store.notes() or (None if s.alerts_file is None else KeptFile(s.alerts_file))
         return Alerts(
             self.store, self._clock, s.alerts, policy, lambda entry: reason_of(entry).command, s.alert_url, notes
         )
@@ -244,7 +244,7 @@ class Daemon:
             raise
         self._jobs.append(asyncio.create_task(self._sign_heads()))
         self._jobs.append(asyncio.create_task(self.connections.watch()))
-        self.alerts.start()
+        await self.alerts.start()
         self.pusher.start()
         if self._scheduler is not None:
             self._scheduler.start()

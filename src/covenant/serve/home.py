@@ -79,10 +79,10 @@ class KeptFile:
     def __str__(self) -> str:
         return str(self._file)
 
-    def read(self) -> bytes | None:
+    async def read(self) -> bytes | None:
         return self._file.read_bytes() if self._file.exists() else None
 
-    def write(self, data: bytes) -> None:
+    async def write(self, data: bytes) -> None:
         write_secret(self._file, data)
 
 

@@ -42,7 +42,7 @@ from covenant.rules.query import answer
 from covenant.rules.undo import undo
 from covenant.store.audit import newest_rows
 from covenant.store.clock import Clock, Timer
-from covenant.store.engine import Place
+from covenant.store.engine import Notes, Place
 from covenant.store.growth import Growth
 from covenant.store.process import label_of_process
 from covenant.store.roll import Roll
@@ -103,6 +103,9 @@ class Embedded(Roll):
 
     def leads(self) -> bool:
         return True
+
+    def notes(self) -> Notes | None:
+        return None
 
     def companions(self) -> int:
         return 1

@@ -57,6 +57,13 @@ class Engine(Protocol):
         """The newest rows, oldest first."""
 
 
+class Notes(Protocol):
+    """What one daemon leaves to the next: whole, or as it was before."""
+
+    async def read(self) -> bytes | None: ...
+    async def write(self, data: bytes) -> None: ...
+
+
 class Store(Protocol):
     """What an exchange needs: the same for calls, whose caller is checked in the commit, and the log."""
 
@@ -75,6 +82,9 @@ class Store(Protocol):
 
     def leads(self) -> bool:
         """Whether it is for this process to do what one does for all."""
+
+    def notes(self) -> Notes | None:
+        """Where who leads leaves something to the next one; none where all of them are daemons of one home."""
 
     def companions(self) -> int:
         """How many processes have it open, this one included."""

@@ -9,6 +9,10 @@ def numbers(values: Sequence[int]) -> str:
     return f"{{{','.join(map(str, values))}}}" if values else "{}"
 
 
+def flags(values: Sequence[bool]) -> str:
+    return f"{{{','.join('t' if value else 'f' for value in values)}}}"
+
+
 def texts(values: Sequence[str | None]) -> str:
     if not values:
         return "{}"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, Final
@@ -16,6 +18,10 @@ from covenant.rules.secret import without_passwords
 
 SCHEMA: Final = "covenant"
 COMMAND_S: Final = 12.0  # then a connection is taken for lost: a machine may have gone without a word
+IDLE_S: Final = 10  # of silence on a line; then its other end is probed,
+PROBE_S: Final = 3  # so often,
+PROBES: Final = 3  # and so many times in vain, until the line counts as cut
+UNHEARD_MS: Final = 20_000  # likewise for what was sent and not acknowledged
 LANES: Final = 2
 LANES_MAX: Final = 32
 _GOODBYE_S: Final = 2.0
@@ -27,12 +33,23 @@ _SETTINGS: Final = {
     # A daemon that was frozen in the middle of a transaction must not hold what others need.
     "idle_in_transaction_session_timeout": "5s",
     "synchronous_commit": "on",
+    # A line that was cut without a word is noticed at both ends, also where nobody speaks.
+    "tcp_keepalives_idle": str(IDLE_S),
+    "tcp_keepalives_interval": str(PROBE_S),
+    "tcp_keepalives_count": str(PROBES),
+    "tcp_user_timeout": str(UNHEARD_MS),
     "jit": "off",
     # Every statement goes by an index, whatever the statistics say: a plan made while a table was small stays good.
     "enable_seqscan": "off",
     "enable_hashjoin": "off",
     "enable_mergejoin": "off",
     "plan_cache_mode": "force_generic_plan",
+}
+_PROBING: Final = {
+    "TCP_KEEPIDLE": IDLE_S,
+    "TCP_KEEPINTVL": PROBE_S,
+    "TCP_KEEPCNT": PROBES,
+    "TCP_USER_TIMEOUT": UNHEARD_MS,
 }
 
 # It may well work when it is tried again: others were at the same records.
@@ -86,7 +103,7 @@ class Where(Struct, frozen=True):
 
 async def connect(where: Where, command_s: float | None = COMMAND_S, /, **settings: str) -> asyncpg.Connection[Any]:
     try:
-        return await asyncpg.connect(
+        connection = await asyncpg.connect(
             where.dsn,
             timeout=10,
             command_timeout=command_s,
@@ -95,6 +112,20 @@ async def connect(where: Where, command_s: float | None = COMMAND_S, /, **settin
     except (ValueError, asyncpg.ClientConfigurationError) as wrong:
         why, shown = str(wrong).splitlines()[0], without_passwords(where.dsn)
         raise UnknownStore(f"{shown} is no database URL: {why}", url=shown) from wrong
+    _probe(connection)
+    return connection
+
+
+def _probe(connection: asyncpg.Connection[Any]) -> None:
+    """Have this end of the line probed as the server does its own."""
+    line = connection._transport.get_extra_info("socket")
+    if line.family == socket.AF_UNIX:
+        return
+    with socket.socket(fileno=os.dup(line.fileno())) as same:  # loops differ in what they let do with theirs
+        same.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in _PROBING.items():
+            if hasattr(socket, name):  # not every system has all of them
+                same.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 @asynccontextmanager

@@ -28,7 +28,7 @@ from covenant.store.journal.snapshot import saved
 from covenant.store.postgres.connection import Where, borrowed
 from covenant.store.postgres.lane import BLOCK
 from covenant.store.postgres.line import marks_of
-from covenant.store.postgres.rows import KINDS, TRUSTED, decoded, encoded, note_of, places_of
+from covenant.store.postgres.rows import KINDS, TRUSTED, decoded, encoded, note_of, places_of, task_row
 from covenant.store.postgres.schema import migrate
 from covenant.store.postgres.verify import Verifier
 from covenant.store.process import label_of_process
@@ -130,7 +130,7 @@ class _Copy:
             rows.append((key, KINDS[type(record)], record.order, body))
             places += [(*place, key, note_of(place, record)) for place in dict.fromkeys(places_of(key, record))]
             if type(record) is TaskRecord:
-                tasks.append((record.sent_order, key, record.sender, record.recipient, record.task.parent))
+                tasks.append(task_row(key, record))
         for table, found in (("record", rows), ("place", places), ("task", tasks)):
             await self._connection.copy_records_to_table(table, records=found)
 

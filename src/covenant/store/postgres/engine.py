@@ -49,16 +49,18 @@ from covenant.rules.undo import undo
 from covenant.store.audit import newest_rows
 from covenant.store.clock import Clock, SystemClock, Timer
 from covenant.store.embedded import SYSTEM, is_under_way
-from covenant.store.engine import Place
+from covenant.store.engine import Notes, Place
 from covenant.store.growth import Growth
 from covenant.store.postgres.bell import Bell
 from covenant.store.postgres.connection import LOST, Where, borrowed, told
+from covenant.store.postgres.depth import Depths
 from covenant.store.postgres.entry import Entry, observed
 from covenant.store.postgres.housekeeping import Housekeeper
-from covenant.store.postgres.lane import EXPIRY_STEPS, Lane, Moved, is_exclusive
-from covenant.store.postgres.listing import DEPTH
+from covenant.store.postgres.lane import EXPIRY_STEPS, Lane, is_exclusive
 from covenant.store.postgres.log import CommitLog
+from covenant.store.postgres.notes import SharedNotes
 from covenant.store.postgres.pulse import LAPSE_S, Pulse, session_of
+from covenant.store.postgres.queue import ASIDE_S, Queue
 from covenant.store.postgres.reader import Reader
 from covenant.store.postgres.rows import (
     ANSWERS,
@@ -77,21 +79,17 @@ from covenant.store.postgres.rows import (
 )
 from covenant.store.postgres.schema import checked, migrate
 from covenant.store.postgres.trust import Trust
-from covenant.store.postgres.view import Working
+from covenant.store.postgres.view import Moved, Working
 from covenant.store.process import label_of_process
 from covenant.store.roll import Roll
 from covenant.store.state import Counts, State, Tally
 from covenant.store.waiters import ALL, Waiters
 
-_SHARE_MIN: Final = 16
-BATCH: Final = 256  # commands in one transaction
 POLL_S: Final = 5.0  # the slow look, in case nobody rang
 TIDY_S: Final = 60.0
 _STEPS_AT_ONCE: Final = 10
 _GIVING_BACK_S: Final = 2.0
 _ENDING_S: Final = 5.0  # for what is on its way when the store is closed
-_DEPTH_AGE_S: Final = 1.0
-_DEPTH_AGE_FAR_S: Final = 60.0
 _REGISTER: Final = """
     insert into daemon (id, pubkey, label, started_ms) values ($1, $2, $3, $4)
     on conflict (id) do update set seen = clock_timestamp() where daemon.ended is null returning id
@@ -141,9 +139,8 @@ class Postgres(Roll):
         self.expiring = asyncio.Lock()
         self._clock = clock
         self._ids = ids
-        self._queue: deque[Entry] = deque()
-        self._idle: deque[asyncio.Future[None]] = deque()
-        self._free = 0  # lanes that have nothing to do
+        self.queue = Queue()
+        self._due_again_s = 0.0
         self._lanes: list[Lane] = []
         self._reader = Reader(self)
         self.channel = f"covenant_{self.where.schema}"
@@ -154,7 +151,7 @@ class Postgres(Roll):
         self._jobs: list[asyncio.Task[None]] = []
         self._writing: list[asyncio.Task[None]] = []  # those of them that commit
         self._steps: set[asyncio.Task[None]] = set()
-        self._depths: dict[str, tuple[int, float]] = {}
+        self.depths = Depths(limits.queue_depth_max)
         self._ready_waiters = Waiters(limits.waiters_max)
         self._answer_waiters = Waiters(limits.waiters_max)
         self._change_waiters = Waiters(limits.waiters_max)
@@ -204,6 +201,7 @@ class Postgres(Roll):
             await self.register(connection)
             await self.known.meet(connection)
             self.is_closing = False
+            self.queue.open()
             self._lanes = [Lane(self) for _ in range(self.where.lanes)]
             for lane in self._lanes:
                 await lane.open()
@@ -291,15 +289,15 @@ class Postgres(Roll):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self._ring_lanes()
+        self.queue.end()
         await asyncio.wait(self._writing, timeout=_ENDING_S)  # what was begun gets its true answer
         for job in self._jobs:
             job.cancel()
         await asyncio.gather(*self._jobs, return_exceptions=True)
         self._jobs = []
-        for entry in (*self._queue, *(entry for lane in self._lanes for entry in lane.own)):
+        for entry in [entry for lane in self._lanes for entry in lane.own]:
             entry.fail(self.closed_error())
-        self._queue.clear()
+        self.queue.fail(self.closed_error())
         for waiters in self._waiters:
             waiters.wake_everyone()
         self._growth.tell()
@@ -337,65 +335,16 @@ class Postgres(Roll):
         if self.is_closing:
             raise self.closed_error()
         entry = self.entry(command, by)
-        self._queue.append(entry)
-        self._ring_lane()
+        self.queue.append(entry)
         return entry
 
+    def leave_due(self) -> None:
+        """Somebody holds what is due: it is not looked for before every batch."""
+        self._due_again_s = asyncio.get_running_loop().time() + ASIDE_S
+
     @property
-    def has_work(self) -> bool:
-        return bool(self._queue)
-
-    def _ring_lane(self) -> None:
-        while self._idle:
-            waiting = self._idle.popleft()
-            if not waiting.done():
-                waiting.set_result(None)
-                return
-
-    def _ring_lanes(self) -> None:
-        for _ in range(len(self._idle)):
-            self._ring_lane()
-
-    async def next_batch(self, lane: Lane) -> list[Entry]:
-        """Nothing once this ends."""
-        self._free += 1
-        try:
-            return await self._next_batch(lane)
-        finally:
-            self._free -= 1
-
-    async def _next_batch(self, lane: Lane) -> list[Entry]:
-        while not self.is_closing:
-            if lane.own:
-                return [lane.own.popleft()]
-            batch: list[Entry] = []
-            # Its share, and not all that waits: while the database works for one lane, this process does for another.
-            room = min(BATCH, max(_SHARE_MIN, -(-len(self._queue) // max(1, self._free))))
-            while self._queue and len(batch) < room:
-                entry = self._queue[0]
-                if batch and (_goes_alone(entry) or _goes_alone(batch[0])):
-                    break
-                self._queue.popleft()
-                if not entry.future.cancelled() or entry.is_begun:
-                    batch.append(entry)
-            if batch:
-                for entry in batch:
-                    entry.is_begun = True
-                if self._queue:
-                    self._ring_lane()
-                return batch
-            waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self._idle.append(waiting)
-            await waiting
-        return []
-
-    def put_back(self, entries: Sequence[Entry], alone: bool = False) -> None:
-        """To the front of the queue, in their order."""
-        for entry in entries:
-            entry.is_alone = entry.is_alone or alone
-            entry.tries = 0
-        self._queue.extendleft(reversed(entries))
-        self._ring_lane()
+    def heeds_due(self) -> bool:
+        return self.is_on_time and asyncio.get_running_loop().time() >= self._due_again_s
 
     async def run(self, command: Command | Call) -> Any:
         return await self._replied(self._submit(command))
@@ -471,10 +420,9 @@ class Postgres(Roll):
 
     def committed(self, entries: Iterable[Entry], work: Working, moved: Moved) -> None:
         """Durable now: wake who is concerned, then answer."""
-        left, taken = moved
         readied, answered, changed = [], [], []
         is_trust = False
-        for (shelf, name, order), key in taken:
+        for (shelf, name, order), key in moved.all_taken():
             if shelf == READY:
                 record = work.records[key]
                 assert type(record) is TaskRecord
@@ -487,10 +435,10 @@ class Postgres(Roll):
                 self._pushed.add(name)
                 changed.append(name)
         for name, _ in readied:
-            self._count_depth(name, 1)
-        for (shelf, name, _), _ in left:
+            self.depths.count(name, 1)
+        for (shelf, name, _), _ in moved.all_left():
             if shelf == READY:
-                self._count_depth(name, -1)
+                self.depths.count(name, -1)
         for key in work.touched:
             was, now = work.were.get(key), work.records.get(key)
             if type(now) is TaskRecord and _has_moved(was, now):
@@ -503,8 +451,18 @@ class Postgres(Roll):
             self._wake(readied, answered, changed)
             if self._pulse.companions > 1:
                 self._bell.ring([name for name, _ in readied], answered, changed, is_trust)
+        if passed := work.passed_by():
+            self._tell_of_passed(passed)
         for entry in entries:
             self._answer(entry)
+
+    def _tell_of_passed(self, shelves: Iterable[tuple[bytes, str]]) -> None:
+        """Who looked while it was locked has not seen it, and may wait for it."""
+        readied = [name for shelf, name in shelves if shelf == READY]
+        answered = [name for shelf, name in shelves if shelf == ANSWERS]
+        self.rung(readied, answered, (), False)
+        if self._pulse.companions > 1:
+            self._bell.ring(readied, answered, (), False)
 
     def _answer(self, entry: Entry) -> None:
         if entry.refusal is not None:
@@ -572,29 +530,9 @@ class Postgres(Roll):
 
     def _begin_anew(self) -> None:
         """The store is not what it was: nothing that was counted there holds."""
-        self._depths.clear()
+        self.depths.forget()
         self._log.forget()
         self.wake_all()
-
-    def depth_of(self, recipient: str) -> int | None:
-        """As far as it is known: counted anew now and then, the more often the closer it is to its bound."""
-        known = self._depths.get(recipient)
-        if known is None:
-            return None
-        count, learned = known
-        age_s = _DEPTH_AGE_S if count * 2 > self.limits.queue_depth_max else _DEPTH_AGE_FAR_S
-        return count if asyncio.get_running_loop().time() - learned < age_s else None
-
-    async def learn_depth(self, connection: asyncpg.Connection[Any], recipient: str) -> None:
-        if len(self._depths) >= 100_000:
-            self._depths.clear()
-        count = await connection.fetchval(DEPTH, READY, recipient)
-        self._depths[recipient] = (count, asyncio.get_running_loop().time())
-
-    def _count_depth(self, recipient: str, by: int) -> None:
-        known = self._depths.get(recipient)
-        if known is not None:
-            self._depths[recipient] = (max(0, known[0] + by), known[1])
 
     # --- questions ------------------------------------------------------------------------------------------
 
@@ -753,7 +691,7 @@ class Postgres(Roll):
             entry = self.entry(SignHead(None, seq, mark, sign(seq, mark), pubkey, anchors), SYSTEM)
             entry.lane = lane.id
             lane.own.append(entry)
-            self._ring_lanes()
+            self.queue.ring_all()
             await entry.future
             lane.signed = lane.seq
 
@@ -870,6 +808,9 @@ class Postgres(Roll):
 
     def leads(self) -> bool:
         return self._pulse.leads and self.is_on_time
+
+    def notes(self) -> Notes | None:
+        return SharedNotes(self._reader, "alerts")
 
     def companions(self) -> int:
         return self._pulse.companions
@@ -994,10 +935,6 @@ def _is_for(woken_by: str | None, taken: Sequence[Any] | None) -> bool:
     if woken_by is None:
         return False
     return any(not isinstance(one, Delivery) or kind_in(one.task) == woken_by for one in taken)
-
-
-def _goes_alone(entry: Entry) -> bool:
-    return entry.is_exclusive or entry.is_alone
 
 
 def _has_moved(was: Any, now: TaskRecord) -> bool:

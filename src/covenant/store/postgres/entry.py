@@ -46,6 +46,7 @@ class Entry:
         "future",
         "ids",
         "is_alone",
+        "is_aside",
         "is_begun",
         "is_exclusive",
         "is_over",
@@ -67,6 +68,7 @@ class Entry:
         self.is_begun = False
         self.is_step = False  # of what another left to be done, and so is what it leaves itself
         self.is_alone = False  # decided without others, of which one may have been the cause of a failure
+        self.is_aside = False  # it wants what somebody holds for long, and is tried again from time to time
         self.is_over = False  # it has failed, and is not tried again
         self.tries = 0
         self.until_s = asyncio.get_running_loop().time() + PATIENCE_S

@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final
 
 import asyncpg
 import msgspec
@@ -20,30 +20,34 @@ from covenant.model import event as e
 from covenant.model.audit import Logged
 from covenant.model.card import CARD_PREFIX
 from covenant.model.error import CovenantError, StoreUnavailable
-from covenant.model.record import Key, TaskRecord, Tombstone
 from covenant.rules.context import Commit, Need
 from covenant.rules.decide import decide
 from covenant.store.embedded import SYSTEM
-from covenant.store.journal.line import GENESIS, Line, encode
+from covenant.store.journal.line import GENESIS, Line
 from covenant.store.postgres.array import numbers, texts
+from covenant.store.postgres.chain import Chain
 from covenant.store.postgres.connection import LANE_CLOSED, LOST, RETRIED, connect, told
 from covenant.store.postgres.entry import Entry, observed
 from covenant.store.postgres.hint import hint
-from covenant.store.postgres.line import marks_of
-from covenant.store.postgres.listing import DEEP, DIALOG_COUNT, LISTINGS
+from covenant.store.postgres.listing import DEEP, DIALOG_COUNT, LISTINGS, only_keys
 from covenant.store.postgres.pulse import name_session
-from covenant.store.postgres.rows import DIALOGS, KINDS, READY, TRUST, Place, encoded, kind_name, note_of
-from covenant.store.postgres.view import Depth, First, Listing, ShelfName, Working
+from covenant.store.postgres.rows import (
+    DIALOGS,
+    READY,
+    TRUST,
+    kind_name,
+)
+from covenant.store.postgres.saving import SAVE, saved
+from covenant.store.postgres.view import Depth, First, Listing, Moved, ShelfName, Working
 
 if TYPE_CHECKING:
     from covenant.store.postgres.engine import Postgres
 
-Moved: TypeAlias = tuple[list[tuple[Place, Key]], list[tuple[Place, Key]]]
-
 BLOCK: Final = 4096  # the increment of the sequence
 TRIES_MAX: Final = 40
 TOGETHER_MAX: Final = 8  # tries of a whole batch; then each command stands for itself
-TOGETHER_S: Final = 2.0  # or once they have waited so long for what somebody holds
+LOCK_TIMEOUT: Final = "500ms"  # for a record or for trust; others wait meanwhile
+HELD_S: Final = 0.4  # or once they have waited so long for what somebody holds; one alone is put aside
 LOAD_BYTES: Final = 16 << 20  # of records, in one look; at least one is loaded, and the rest when its turn comes
 SAVE_BYTES: Final = 16 << 20  # of lines, in one transaction; those of one command are not parted
 EXPIRY_STEPS: Final = 20  # of the clock, in one transaction
@@ -73,15 +77,8 @@ _TRUST_EVENTS: Final = frozenset(
 )
 # Arrays go out as text, which the server reads faster than the driver writes its own form of them; bodies do not.
 _LOAD: Final = """select what, key, kind, ord, body from load($1, $2, $3::text::text[],
-    $4::text::"char"[], $5::text::text[], $6::text::integer[], $7::text::text[], $8)"""
-_SAVE: Final = """select save($1, $2, $3, $4, $5,
-    $6::text::text[], $7::text::"char"[], $8::text::bigint[], $9,
-    $10::text::text[], $11::text::"char"[], $12::text::bigint[], $13, $14::text::bigint[], $15::text::text[],
-    $16::text::"char"[], $17::text::text[], $18::text::bigint[], $19::text::text[], $20::text::text[],
-    $21::text::"char"[], $22::text::text[], $23::text::bigint[], $24::text::text[],
-    $25::text::bigint[], $26::text::text[], $27::text::text[], $28::text::text[], $29::text::text[],
-    $30::text::bigint[], $31, $32::text::bigint[], $33::text::bigint[], $34::text::text[], $35)"""
-
+    $4::text::integer[], $5::text::"char"[], $6::text::text[], $7::text::integer[],
+    $8::text::integer[], $9::text::"char"[], $10::text::text[], $11::text::integer[], $12::text::text[], $13)"""
 _names: Final = msgspec.json.Encoder()
 
 log = logging.getLogger("covenant.store")
@@ -93,22 +90,6 @@ class DueFirst(Exception):
 
 def is_exclusive(command: c.Command | c.Call) -> bool:
     return isinstance(command.command if type(command) is c.Call else command, _EXCLUSIVE)
-
-
-class _Chain:
-    """The lines of a transaction, each bound to the one before it."""
-
-    def __init__(self, mark: bytes) -> None:
-        self.mark = mark
-        self.lines: list[Line] = []
-        self.raws: list[bytes] = []
-        self.size = 0
-
-    def append(self, line: Line) -> None:
-        raw, self.mark = encode(line, self.mark)
-        self.lines.append(line)
-        self.raws.append(raw)
-        self.size += len(raw)
 
 
 class Lane:
@@ -123,7 +104,7 @@ class Lane:
         self.seq = 0
         self.signed = 0
         self._work: Working
-        self._left_taken: Moved = ([], [])
+        self._moved = Moved()
         self._block_end = 0
         self._pending: tuple[bytes, int] | None = None  # the head that a commit of unknown outcome would leave
 
@@ -143,7 +124,7 @@ class Lane:
         if self._connection is not None and not self._connection.is_closed():
             return self._connection
         session = self._engine.session
-        connection = await connect(self._engine.where, application_name=session)
+        connection = await connect(self._engine.where, application_name=session, lock_timeout=LOCK_TIMEOUT)
         try:
             await self._engine.known.meet(connection)
             if self.id == 0:
@@ -152,7 +133,7 @@ class Lane:
                     await name_session(connection, self._engine.session)
                 self.hash, self.seq, self.signed, self._pending = GENESIS, 0, 0, None
             self._load_statement = await connection.prepare(_LOAD)
-            self._save_statement = await connection.prepare(_SAVE)
+            self._save_statement = await connection.prepare(SAVE)
         except BaseException:
             await _close(connection)
             raise
@@ -177,9 +158,9 @@ class Lane:
     async def work(self) -> None:
         engine = self._engine
         while True:
-            if not engine.has_work and self._connection is not None:
+            if not engine.queue and self._connection is not None:
                 await self._roll_back(self._connection)  # begun for a batch that another lane has taken
-            batch = await engine.next_batch(self)
+            batch = await engine.queue.next_batch(self.own)
             if not batch:
                 return
             try:
@@ -203,7 +184,7 @@ class Lane:
         self._heeds_clock = True
         while batch:
             if batch[0].is_exclusive and len(batch) > 1:
-                self._engine.put_back(batch[1:])
+                self._engine.queue.put_back(batch[1:])
                 batch = batch[:1]
             try:
                 done = await self._transact(batch)
@@ -221,8 +202,10 @@ class Lane:
                 if tries >= TRIES_MAX or (len(batch) == 1 and batch[0].until_s <= now_s):
                     self._give_up(batch, StoreUnavailable(f"others are always at it: {conflict}", outcome="not_stored"))
                     return
-                if len(batch) > 1 and (tries >= TOGETHER_MAX or now_s - begun_s >= TOGETHER_S):
-                    self._engine.put_back(batch[1:], alone=True)  # one wants what somebody holds
+                if now_s - begun_s >= HELD_S or batch[0].is_aside:
+                    batch = self._part_with_held(batch, conflict)
+                elif len(batch) > 1 and tries >= TOGETHER_MAX:
+                    self._engine.queue.put_back(batch[1:], alone=True)
                     batch = batch[:1]
                 if tries > 1:
                     await asyncio.sleep(min(0.001 * tries, 0.02))
@@ -231,7 +214,7 @@ class Lane:
                 recovered = await self._recover(batch, lost)
                 batch = [entry for entry in batch[recovered:] if not entry.is_over]
                 if batch and recovered:
-                    self._engine.put_back(batch)
+                    self._engine.queue.put_back(batch)
                     return
                 continue
             except asyncpg.PostgresError as failed:
@@ -240,7 +223,7 @@ class Lane:
                     await self.close()
                     continue
                 if len(batch) > 1:  # one of them is the cause: each on its own
-                    self._engine.put_back(batch[1:], alone=True)
+                    self._engine.queue.put_back(batch[1:], alone=True)
                     batch = batch[:1]
                     continue
                 log.warning("the database refused a commit: %s", failed)
@@ -248,12 +231,28 @@ class Lane:
                 return
             batch = batch[done:]
             if batch and done:
-                self._engine.put_back(batch)
+                self._engine.queue.put_back(batch)
                 return
+
+    def _part_with_held(self, batch: list[Entry], conflict: BaseException) -> list[Entry]:
+        """One of the batch wants what somebody holds for long. Each stands for itself from now on; one that does is put
+        aside, so that others go on. What is left to do here."""
+        first, rest = batch[0], batch[1:]
+        if type(first.command) is c.Expire:
+            steps = [entry for entry in batch if type(entry.command) is c.Expire]
+            self._engine.leave_due()
+            self._give_up(steps, StoreUnavailable(f"somebody holds what is due: {conflict}", outcome="not_stored"))
+            self._engine.queue.put_back([entry for entry in batch if entry not in steps])
+            return []
+        self._engine.queue.put_back(rest, alone=True)
+        if rest or first.is_exclusive or first.lane is not None:
+            return [first]
+        self._engine.queue.put_aside(first)
+        return []
 
     async def _expire(self) -> None:
         """What the clock has to say, first of all, and by one lane at a time."""
-        engine = self._engine
+        engine, asked = self._engine, self._asked
         async with engine.expiring:
             while True:
                 steps = [engine.entry(c.Expire(None), SYSTEM) for _ in range(EXPIRY_STEPS)]
@@ -263,7 +262,7 @@ class Lane:
                 commit = steps[-1].commit
                 if commit is None or not commit.events:
                     break
-        self._heeds_clock = False
+        self._asked, self._heeds_clock = asked, False
 
     async def _recover(self, batch: list[Entry], lost: BaseException) -> int:
         """The connection was lost. How many of the batch were committed all the same. Who has waited long enough is
@@ -276,7 +275,7 @@ class Lane:
                 if self._pending is not None:
                     if await self._was_committed():
                         done = sum(entry.commit is not None or entry.refusal is not None for entry in batch)
-                        self._engine.committed(batch[:done], self._work, self._left_taken)
+                        self._engine.committed(batch[:done], self._work, self._moved)
                         return done
                 else:
                     await self._connected()
@@ -306,9 +305,9 @@ class Lane:
         if batch[0].lane not in (None, self.id):  # of a chain that has ended: the new one has its own head
             batch[0].future.set_result(None)
             return len(batch)
-        mode = 2 if batch[0].is_exclusive else 1
-        work = self._work = Working(engine.trust, engine.depth_of)
-        work.is_careful = batch[0].tries > 0
+        mode = 2 if batch[0].is_exclusive else 3 if batch[0].is_aside else 1
+        work = self._work = Working(engine.trust, engine.depths.of)
+        work.is_careful = batch[0].tries > 0 or batch[0].is_aside
         now = engine.now()
         for entry in batch:
             entry.commit = entry.refusal = None
@@ -319,10 +318,10 @@ class Lane:
             await connection.execute("begin")
         try:
             due = await self._load(work, mode, wanted)
-            if due is not None and due <= now and not is_expiry and self._heeds_clock and engine.is_on_time:
+            if due is not None and due <= now and not is_expiry and self._heeds_clock and engine.heeds_due:
                 raise DueFirst
-            chain = _Chain(self.hash)
-            self._left_taken = ([], [])
+            chain = Chain(self.hash)
+            self._moved = Moved()
             done = 0
             while done < len(batch) and chain.size < SAVE_BYTES:
                 entry = batch[done]
@@ -340,7 +339,7 @@ class Lane:
                 except CovenantError as refusal:
                     entry.refusal = refusal
                 else:
-                    if mode == 1 and any(type(event) in _TRUST_EVENTS for event in commit.events):
+                    if mode != 2 and any(type(event) in _TRUST_EVENTS for event in commit.events):
                         entry.is_exclusive = True
                         break
                     if work.order + len(commit.events) >= self._block_end:
@@ -357,7 +356,7 @@ class Lane:
                     break  # the clock comes before the next command
             if chain.lines:
                 await self._save(work, chain, mode)
-            await connection.execute("commit and chain" if engine.has_work else "commit")
+            await connection.execute("commit and chain" if engine.queue else "commit")
         except BaseException:
             if self._pending is None:
                 await self._roll_back(connection)
@@ -365,7 +364,7 @@ class Lane:
         if self._pending is not None:
             self.hash, self.seq = self._pending
             self._pending = None
-        engine.committed(batch[:done], work, self._left_taken)
+        engine.committed(batch[:done], work, self._moved)
         return done
 
     async def _roll_back(self, connection: asyncpg.Connection[Any]) -> None:
@@ -432,45 +431,47 @@ class Lane:
             elif type(want) is First:
                 firsts[want.place] = firsts.get(want.place, 0) + want.limit
             elif type(want) is Depth:
-                await self._engine.learn_depth(self._connection, want.recipient)
+                await self._engine.depths.learn(self._connection, want.recipient)
             else:
                 await self._list(work, want)
         self._asked |= keys
         asked = [First(shelf, name, limit, kinds) for (shelf, name, kinds), limit in firsts.items()]
+        heads = [at for at, first in enumerate(asked) if first.is_plain]
+        others = [at for at, first in enumerate(asked) if not first.is_plain]
         found: list[list[str]] = [[] for _ in asked]
-        cuts: dict[int, str] = {}
+        cuts: set[int] = set()
         due: int | None = None
         trust = 0
         for what, key, kind, order, body in await self._load_statement.fetch(
             mode,
             self._engine.space,
             texts(sorted(keys)),
-            texts([first.shelf.decode() for first in asked]),
-            texts([first.name for first in asked]),
-            numbers([first.limit for first in asked]),
-            texts([None if first.kinds is None else _names_of(first.kinds) for first in asked]),
+            *_firsts(asked, heads),
+            *_firsts(asked, others),
+            texts([None if (kinds := asked[at].kinds) is None else _names_of(kinds) for at in others]),
             LOAD_BYTES,
         ):
-            if what == -1:
+            if body is not None:
                 work.take_in(key, kind, body)
-            elif what > 0:
-                work.take_in(key, kind, body)
-                found[what - 1].append(key)
+                if what >= 0:
+                    found[what].append(key)
+                else:
+                    work.keyed.add(key)
+            elif what == -1:  # it is there, and there was no room for it
+                work.is_full = True
+                keys.discard(key)
+            elif what >= 0:
+                cuts.add(what)
             elif what == -2:
                 trust = order
             elif what == -3:
                 work.order = order
                 self._block_end = order + BLOCK
-            elif what == -5:
-                cuts[order] = key
             else:
                 due = order
-        if 0 in cuts:
-            work.is_full = True
-            keys = {key for key in keys if key <= cuts[0]}  # in their order, and so looked for
         work.take_absent(keys)
         for at, first in enumerate(asked):
-            work.take_shelf(first, found[at], at + 1 in cuts)
+            work.take_shelf(first, found[at], at in cuts)
         if trust != self._engine.known.learnt:
             await self._engine.known.learn(self._connection)
         work.trust = self._engine.trust  # another lane may have begun anew while this one looked
@@ -503,10 +504,10 @@ class Lane:
             args = listing.args
             if listing.method == "due":  # enough for all the steps of one transaction
                 args = (args[0], args[1] * EXPIRY_STEPS)
-            sql, values = LISTINGS[listing.method](*args)
+            sql, values = only_keys(LISTINGS[listing.method](*args))
             work.lists[listing] = [row["key"] for row in await self._connection.fetch(sql, *values)]
 
-    async def _mark_cards(self, work: Working, taken: list[tuple[Place, Key]]) -> None:
+    async def _mark_cards(self, work: Working, moved: Moved) -> None:
         """A card keeps its number when it is published again, and has none when it is withdrawn. So that others learn
         of it all the same, it stands among what is trusted under the number of this commit."""
         cards = [key for key in work.touched if key.startswith(CARD_PREFIX)]
@@ -514,86 +515,29 @@ class Lane:
             assert self._connection is not None
             sql = "delete from place where shelf = $1 and name = '' and key = any($2)"
             await self._connection.execute(sql, TRUST, cards)
-            taken[:] = [(place, key) for place, key in taken if key not in cards]
-            taken += [((TRUST, "", work.order), key) for key in cards]
+            moved.taken = [(place, key) for place, key in moved.taken if key not in cards]
+            moved.taken += [((TRUST, "", work.order), key) for key in cards]
+            moved.moves = [move for move in moved.moves if move[2] not in cards]
 
-    async def _save(self, work: Working, chain: _Chain, mode: int) -> None:
-        lines, raws, mark = chain.lines, chain.raws, chain.mark
-        # A row is a stretch of numbers without a gap: others may have drawn theirs between two looks.
-        starts = [0, *(at for at in range(1, len(lines)) if lines[at].seq != lines[at - 1].last + 1)]
-        ends = [*starts[1:], len(lines)]
-        new: list[tuple[str, bytes, int, bytes]] = []
-        old: list[tuple[str, bytes, int, bytes, int]] = []
-        gone: list[str] = []
-        tasks: list[tuple[int, str, str, str, str | None]] = []
-        tasks_gone: list[int] = []
-        left, taken = self._left_taken = work.moved()
-        await self._mark_cards(work, taken)
-        for key in work.touched:
-            was, now = work.were.get(key), work.records.get(key)
-            if now is None:
-                if was is not None:
-                    gone.append(key)
-                continue
-            kind, body = KINDS[type(now)], encoded(now)
-            if was is None:
-                new.append((key, kind, now.order, body))
-            else:
-                old.append((key, kind, now.order, body, was.order))
-            if type(now) is TaskRecord and (type(was) is not TaskRecord or was.sent_order != now.sent_order):
-                tasks.append((now.sent_order, key, now.sender, now.recipient, now.task.parent))
-                if isinstance(was, (TaskRecord, Tombstone)):
-                    tasks_gone.append(was.sent_order if isinstance(was, TaskRecord) else was.order)
-        new.sort()
-        old.sort()
-        taken.sort()
-        await self._save_statement.fetch(
-            self.id,
-            self.hash.decode(),
-            mark.decode(),
-            lines[-1].last,
-            work.order if mode == 2 else 0,
-            *_rows(new),
-            *_rows(old),
-            numbers([row[4] for row in old]),
-            texts(gone),
-            *_places(taken),
-            texts([note_of(place, work.records.get(key)) for place, key in taken]),
-            *_places(left),
-            numbers([row[0] for row in tasks]),
-            texts([row[1] for row in tasks]),
-            texts([row[2] for row in tasks]),
-            texts([row[3] for row in tasks]),
-            texts([row[4] for row in tasks]),
-            numbers(tasks_gone),
-            lines[-1].at,
-            numbers([lines[at].seq for at in starts]),
-            numbers([lines[end - 1].last for end in ends]),
-            texts([marks_of(lines[at:end]) for at, end in zip(starts, ends, strict=True)]),
-            [b"".join(raws[at:end]) for at, end in zip(starts, ends, strict=True)],
-        )
-        self._pending = (mark, lines[-1].last)
+    async def _save(self, work: Working, chain: Chain, mode: int) -> None:
+        moved = self._moved = work.moved()
+        await self._mark_cards(work, moved)
+        moved.taken.sort()
+        trust = work.order if mode == 2 else 0
+        await self._save_statement.fetch(self.id, self.hash.decode(), *saved(work, moved, chain, trust))
+        self._pending = (chain.mark, chain.lines[-1].last)
 
 
 def _names_of(kinds: Iterable[str]) -> str:
     return _names.encode([kind_name(kind) for kind in kinds]).decode()
 
 
-def _rows(found: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+def _firsts(asked: Sequence[First], which: Sequence[int]) -> Sequence[str]:
     return (
-        texts([row[0] for row in found]),
-        texts([row[1].decode() for row in found]),
-        numbers([row[2] for row in found]),
-        [row[3] for row in found],
-    )
-
-
-def _places(moved: Sequence[tuple[Place, Key]]) -> Sequence[str]:
-    return (
-        texts([place[0].decode() for place, _ in moved]),
-        texts([place[1] for place, _ in moved]),
-        numbers([place[2] for place, _ in moved]),
-        texts([key for _, key in moved]),
+        numbers(which),
+        texts([asked[at].shelf.decode() for at in which]),
+        texts([asked[at].name for at in which]),
+        numbers([asked[at].limit for at in which]),
     )
 
 

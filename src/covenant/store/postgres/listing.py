@@ -20,6 +20,28 @@ _EACH_NAME: Final = """
         from each_name e where e.name is not null
     )
 """
+_EACH_RECIPIENT: Final = """
+    with recursive each_name as (
+        (select recipient as name from task where open order by recipient limit 1)
+        union all
+        select (select t.recipient from task t where t.open and t.recipient > e.name order by t.recipient limit 1)
+        from each_name e where e.name is not null
+    )
+"""
+
+
+def only_keys(statement: Statement) -> Statement:
+    """Which ones they are, and nothing of them."""
+    sql, values = statement
+    return f"select q.key from ({sql}) q", values
+
+
+def in_portion(statement: Statement, room: int) -> Statement:
+    """All of them, with the bodies of the first: as many bytes as there is room for, and at least one."""
+    sql, values = statement
+    upto = "sum(octet_length(q.body)) over (rows unbounded preceding) - octet_length(q.body)"
+    sql = f"select q.key, q.kind, case when {upto} <= ${len(values) + 1} then q.body end as body from ({sql}) q"
+    return sql, (*values, room)
 
 
 def of_shelf(shelf: bytes, name: str, after: int, limit: int) -> Statement:
@@ -64,13 +86,17 @@ def due(now: int, limit: int) -> Statement:
 def tasks(agent: str | None, after: int, limit: int) -> Statement:
     """Those that are open."""
     if agent is None:
-        return _of_all(rows.RECEIVED, after, limit)
+        sql = f"""{_EACH_RECIPIENT} select {_ROW} from each_name e cross join lateral (
+                select q.ord, q.key from task q where q.open and q.recipient = e.name and q.ord > $1
+                order by q.ord limit $2
+            ) t join record r on r.key = t.key where e.name is not null order by t.ord limit $2"""
+        return sql, (after, limit)
     sql = f"""select {_ROW} from (
-            (select ord, key from place where shelf = $1 and name = $3 and ord > $4 order by ord limit $5)
+            (select ord, key from task where open and sender = $1 and ord > $2 order by ord limit $3)
             union
-            (select ord, key from place where shelf = $2 and name = $3 and ord > $4 order by ord limit $5)
-        ) p join record r on r.key = p.key order by p.ord limit $5"""
-    return sql, (rows.SENT, rows.RECEIVED, agent, after, limit)
+            (select ord, key from task where open and recipient = $1 and ord > $2 order by ord limit $3)
+        ) t join record r on r.key = t.key order by t.ord limit $3"""
+    return sql, (agent, after, limit)
 
 
 def recent(agent: str | None, before: int | None, limit: int) -> Statement:
@@ -80,9 +106,13 @@ def recent(agent: str | None, before: int | None, limit: int) -> Statement:
             order by t.ord desc limit $2"""
         return sql, (end, limit)
     sql = f"""select {_ROW} from (
-            (select ord, key from task where sender = $1 and ord < $2 order by ord desc limit $3)
+            (select ord, key from task where open and sender = $1 and ord < $2 order by ord desc limit $3)
             union
-            (select ord, key from task where recipient = $1 and ord < $2 order by ord desc limit $3)
+            (select ord, key from task where not open and sender = $1 and ord < $2 order by ord desc limit $3)
+            union
+            (select ord, key from task where open and recipient = $1 and ord < $2 order by ord desc limit $3)
+            union
+            (select ord, key from task where not open and recipient = $1 and ord < $2 order by ord desc limit $3)
         ) t join record r on r.key = t.key order by t.ord desc limit $3"""
     return sql, (agent, end, limit)
 

@@ -17,7 +17,7 @@ from covenant.rules.context import Need
 from covenant.rules.peer import check_caller
 from covenant.rules.query import answer
 from covenant.store.postgres.connection import LOST, connect, told
-from covenant.store.postgres.listing import DEEP, DIALOG_COUNT, LISTINGS, of_shelf
+from covenant.store.postgres.listing import DEEP, DIALOG_COUNT, LISTINGS, in_portion, of_shelf
 from covenant.store.postgres.rows import DIALOGS, READY
 from covenant.store.postgres.view import ANYBODY, Depth, First, Listing, Working
 
@@ -25,10 +25,15 @@ if TYPE_CHECKING:
     from covenant.store.postgres.engine import Postgres
 
 _LOOK: Final = """
-    select r.key, r.kind, r.ord, r.body from record r where r.key = any($1)
+    select s.key, s.kind, s.ord, case when s.upto - octet_length(s.body) <= $2 then s.body end as body
+    from (select r.*, sum(octet_length(r.body)) over (rows unbounded preceding) as upto
+          from unnest($1::text[]) u(key) join record r on r.key = u.key) s
     union all select null, null, m.trust, null from meta m
 """
 _BATCH: Final = 64
+READ_BYTES: Final = 16 << 20  # of records, in one look; at least one is loaded, and more when it is asked for
+AT_ONCE_BYTES: Final = 64 << 20  # held for the questions of one batch; then each is answered by itself
+_AHEAD: Final = 200  # of a listing, looked for with one that is asked for
 PATIENCE_S: Final = 20.0
 
 log = logging.getLogger("covenant.store")
@@ -56,6 +61,8 @@ class Reader:
         self._queue: deque[Asked] = deque()
         self._idle: asyncio.Future[None] | None = None
         self._turn = asyncio.Lock()  # of the connection
+        self._following: dict[str, tuple[list[str], int]] = {}  # what is listed and not loaded: where it stands
+        self._held = 0  # bytes that were loaded for what is asked now
 
     def ask(self, query: Query, caller: Caller | None) -> asyncio.Future[Any]:
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -178,9 +185,18 @@ class Reader:
             wanted = self._try(asked, work)
             if not wanted:
                 return
+            left = [one for one in asked if not one.future.done()]
+            if self._held > AT_ONCE_BYTES and len(left) > 1:
+                for one in left:
+                    await self._answer_all([one])
+                return
 
     def _working(self) -> Working:
-        return Working(self._engine.trust, self._engine.depth_of)
+        self._following.clear()
+        self._held = 0
+        work = Working(self._engine.trust, self._engine.depths.of)
+        work.is_snapshot = True
+        return work
 
     def _try(self, asked: list[Asked], work: Working) -> list[Any]:
         """Answer what can be; what the others still want."""
@@ -213,20 +229,31 @@ class Reader:
 
     async def _load(self, work: Working, wanted: list[Any]) -> None:
         assert self._connection is not None
-        keys = {want for want in wanted if type(want) is str}
+        keys = dict.fromkeys(want for want in wanted if type(want) is str)
+        for key in [*keys]:
+            listed, at = self._following.get(key, ((), 0))
+            keys.update(dict.fromkeys(listed[at : at + _AHEAD]))
+        for key in [key for key in keys if key in work.records]:
+            del keys[key]
         if self._look is None:
             self._look = await self._connection.prepare(_LOOK)
-        for key, kind, order, body in await self._look.fetch(list(keys)):
+        for key, kind, order, body in await self._look.fetch(list(keys), READ_BYTES):
             if key is None:
                 if order != self._engine.known.learnt:
                     await self._catch_up(order)
+            elif body is None:
+                del keys[key]  # it is there, and there was no room for it
             else:
-                work.take_in(key, kind, body)
+                self._take_in(work, key, kind, body)
         work.trust = self._engine.trust  # a lane may have begun anew meanwhile
         work.take_absent(keys)
         work.is_fresh = True
         for want in dict.fromkeys(want for want in wanted if type(want) is not str):
             await self._load_listing(work, want)
+
+    def _take_in(self, work: Working, key: str, kind: bytes, body: bytes) -> None:
+        self._held += len(body)
+        work.take_in(key, kind, body)
 
     async def _catch_up(self, trust: int) -> None:
         """A snapshot cannot tell what memory should know by now: it is left first."""
@@ -247,7 +274,7 @@ class Reader:
                 work.take_in(row["key"], row["kind"], row["body"])
             work.take_shelf(want, [row["key"] for row in found])
         elif type(want) is Depth:
-            await self._engine.learn_depth(connection, want.recipient)
+            await self._engine.depths.learn(connection, want.recipient)
         else:
             assert type(want) is Listing
             if want.method == "dialog_count":
@@ -257,10 +284,14 @@ class Reader:
                 deep = await connection.fetch(DEEP, READY, max(want.args[0], 0))
                 work.lists[want] = {row["key"]: row["depth"] for row in deep}
             else:
-                rows = await connection.fetch(*_flat(LISTINGS[want.method](*want.args)))
+                rows = await connection.fetch(*_flat(in_portion(LISTINGS[want.method](*want.args), READ_BYTES)))
                 for row in rows:
-                    work.take_in(row["key"], row["kind"], row["body"])
-                work.lists[want] = [row["key"] for row in rows]
+                    if row["body"] is not None:
+                        self._take_in(work, row["key"], row["kind"], row["body"])
+                listed = work.lists[want] = [row["key"] for row in rows]
+                for at, row in enumerate(rows):
+                    if row["body"] is None:
+                        self._following[row["key"]] = listed, at
 
 
 def _flat(statement: tuple[str, tuple[Any, ...]]) -> tuple[Any, ...]:

@@ -44,8 +44,6 @@ HEARD: Final = b"T"  # signals of which only the key is left, by run
 HELD: Final = b"H"  # in flight, by the last sign of life
 LEASE: Final = b"L"  # lease ids, each its own name
 DUE: Final = b"D"  # by time
-RECEIVED: Final = b"O"  # open tasks, by recipient
-SENT: Final = b"o"  # open tasks, by sender
 DIALOGS: Final = b"G"  # tasks of the A2A protocol by both parties, in the order of their last status
 SLOTS: Final = b"S"  # cached results, all and by party
 LATE: Final = b"V"  # by task
@@ -125,8 +123,6 @@ def _places_of_task(record: TaskRecord) -> list[Place]:
     sent, ready_for, state = record.sent_order, record.ready_for, record.state
     places: list[Place] = []
     if state is not TaskState.RESOLVED:
-        places.append((RECEIVED, record.recipient, sent))
-        places.append((SENT, record.sender, sent))
         if ready_for is not None:
             places.append((READY, ready_for, record.ready_order))
         lease = record.lease
@@ -153,6 +149,14 @@ def _places_of_task(record: TaskRecord) -> list[Place]:
     if record.cascade is Cascade.PENDING:
         places.append((CASCADES, "", sent))
     return places
+
+
+def task_row(key: Key, record: TaskRecord) -> tuple[int, str, str, str, str | None, bool]:
+    return record.sent_order, key, record.sender, record.recipient, record.task.parent, is_open(record)
+
+
+def is_open(record: TaskRecord) -> bool:
+    return record.state is not TaskState.RESOLVED
 
 
 def standing(shelf: bytes, key: Key, record: Record | Tombstone | None) -> tuple[str, int] | None:

@@ -8,9 +8,9 @@ a record like any other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any, Final, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar, overload
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -53,6 +53,7 @@ ANYBODY: Final = "*"
 ShelfName: TypeAlias = tuple[bytes, str, frozenset[str] | None]
 _NEVER: Final = 2**62
 R = TypeVar("R")
+_TAKEN: Final = (READY, ANSWERS)
 _TRUST_PREFIXES: Final = (PEER_PREFIX, CARD_PREFIX)
 
 
@@ -68,6 +69,31 @@ class First(Struct, frozen=True):
     def place(self) -> ShelfName:
         return self.shelf, self.name, self.kinds
 
+    @property
+    def is_plain(self) -> bool:
+        """What is ready or answered for one peer, of whatever kind."""
+        return self.shelf in _TAKEN and self.name != ANYBODY and self.kinds is None
+
+
+class Portioned(Sequence[R]):
+    """A listing of which a part may not be here yet: who gets there asks for more, and who has enough does not."""
+
+    def __init__(self, one: Callable[[Key], R], keys: Sequence[Key]) -> None:
+        self._one = one
+        self._keys = keys
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    @overload
+    def __getitem__(self, at: int) -> R: ...
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[R]: ...
+    def __getitem__(self, at: int | slice) -> R | Sequence[R]:
+        if isinstance(at, slice):
+            return Portioned(self._one, self._keys[at])
+        return self._one(self._keys[at])
+
 
 class Depth(Struct, frozen=True):
     """How many tasks are ready for somebody."""
@@ -80,6 +106,27 @@ class Listing(Struct, frozen=True):
 
     method: str
     args: tuple[Any, ...]
+
+
+class Moved:
+    """Who has left a place, who has taken one, and who has gone from one to another: that is one row, written once."""
+
+    __slots__ = ("left", "moves", "taken")
+
+    def __init__(self) -> None:
+        self.left: list[tuple[Place, Key]] = []
+        self.taken: list[tuple[Place, Key]] = []
+        self.moves: list[tuple[Place, Place, Key]] = []
+
+    def all_left(self) -> Iterator[tuple[Place, Key]]:
+        yield from self.left
+        for was, _, key in self.moves:
+            yield was, key
+
+    def all_taken(self) -> Iterator[tuple[Place, Key]]:
+        yield from self.taken
+        for _, now, key in self.moves:
+            yield now, key
 
 
 class Working:
@@ -97,6 +144,9 @@ class Working:
         self.lists: dict[Listing, Any] = {}
         self.is_fresh = False  # something was loaded, and so trust is up to date
         self.is_full = False  # not all that was asked for was loaded: it was too much at once
+        self.keyed: set[Key] = set()  # what was locked by its key, and not as the first of its shelf
+        self.cut: set[tuple[bytes, str]] = set()  # shelves of which more was locked than loaded
+        self.is_snapshot = False  # it shows one moment, and locks nothing
         self.is_careful = False  # nothing is taken for absent that was not looked for
         self._shelves: dict[tuple[bytes, str], dict[Key, int]] = {}
         self._loaded: set[bytes] = set()  # which of the shelves there are any of
@@ -120,7 +170,9 @@ class Working:
         """What stands first on a shelf, and was taken in already; what this transaction has put there comes after.
         `is_cut`: there was no room for more."""
         name = (first.shelf, first.name)
-        self.is_full = self.is_full or is_cut
+        if is_cut:
+            self.is_full = True
+            self.cut.add(name)
         if first.shelf == LEASE:
             self._leases.setdefault(first.name, keys[0] if keys else None)
             return
@@ -238,16 +290,30 @@ class Working:
                         else:
                             shelves[known].pop(key, None)
 
-    def moved(self) -> tuple[list[tuple[Place, Key]], list[tuple[Place, Key]]]:
-        """The places that were left, and those that were taken."""
-        left: list[tuple[Place, Key]] = []
-        taken: list[tuple[Place, Key]] = []
+    def moved(self) -> Moved:
+        moved = Moved()
         for key in self.touched:
             was, now = places_of(key, self.were.get(key)), places_of(key, self.records.get(key))
-            if was != now:
-                left += [(place, key) for place in was if place not in now]
-                taken += [(place, key) for place in now if place not in was]
-        return left, taken
+            if was == now:
+                continue
+            left = [place for place in was if place not in now]
+            taken = [place for place in now if place not in was]
+            while left and taken:
+                moved.moves.append((left.pop(), taken.pop(), key))
+            moved.left += [(place, key) for place in left]
+            moved.taken += [(place, key) for place in taken]
+        return moved
+
+    def passed_by(self) -> set[tuple[bytes, str]]:
+        """The shelves of what was locked and stays there: who looked meanwhile has not seen it."""
+        found = set(self.cut)
+        for key in self.keyed:
+            was, now = self.were.get(key), self.records.get(key)
+            for shelf in _TAKEN:
+                place = standing(shelf, key, now)
+                if place is not None and place == standing(shelf, key, was):
+                    found.add((shelf, place[0]))
+        return found
 
     # --- the view: records and shelves --------------------------------------------------------------------
 
@@ -298,6 +364,15 @@ class Working:
         if len(found) < first.limit and reach is not None and not (found and self.is_full):
             raise Need(replace(first, limit=first.limit + len(keys) + len(self.touched)))
         return [key for _, key in sorted(found)[: first.limit]]
+
+    def _portioned(self, kind: type[R], keys: Sequence[Key]) -> Sequence[R]:
+        """From a snapshot, in which they are what they were listed as: as they are asked for."""
+        return Portioned(lambda key: self._record(kind, key), keys) if self.is_snapshot else self._records(kind, keys)
+
+    def _record(self, kind: type[R], key: Key) -> R:
+        record = self.get(key)
+        assert isinstance(record, kind)
+        return record
 
     def _records(self, kind: type[R], keys: Iterable[Key]) -> list[R]:
         """Those that are still what they were listed as; one that is not here yet is needed."""
@@ -352,10 +427,12 @@ class Working:
         return found
 
     def children(self, parent: str, after: int, limit: int, agent: str | None = None) -> Sequence[TaskRecord]:
-        return self._records(TaskRecord, self._listed("children", parent, after, limit, agent))
+        return self._portioned(TaskRecord, self._listed("children", parent, after, limit, agent))
 
     def leases(self, after: int, limit: int, agent: str | None = None) -> Sequence[TaskRecord]:
-        found = self._records(TaskRecord, self._listed("leases", after, limit, agent))
+        found = self._portioned(TaskRecord, self._listed("leases", after, limit, agent))
+        if self.is_snapshot and agent is None:
+            return found
         held = [record for record in found if record.lease is not None]
         return held if agent is None else [record for record in held if agent in (record.sender, record.recipient)]
 
@@ -371,10 +448,10 @@ class Working:
         return _NEVER if due_ms is None else due_ms
 
     def tasks(self, agent: str | None, after: int, limit: int) -> Sequence[TaskRecord]:
-        return self._records(TaskRecord, self._listed("tasks", agent, after, limit))
+        return self._portioned(TaskRecord, self._listed("tasks", agent, after, limit))
 
     def recent(self, agent: str | None, before: int | None, limit: int) -> Sequence[TaskRecord]:
-        return self._records(TaskRecord, self._listed("recent", agent, before, limit))
+        return self._portioned(TaskRecord, self._listed("recent", agent, before, limit))
 
     def pending(self, agent: str | None, after: int, limit: int) -> Sequence[Key]:
         keys: Sequence[Key] = self._listed("pending", agent, after, limit)
@@ -382,13 +459,15 @@ class Working:
 
     def slots(self, after: int, limit: int, agent: str | None = None) -> Sequence[tuple[Key, Slot]]:
         keys: Sequence[Key] = self._listed("slots", after, limit, agent)
+        if self.is_snapshot:
+            return Portioned(lambda key: (key, self._record(Slot, key)), keys)
         return list(zip(keys, self._records(Slot, keys), strict=True))
 
     def late(self, task_id: str) -> Sequence[Late]:
         return self._records(Late, self._listed("late", task_id))
 
     def dialogs(self, sender: str, recipient: str, before: int, limit: int) -> Sequence[TaskRecord]:
-        return self._records(TaskRecord, self._listed("dialogs", sender, recipient, before, limit))
+        return self._portioned(TaskRecord, self._listed("dialogs", sender, recipient, before, limit))
 
     def moved_dialogs(self, sender: str, recipient: str, since: int, after: int, limit: int) -> Sequence[TaskRecord]:
         moved = self._records(TaskRecord, self._listed("moved_dialogs", sender, recipient, since))

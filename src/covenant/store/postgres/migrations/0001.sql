@@ -38,16 +38,17 @@ create table place (
 
 create index place_note on place (name, note, ord) where note is not null;
 
--- Who sent what to whom; a row is written once, and goes with its task.
+-- Who sent what to whom, and whether it is still open; a row goes with its task.
 create table task (
     ord       bigint primary key,
     key       text collate "C" not null,
     sender    text collate "C" not null,
     recipient text collate "C" not null,
-    parent    text collate "C"
-) with (autovacuum_vacuum_scale_factor = 0.02);
-create index task_sender on task (sender, ord);
-create index task_recipient on task (recipient, ord);
+    parent    text collate "C",
+    open      boolean not null
+) with (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 5000);
+create index task_sender on task (open, sender, ord);
+create index task_recipient on task (open, recipient, ord);
 create index task_parent on task (parent, ord) where parent is not null;
 
 -- One row a transaction, or one for each block of numbers that it has drawn: its commits as lines, each of them one that
@@ -72,6 +73,12 @@ create table daemon (
     seen       timestamptz not null default clock_timestamp(),
     ended      timestamptz,
     proof      text                               -- how it was known to have ended: it said so, or it was silent
+);
+
+-- What the daemon that leads leaves to the next one.
+create table note (
+    name text primary key,
+    body bytea not null
 );
 
 -- One chain of the log: a connection that has one transaction open at a time. Who appends says which hash it builds on.
@@ -104,12 +111,15 @@ create table seam (
 );
 
 -- Load for a command: lock the records with these keys, and the first ones of some listings, as many as there is room
--- for. The last rows say how far trust is, which block of numbers was drawn, and what is due next.
+-- for; a row without a body says that there is more. The heads are the commonest: what is ready or answered for somebody.
+-- The last rows say how far trust is, which block of numbers was drawn, and what is due next.
 create function load(
-    mode integer,                                 -- 0: further in a transaction, 1: its beginning, 2: to change trust
+    mode integer,                                 -- 0: further in a transaction; its beginning: 1, or 2 to change trust,
+                                                  -- or 3 to wait for no record
     space integer,
     keys text[],
-    shelves "char"[], names text[], limits integer[],
+    head_numbers integer[], head_shelves "char"[], head_names text[], head_limits integer[],
+    numbers integer[], shelves "char"[], names text[], limits integer[],
     kinds text[],                                 -- of what is ready: those of these kinds, as JSON; or null: all
     room bigint                                   -- bytes of bodies
 ) returns table (what integer, key text, kind "char", ord bigint, body bytea)
@@ -124,33 +134,47 @@ declare
     depth integer;
     seen integer;
 begin
-    if mode = 1 then
+    if mode in (1, 3) then
         perform pg_advisory_xact_lock_shared(space, 1);
     elsif mode = 2 then
         perform pg_advisory_xact_lock(space, 1);
     end if;
     perform pg_current_xact_id();
-    for i in 0 .. coalesce(cardinality(shelves), 0) loop
-        is_bounded := i = 0 or shelves[i] in ('R', 'A');  -- of the others, one that is left out would be missed
+    if mode in (0, 3) then
+        return query select s.i, s.key, s.kind, s.ord, case when s.upto - octet_length(s.body) <= room then s.body end
+        from (select l.*, sum(octet_length(l.body)) over (rows unbounded preceding) as upto from (
+            select -1 as i, r.* from (
+                select r.key, r.kind, r.ord, r.body from record r where r.key = any(keys) order by r.key for update nowait) r
+            union all
+            select u.i, r.* from unnest(head_numbers, head_shelves, head_names, head_limits) u(i, shelf, name, most)
+            cross join lateral (
+                select r.key, r.kind, r.ord, r.body from place p join record r on r.key = p.key
+                where p.shelf = u.shelf and p.name = u.name
+                order by p.ord limit u.most for update of r skip locked) r) l) s;
+    else
+        return query select s.i, s.key, s.kind, s.ord, case when s.upto - octet_length(s.body) <= room then s.body end
+        from (select l.*, sum(octet_length(l.body)) over (rows unbounded preceding) as upto from (
+            select -1 as i, r.* from (
+                select r.key, r.kind, r.ord, r.body from record r where r.key = any(keys) order by r.key for update) r
+            union all
+            select u.i, r.* from unnest(head_numbers, head_shelves, head_names, head_limits) u(i, shelf, name, most)
+            cross join lateral (
+                select r.key, r.kind, r.ord, r.body from place p join record r on r.key = p.key
+                where p.shelf = u.shelf and p.name = u.name
+                order by p.ord limit u.most for update of r skip locked) r) l) s;
+    end if;
+    for i in 1 .. coalesce(cardinality(shelves), 0) loop
+        is_bounded := shelves[i] in ('R', 'A');  -- of the others, one that is left out would be missed
         if is_bounded and room < 0 then
-            return query select -5, ''::text, null::"char", i::bigint, null::bytea;
+            return query select numbers[i], null::text, null::"char", null::bigint, null::bytea;
             continue;
         end if;
-        if i = 0 then
-            continue when cardinality(keys) = 0;
-            if mode = 0 then
-                open standing for select -1, r.key, r.kind, r.ord, r.body from record r
-                    where r.key = any(keys) order by r.key for update nowait;
-            else
-                open standing for select -1, r.key, r.kind, r.ord, r.body from record r
-                    where r.key = any(keys) order by r.key for update;
-            end if;
-        elsif kinds[i] is not null and names[i] <> '*' and json_array_length(kinds[i]::json) = 1 then
-            open standing for select i, r.key, r.kind, r.ord, r.body
+        if kinds[i] is not null and names[i] <> '*' and json_array_length(kinds[i]::json) = 1 then
+            open standing for select numbers[i], r.key, r.kind, r.ord, r.body
                 from place p join record r on r.key = p.key
                 where p.name = names[i] and p.note = kinds[i]::json ->> 0
                 order by p.ord limit limits[i] for update of r skip locked;
-        elsif kinds[i] is not null or names[i] = '*' then
+        elsif is_bounded then
             wanted := array(select json_array_elements_text(kinds[i]::json));
             depth := limits[i];
             loop  -- the oldest of each name and kind; and more of them, if those are locked by others
@@ -178,15 +202,10 @@ begin
                 exit when cardinality(locked) >= limits[i] or seen < depth;
                 depth := depth * 8;
             end loop;
-            open standing for select i, r.key, r.kind, r.ord, r.body
+            open standing for select numbers[i], r.key, r.kind, r.ord, r.body
                 from unnest(locked) with ordinality l(key, at) join record r on r.key = l.key order by l.at;
-        elsif shelves[i] in ('R', 'A') then
-            open standing for select i, r.key, r.kind, r.ord, r.body
-                from place p join record r on r.key = p.key
-                where p.shelf = shelves[i] and p.name = names[i]
-                order by p.ord limit limits[i] for update of r skip locked;
         else
-            open standing for select i, r.key, r.kind, r.ord, r.body
+            open standing for select numbers[i], r.key, r.kind, r.ord, r.body
                 from place p join record r on r.key = p.key
                 where p.shelf = shelves[i] and p.name = names[i]
                 order by p.ord limit limits[i] for update of r nowait;
@@ -197,8 +216,6 @@ begin
             return next;
             room := room - case when is_bounded then octet_length(body) else 0 end;
             if room < 0 and is_bounded then  -- there may be more
-                what := -5;
-                ord := i;
                 body := null;
                 return next;
                 exit;
@@ -206,10 +223,9 @@ begin
         end loop;
         close standing;
     end loop;
-    return query select -2, null::text, null::"char", m.trust, null::bytea from meta m;
-    return query select -3, null::text, null::"char", nextval('block'), null::bytea;
-    return query select -4, p.key, null::"char", p.ord, null::bytea from place p
-        where p.shelf = 'D' order by p.name, p.ord limit 1;
+    return query select -2, null::text, null::"char", m.trust, null::bytea from meta m
+        union all select -3, null, null, nextval('block'), null
+        union all (select -4, p.key, null, p.ord, null from place p where p.shelf = 'D' order by p.name, p.ord limit 1);
 end $$;
 
 -- Save what a transaction has decided. Refused when its lane is not what it believes it to be: it was closed, or the
@@ -221,7 +237,10 @@ create function save(
     gone_keys text[],
     in_shelves "char"[], in_names text[], in_ords bigint[], in_keys text[], in_notes text[],
     out_shelves "char"[], out_names text[], out_ords bigint[], out_keys text[],
-    task_ords bigint[], task_keys text[], senders text[], recipients text[], parents text[], task_gone bigint[],
+    from_shelves "char"[], from_names text[], from_ords bigint[], moved_keys text[],  -- from one place to another
+    to_shelves "char"[], to_names text[], to_ords bigint[], to_notes text[],
+    task_ords bigint[], task_keys text[], senders text[], recipients text[], parents text[], opens boolean[],
+    task_gone bigint[], turned_ords bigint[], turned_open boolean[],
     log_at bigint, log_seqs bigint[], log_lasts bigint[], log_marks text[], log_lines bytea[]
 ) returns void
 language plpgsql as $$
@@ -254,11 +273,25 @@ begin
     if cardinality(in_keys) > 0 then
         insert into place select * from unnest(in_shelves, in_names, in_ords, in_keys, in_notes);
     end if;
+    if cardinality(moved_keys) > 0 then
+        update place p set shelf = u.to_shelf, name = u.to_name, ord = u.to_ord, note = u.to_note
+        from unnest(from_shelves, from_names, from_ords, moved_keys, to_shelves, to_names, to_ords, to_notes)
+            u(shelf, name, ord, key, to_shelf, to_name, to_ord, to_note)
+        where p.shelf = u.shelf and p.name = u.name and p.ord = u.ord and p.key = u.key;
+        get diagnostics touched = row_count;
+        if touched <> cardinality(moved_keys) then
+            insert into place select * from unnest(to_shelves, to_names, to_ords, moved_keys, to_notes)
+            on conflict do nothing;
+        end if;
+    end if;
     if cardinality(task_gone) > 0 then
         delete from task where ord = any(task_gone);
     end if;
     if cardinality(task_keys) > 0 then
-        insert into task select * from unnest(task_ords, task_keys, senders, recipients, parents);
+        insert into task select * from unnest(task_ords, task_keys, senders, recipients, parents, opens);
+    end if;
+    if cardinality(turned_ords) > 0 then
+        update task t set open = u.open from unnest(turned_ords, turned_open) u(ord, open) where t.ord = u.ord;
     end if;
     insert into log select u.seq, u.last, in_lane, log_at, u.marks, u.lines
     from unnest(log_seqs, log_lasts, log_marks, log_lines) u(seq, last, marks, lines);

@@ -1,0 +1,112 @@
+"""Commands that wait for a lane: in their order, but for those that want what somebody holds."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from typing import Final
+
+from covenant.store.postgres.entry import Entry
+
+BATCH: Final = 256  # commands in one transaction
+ASIDE_S: Final = 0.5  # until a command that wants what somebody holds is tried again
+_SHARE_MIN: Final = 16
+
+
+class Queue:
+    def __init__(self) -> None:
+        self._waiting: deque[Entry] = deque()
+        self._aside: set[Entry] = set()  # those that want what somebody holds
+        self._idle: deque[asyncio.Future[None]] = deque()
+        self._is_over = False
+        self.free = 0  # lanes that have nothing to do
+
+    def open(self) -> None:
+        self._is_over = False
+
+    def end(self) -> None:
+        """No lane is given anything more."""
+        self._is_over = True
+        self.ring_all()
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    def append(self, entry: Entry) -> None:
+        self._waiting.append(entry)
+        self._ring()
+
+    def _ring(self) -> None:
+        while self._idle:
+            waiting = self._idle.popleft()
+            if not waiting.done():
+                waiting.set_result(None)
+                return
+
+    def ring_all(self) -> None:
+        for _ in range(len(self._idle)):
+            self._ring()
+
+    async def next_batch(self, own: deque[Entry]) -> list[Entry]:
+        """Of what only this lane can do, or of what waits for any; nothing once this ends."""
+        self.free += 1
+        try:
+            while not self._is_over:
+                if own:
+                    return [own.popleft()]
+                if batch := self._batch():
+                    return batch
+                waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+                self._idle.append(waiting)
+                await waiting
+            return []
+        finally:
+            self.free -= 1
+
+    def _batch(self) -> list[Entry]:
+        batch: list[Entry] = []
+        # Its share, and not all that waits: while the database works for one lane, this process does for another.
+        room = min(BATCH, max(_SHARE_MIN, -(-len(self._waiting) // max(1, self.free))))
+        while self._waiting and len(batch) < room:
+            entry = self._waiting[0]
+            if batch and (_goes_alone(entry) or _goes_alone(batch[0])):
+                break
+            self._waiting.popleft()
+            if not entry.future.cancelled() or entry.is_begun:
+                entry.is_begun = True
+                batch.append(entry)
+        if batch and self._waiting:
+            self._ring()
+        return batch
+
+    def put_back(self, entries: Sequence[Entry], alone: bool = False) -> None:
+        """To the front, in their order."""
+        for entry in entries:
+            entry.is_alone = entry.is_alone or alone
+            entry.tries = 0
+        self._waiting.extendleft(reversed(entries))
+        self._ring()
+
+    def put_aside(self, entry: Entry) -> None:
+        """It wants what somebody holds: others go on, and it is tried again soon."""
+        entry.is_aside = entry.is_alone = True
+        entry.tries = 0
+        self._aside.add(entry)
+        asyncio.get_running_loop().call_later(ASIDE_S, self._take_up, entry)
+
+    def _take_up(self, entry: Entry) -> None:
+        if entry in self._aside:
+            self._aside.discard(entry)
+            self.append(entry)
+
+    def fail(self, failure: Exception) -> None:
+        """All that is left."""
+        for entry in (*self._waiting, *self._aside):
+            entry.fail(failure)
+        self._waiting.clear()
+        self._aside.clear()
+
+
+def _goes_alone(entry: Entry) -> bool:
+    return entry.is_exclusive or entry.is_alone

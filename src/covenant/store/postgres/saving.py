@@ -1,0 +1,122 @@
+"""What a transaction has decided, as the arguments of `save`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+from covenant.model.record import Key, TaskRecord, Tombstone
+from covenant.store.postgres.array import flags, numbers, texts
+from covenant.store.postgres.chain import Chain
+from covenant.store.postgres.line import marks_of
+from covenant.store.postgres.rows import KINDS, Place, encoded, is_open, note_of, task_row
+from covenant.store.postgres.view import Moved, Working
+
+# Arrays go out as text, which the server reads faster than the driver writes its own form of them; bodies do not.
+SAVE: Final = """select save($1, $2, $3, $4, $5,
+    $6::text::text[], $7::text::"char"[], $8::text::bigint[], $9,
+    $10::text::text[], $11::text::"char"[], $12::text::bigint[], $13, $14::text::bigint[], $15::text::text[],
+    $16::text::"char"[], $17::text::text[], $18::text::bigint[], $19::text::text[], $20::text::text[],
+    $21::text::"char"[], $22::text::text[], $23::text::bigint[], $24::text::text[],
+    $25::text::"char"[], $26::text::text[], $27::text::bigint[], $28::text::text[],
+    $29::text::"char"[], $30::text::text[], $31::text::bigint[], $32::text::text[],
+    $33::text::bigint[], $34::text::text[], $35::text::text[], $36::text::text[], $37::text::text[],
+    $38::text::boolean[], $39::text::bigint[], $40::text::bigint[], $41::text::boolean[],
+    $42, $43::text::bigint[], $44::text::bigint[], $45::text::text[], $46)"""
+
+
+def saved(work: Working, moved: Moved, chain: Chain, trust: int) -> Sequence[Any]:
+    """All but the lane and the hash that it builds on."""
+    stretches = list(chain.stretches())
+    last = chain.lines[-1]
+    return (
+        chain.mark.decode(),
+        last.last,
+        trust,
+        *_records(work),
+        *_places(moved.taken),
+        _notes(moved.taken, work),
+        *_places(moved.left),
+        *_places([(was, key) for was, _, key in moved.moves]),
+        *_moved_to([(now, key) for _, now, key in moved.moves], work),
+        *_tasks(work),
+        last.at,
+        numbers([lines[0].seq for lines, _ in stretches]),
+        numbers([lines[-1].last for lines, _ in stretches]),
+        texts([marks_of(lines) for lines, _ in stretches]),
+        [raw for _, raw in stretches],
+    )
+
+
+def _records(work: Working) -> Sequence[Any]:
+    """Those that are new, those that have changed, and those that are gone."""
+    new: list[tuple[str, bytes, int, bytes]] = []
+    old: list[tuple[str, bytes, int, bytes, int]] = []
+    gone: list[str] = []
+    for key in work.touched:
+        was, now = work.were.get(key), work.records.get(key)
+        if now is None:
+            if was is not None:
+                gone.append(key)
+        elif was is None:
+            new.append((key, KINDS[type(now)], now.order, encoded(now)))
+        else:
+            old.append((key, KINDS[type(now)], now.order, encoded(now), was.order))
+    new.sort()
+    old.sort()
+    return *_rows(new), *_rows(old), numbers([row[4] for row in old]), texts(gone)
+
+
+def _tasks(work: Working) -> Sequence[str]:
+    """Those that are new, those of a former life, and those that were closed or opened again."""
+    new: list[tuple[int, str, str, str, str | None, bool]] = []
+    gone: list[int] = []
+    turned: list[tuple[int, bool]] = []
+    for key in work.touched:
+        was, now = work.were.get(key), work.records.get(key)
+        if type(now) is not TaskRecord:
+            continue
+        if type(was) is TaskRecord and was.sent_order == now.sent_order:
+            if is_open(was) is not is_open(now):
+                turned.append((now.sent_order, is_open(now)))
+            continue
+        new.append(task_row(key, now))
+        if isinstance(was, (TaskRecord, Tombstone)):
+            gone.append(was.sent_order if isinstance(was, TaskRecord) else was.order)
+    return (
+        numbers([row[0] for row in new]),
+        texts([row[1] for row in new]),
+        texts([row[2] for row in new]),
+        texts([row[3] for row in new]),
+        texts([row[4] for row in new]),
+        flags([row[5] for row in new]),
+        numbers(gone),
+        numbers([row[0] for row in turned]),
+        flags([row[1] for row in turned]),
+    )
+
+
+def _rows(found: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
+    return (
+        texts([row[0] for row in found]),
+        texts([row[1].decode() for row in found]),
+        numbers([row[2] for row in found]),
+        [row[3] for row in found],
+    )
+
+
+def _places(moved: Sequence[tuple[Place, Key]]) -> Sequence[str]:
+    return (
+        texts([place[0].decode() for place, _ in moved]),
+        texts([place[1] for place, _ in moved]),
+        numbers([place[2] for place, _ in moved]),
+        texts([key for _, key in moved]),
+    )
+
+
+def _moved_to(moved: Sequence[tuple[Place, Key]], work: Working) -> Sequence[str]:
+    return (*_places(moved)[:3], _notes(moved, work))
+
+
+def _notes(taken: Sequence[tuple[Place, Key]], work: Working) -> str:
+    return texts([note_of(place, work.records.get(key)) for place, key in taken])
