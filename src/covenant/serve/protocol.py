@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Coroutine
-from contextlib import suppress
 from enum import Enum, auto
 from functools import lru_cache
 from typing import Any, Final, TypeVar
@@ -59,7 +58,7 @@ class _Plain:
     keep_alive = True
     message_event = _NobodyWaits()
     task: asyncio.Task[None]  # that answers it
-    _is_working = False  # it ends when the client hangs up
+    is_working = False  # it ends when the client hangs up
 
     def __init__(self, head: Head, data: bytes = b"") -> None:
         self.head = head
@@ -71,24 +70,20 @@ class _Plain:
             raise TooLarge(f"a body of {size} bytes", field="body", size=size, limit=limit)
         return self.data
 
-    async def while_there(self, work: Coroutine[Any, Any, T]) -> T:
+    def while_there(self, work: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
         """It is its own task that works, so it is that task that is stopped: a wait costs none."""
         if self.disconnected:
             work.close()
             raise HungUp
-        self._is_working = True
-        try:
-            return await work
-        except asyncio.CancelledError:
-            if self.disconnected and not self.task.uncancel():
-                raise HungUp from None
-            raise
-        finally:
-            self._is_working = False
+        self.is_working = True
+        return work
+
+    def has_left(self) -> bool:
+        return self.disconnected and self.is_working and not self.task.uncancel()
 
     def hang_up(self) -> None:
         self.disconnected = True
-        if self._is_working:
+        if self.is_working:
             self.task.cancel()
 
 
@@ -235,9 +230,10 @@ class HttpProtocol(HttpToolsProtocol):
     async def _answer(self, plain: _Plain) -> None:
         try:
             response = await self._http.answer(plain)
-            if isinstance(response, Stream):
+            if response is not None and not isinstance(response, Response):
                 await self._stream(plain, response)
             elif self.flow.write_paused:
+                plain.is_working = False  # what there was to do is done
                 await self.flow.drain()
         except asyncio.CancelledError:
             self.transport.close()
@@ -246,7 +242,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._plain = None
         if response is None or plain.disconnected or self.transport.is_closing():
             return
-        if isinstance(response, Response):
+        if type(response) is Response:
             self.transport.write(written(response, is_last=not plain.keep_alive))
         if not plain.keep_alive:
             self.transport.close()
@@ -260,9 +256,14 @@ class HttpProtocol(HttpToolsProtocol):
 
         plain.response_started = True
         self.transport.write(written_head(stream.status, [*stream.headers, (b"transfer-encoding", b"chunked")]))
-        with suppress(HungUp):
+        try:
             await plain.while_there(stream.tell(say))
             self.transport.write(b"0\r\n\r\n")
+        except HungUp:
+            pass
+        except asyncio.CancelledError:
+            if not plain.has_left():
+                raise
 
     # --- what comes of it ---------------------------------------------------------------------------------
 

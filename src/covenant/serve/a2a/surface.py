@@ -23,10 +23,10 @@ from covenant.rules.whereabouts import Reached
 from covenant.serve.a2a import dialect, jsonrpc, parameters, paths, rest, sse
 from covenant.serve.a2a.calls import CALLS, Desk, Talk
 from covenant.serve.a2a.directory import Directory, Shown
-from covenant.serve.a2a.operations import Event, Operations
+from covenant.serve.a2a.operations import Agent, Event, Operations
 from covenant.serve.a2a.parameters import Parameters
 from covenant.serve.a2a.paths import Spot
-from covenant.serve.head import Head, Headers
+from covenant.serve.head import Headers
 from covenant.serve.http import KEEP_AWAKE_S, Asked, Http, HungUp, Response, Stream, headers_of
 
 _CACHE_CONTROL: Final = b"public, max-age=60"
@@ -70,13 +70,12 @@ class Surface:
         self._desk = Desk(operations, directory)
         self._keep_awake_s = keep_awake_s
 
-    def takes(self, head: Head) -> bool:
-        return type(head.meaning) is _Meaning or paths.is_ours(head.path)
-
-    def answer(self, asked: Asked) -> Coroutine[Any, Any, Response | Stream]:
+    def answer(self, asked: Asked) -> Coroutine[Any, Any, Response | Stream] | None:
         head = asked.head
         meaning: _Meaning | None = head.meaning
         if meaning is None:
+            if not paths.is_ours(head.path):
+                return None
             headers = _read(head.headers)
             try:
                 spot = paths.spot(head.method, head.path)
@@ -97,7 +96,10 @@ class Surface:
             caller = self._http.caller_of(asked.head) or await self._http.authenticate(asked.head.headers)
             self._exchange.meter(caller)
             _check_type(meaning.type, jsonrpc.TYPES)
-            body = await asked.body(self._exchange.bounds.body_bytes_max)
+            limit = self._exchange.bounds.body_bytes_max
+            body = asked.data or b""
+            if not body or len(body) > limit:
+                body = await asked.body(limit)
             usual = jsonrpc.read_usual(body)
             if usual is not None:
                 call_id, call, request = usual
@@ -106,7 +108,9 @@ class Surface:
                 call_id, call, params = jsonrpc.read(body)
                 asked.verb = call.request
                 request = jsonrpc.request_of(call, params)
-            talk = await self._talk(asked, caller, meaning, request)
+            name = meaning.spot.agent or meaning.spot.tenant or request.tenant or None
+            agent = self._directory.at_hand(name) or await self._directory.find(name)
+            talk = self._talk(asked, caller, meaning, request, name, agent)
             request = dialect.heard(talk.parameters, request)
             if call.stream is not None:
                 events = call.stream(self._desk, talk, request)
@@ -136,7 +140,9 @@ class Surface:
             call = CALLS[spot.what]
             asked.verb = call.request
             request = rest.request_of(call, head.method, spot, query, body)
-            talk = await self._talk(asked, caller, meaning, request)
+            name = spot.agent or spot.tenant or request.tenant or None
+            agent = self._directory.at_hand(name) or await self._directory.find(name)
+            talk = self._talk(asked, caller, meaning, request, name, agent)
             request = dialect.heard(talk.parameters, request)
             if call.stream is not None:
                 return await self._stream(asked, talk, call.stream(self._desk, talk, request), _bare, rest.refused)
@@ -148,13 +154,14 @@ class Surface:
         except Exception as failed:
             return _refused(asked, headers, failed)
 
-    async def _talk(self, asked: Asked, caller: Caller, meaning: _Meaning, request: Any) -> Talk:
+    def _talk(
+        self, asked: Asked, caller: Caller, meaning: _Meaning, request: Any, name: str | None, agent: Agent
+    ) -> Talk:
         spot = meaning.spot
-        tenant: str | None = spot.tenant or request.tenant or None
-        name = spot.agent or tenant
-        agent = self._directory.at_hand(name) or await self._directory.find(name)
-        if spot.agent and tenant and self._exchange.key_of(tenant) != agent.id.pubkey:
-            raise Fault(INVALID_PARAMS, f"the tenant {tenant} is not {agent.id.display}", field="tenant")
+        if spot.agent:
+            tenant: str | None = spot.tenant or request.tenant or None
+            if tenant and self._exchange.key_of(tenant) != agent.id.pubkey:
+                raise Fault(INVALID_PARAMS, f"the tenant {tenant} is not {agent.id.display}", field="tenant")
         said = meaning.said
         if said is None:
             version = rest.query_of(asked.head.query).get(_VERSION)
