@@ -179,7 +179,9 @@ def acting(command: Command | Call) -> AgentId | None:
 
 def actor(command: Command | Call) -> str:
     """Who the log says it was."""
-    by = acting(command) if type(command) is Call else command.by
-    if by is not None:
-        return by.display
+    if type(command) is Call:
+        caller = command.caller
+        return "operator" if caller.is_operator else caller.agent.display
+    if command.by is not None:
+        return command.by.display
     return "system" if type(command) in (SignHead, NoteRefusal, NotePush) else "operator"

@@ -92,7 +92,8 @@ def _sent(
     """A way that was open stays open until a peer or a grant is touched, where nothing else could close it."""
     task, sender, given = command.task, caller.agent, command.task.recipient
     check_agent(given, "recipient")
-    _check_sender(task.sender, sender)
+    if task.sender is not None:
+        _check_sender(task.sender, sender)
     name = (sender.pubkey, given.display, given.pubkey)
     way = ctx.ways.get(name)
     if way is not None and way.order == view.trust_order:

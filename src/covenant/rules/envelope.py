@@ -130,14 +130,14 @@ S = TypeVar("S", Message, Artifact)
 
 def _seal_speech(speech: S, field: str, limits: Limits) -> S:
     """Parts that each say one thing; values of the protocol's JSON and no others."""
+    if _is_bare_text(speech, limits):
+        return speech
     if not isinstance(speech.parts, (list, tuple)) or any(type(part) is not Part for part in speech.parts):
         raise Malformed(f"{field}.parts is a list of parts", field=f"{field}.parts")
     if not speech.parts:
         raise Malformed(f"{field}.parts must not be empty", field=f"{field}.parts")
     if len(speech.parts) > limits.content_blocks_max:
         raise TooLarge(f"{field} has too many parts", field=field, limit=limits.content_blocks_max)
-    if _is_bare_text(speech, limits):
-        return speech
     _check_portable(speech.metadata, field, limits)
     parts = tuple(_seal_part(part, field, limits) for part in speech.parts)
     if parts != speech.parts:
@@ -157,6 +157,8 @@ def _is_bare_text(speech: Message | Artifact, limits: Limits) -> bool:
     if type(speech) is not Message or type(speech.parts) is not tuple or len(speech.parts) != 1:
         return False
     part, context_id, task_id = speech.parts[0], speech.context_id, speech.task_id
+    if type(part) is not Part or limits.content_blocks_max < 1:
+        return False
     text = part.text
     return (
         type(text) is str
@@ -277,7 +279,8 @@ def check_time(value: int, field: str) -> int:
 
 def check_text(value: str, field: str, limit: int) -> None:
     """Text that must say something."""
-    check_size(value, field, limit)
+    if type(value) is not str or not value.isascii() or len(value) > limit:
+        check_size(value, field, limit)
     if not value or value.isspace():
         raise BlankText(f"{field} must not be blank", field=field)
 
@@ -285,19 +288,20 @@ def check_text(value: str, field: str, limit: int) -> None:
 def check_key(value: str, field: str, limit: int) -> None:
     """Text by which something is found again."""
     check_text(value, field, limit)
-    _check_writable(value, field)
+    if "\0" in value:
+        raise _not_writable(field)
 
 
 def check_asked(value: str, field: str, limit: int) -> None:
     """The same where it is only looked for: what could never have been written is refused, not found missing."""
     check_size(value, field, limit)
-    _check_writable(value, field)
-
-
-def _check_writable(value: str, field: str) -> None:
-    """Databases have no NUL in a text."""
     if "\0" in value:
-        raise Malformed(f"{field} must be text without a NUL", field=field)
+        raise _not_writable(field)
+
+
+def _not_writable(field: str) -> Malformed:
+    """Databases have no NUL in a text."""
+    return Malformed(f"{field} must be text without a NUL", field=field)
 
 
 def check_size(value: str, field: str, limit: int) -> None:
