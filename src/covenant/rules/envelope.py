@@ -48,8 +48,14 @@ def seal_task(task: Task, by: AgentId | None, ctx: Context) -> Task:
         check_text(task.task_kind, "task_kind", limits.task_kind_bytes_max)
     if task.idempotency is not None:
         _check_idempotency(task.idempotency, limits)
+    task_id = ctx.ids.task() if type(task.id) is str and not task.id else check_id(task.id, "id")
+    context_id = task.context_id
+    if context_id is not None:
+        check_name(context_id, "context_id", limits)
+    elif task.message is not None:
+        context_id = task_id  # it begins a conversation
     return Task(
-        id=ctx.ids.task() if type(task.id) is str and not task.id else check_id(task.id, "id"),
+        id=task_id,
         sender=sender,
         recipient=task.recipient,
         intent_text=task.intent_text,
@@ -60,7 +66,7 @@ def seal_task(task: Task, by: AgentId | None, ctx: Context) -> Task:
         content=() if task.content == () else seal_content(task.content, limits),
         not_before_ms=None if task.not_before_ms is None else check_time(task.not_before_ms, "not_before_ms"),
         message=None if task.message is None else seal_spoken(task.message, "ROLE_USER", limits),
-        context_id=task.context_id if task.context_id is None else check_name(task.context_id, "context_id", limits),
+        context_id=context_id,
     )
 
 
@@ -106,7 +112,7 @@ def seal_message(message: Message, limits: Limits) -> Message:
     """The message as it will be kept: complete, and nobody else's."""
     if type(message) is not Message:
         raise Malformed("a message is needed", field="message")
-    check_name(message.message_id, "messageId", limits)
+    check_key(message.message_id, "messageId", limits.key_bytes_max)
     if message.context_id == "" or message.task_id == "":  # that is how a reader of ProtoJSON is told of none
         message = structs.replace(message, context_id=message.context_id or None, task_id=message.task_id or None)
     return _seal_speech(message, "message", limits)

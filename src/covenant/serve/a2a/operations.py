@@ -75,7 +75,8 @@ class Operations:
     ) -> wire.SendReply:
         """Waits for the end of the task, or for a question, unless it is told not to; at most for a bounded time."""
         settings = request.configuration
-        _check_history(settings.history_length)
+        if settings.history_length is not None:
+            _check_history(settings.history_length)
         command = self._first(caller, agent, request, key) or await self._more(caller, agent, request, key)
         if not settings.return_immediately:
             done = await self._exchange.run_and_settle(caller, command)
@@ -130,7 +131,7 @@ class Operations:
             recipient=agent.id,
             intent_text=intent_of(message, self._exchange.store.context.limits),
             message=message,
-            context_id=message.context_id or self._exchange.new_id(),
+            context_id=message.context_id or None,
         )
         return c.SendTask(caller.agent, task, protocol=True, shown=not agent.replies, push=hook, key=key)
 
