@@ -304,7 +304,8 @@ class Exchange:
         return c.DrainResults(self.by(caller), self._for(caller, peer), limit)
 
     def post(self, caller: Caller, result: Result, incarnation: str | None) -> c.PostResult:
-        return c.PostResult(self.by(caller), result, self._incarnation(caller, incarnation))
+        by = None if caller.is_operator else caller.agent
+        return c.PostResult(by, result, self._incarnation(caller, incarnation))
 
     def commit_run(self, caller: Caller, lease_id: str, commit: RunCommit, incarnation: str | None) -> c.CommitRun:
         return c.CommitRun(self.by(caller), lease_id, commit, self._incarnation(caller, incarnation))

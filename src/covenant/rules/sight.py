@@ -26,7 +26,7 @@ def may_see(by: AgentId | None, record: TaskRecord) -> bool:
 def visible_task(task_id: str, by: AgentId | None, view: View, ctx: Context) -> TaskRecord:
     """The task, or the one refusal that does not tell absent from hidden."""
     record = view.get(task_id)
-    if type(record) is TaskRecord and may_see(by, record) and is_retained(record, ctx):
+    if type(record) is TaskRecord and may_see(by, record) and (record.outcome is None or is_retained(record, ctx)):
         return record
     raise UnknownTask(f"no task {task_id}", task_id=task_id)
 

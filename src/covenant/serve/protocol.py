@@ -43,6 +43,9 @@ class _Stage(Enum):
     BODY = auto()
 
 
+_BEGIN: Final = _Stage.BEGIN  # at hand: an enum takes its time to look a member up
+
+
 class _NobodyWaits:
     def set(self) -> None:
         pass
@@ -120,7 +123,7 @@ class HttpProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self._stage is _Stage.BEGIN:
+        if self._stage is _BEGIN:
             known = self._known
             if known is not None and self.cycle.response_complete and not self.transport.is_closing():
                 body = known.body_of(data)
@@ -274,7 +277,7 @@ class HttpProtocol(HttpToolsProtocol):
         self.server_state.total_requests += 1
         if self.flow.read_paused:
             self.flow.resume_reading()
-        if self._stage is _Stage.BEGIN:
+        if self._stage is _BEGIN:
             self._rest()
 
     def _rest(self) -> None:

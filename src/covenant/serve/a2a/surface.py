@@ -95,7 +95,8 @@ class Surface:
         try:
             caller = self._http.caller_of(asked.head) or await self._http.authenticate(asked.head.headers)
             self._exchange.meter(caller)
-            _check_type(meaning.type, jsonrpc.TYPES)
+            if meaning.type not in jsonrpc.TYPES:
+                raise _wrong_type(meaning.type, jsonrpc.TYPES)
             limit = self._exchange.bounds.body_bytes_max
             body = asked.data or b""
             if not body or len(body) > limit:
@@ -118,7 +119,8 @@ class Surface:
                 return await self._stream(asked, talk, events, partial(jsonrpc.event, call_id), refuse)
             assert call.answer is not None
             result = await asked.while_there(call.answer(self._desk, talk, request))
-            return Response(200, jsonrpc.answered(call_id, _in_words_of(talk, result)), _told(talk))
+            data = jsonrpc.answered(call_id, dialect.plain(result) if talk.is_plain else result)
+            return Response(200, data, _told(talk) if talk.extensions else ())
         except HungUp:
             raise
         except Exception as failed:
@@ -135,8 +137,8 @@ class Surface:
             body = b""
             if head.method == "POST":
                 body = await asked.body(self._exchange.bounds.body_bytes_max)
-                if body:
-                    _check_type(meaning.type, rest.TYPES)
+                if body and meaning.type not in rest.TYPES:
+                    raise _wrong_type(meaning.type, rest.TYPES)
             call = CALLS[spot.what]
             asked.verb = call.request
             request = rest.request_of(call, head.method, spot, query, body)
@@ -148,7 +150,8 @@ class Surface:
                 return await self._stream(asked, talk, call.stream(self._desk, talk, request), _bare, rest.refused)
             assert call.answer is not None
             result = await asked.while_there(call.answer(self._desk, talk, request))
-            return Response(200, rest.answered(_in_words_of(talk, result)), _told(talk), _answer_type(headers))
+            data = rest.answered(dialect.plain(result) if talk.is_plain else result)
+            return Response(200, data, _told(talk), _answer_type(headers))
         except HungUp:
             raise
         except Exception as failed:
@@ -203,10 +206,6 @@ def _bare(told: StreamResponse) -> StreamResponse:
     return told
 
 
-def _in_words_of(talk: Talk, result: Any) -> Any:
-    return dialect.plain(result) if talk.is_plain else result
-
-
 def _read(headers: Headers) -> dict[str, str]:
     """Those that mean something here. One that is given twice is a list."""
     found: dict[str, str] = {}
@@ -226,9 +225,8 @@ def _answer_type(headers: dict[str, str]) -> bytes:
     return rest.type_of(_type(headers), headers.get("accept", ""))
 
 
-def _check_type(given: str, types: frozenset[str]) -> None:
-    if given not in types:
-        raise Fault(MEDIA_TYPE, f"Content-Type is {' or '.join(sorted(types))}", contentType=given)
+def _wrong_type(given: str, types: frozenset[str]) -> Fault:
+    return Fault(MEDIA_TYPE, f"Content-Type is {' or '.join(sorted(types))}", contentType=given)
 
 
 def _told(talk: Talk) -> tuple[tuple[bytes, bytes], ...]:
