@@ -96,6 +96,8 @@ class HttpProtocol(HttpToolsProtocol):
         self.due = NEVER
         self._http = http
         self._plain: _Plain | None = None  # that is being answered
+        self._answering: asyncio.Task[None] | None = None  # by which, from the first one on
+        self._idle: asyncio.Future[None] | None = None  # until there is another one
         self._known: Known | None = None  # the head of the one before it
         self._keeps = _HEADS_KEPT_MAX
         self._piece: bytes | None = None  # the one that is being read, where a request begins with it
@@ -120,6 +122,8 @@ class HttpProtocol(HttpToolsProtocol):
         self._crowd.leave(self)
         if self._plain is not None:
             self._plain.hang_up()
+        elif self._idle is not None and not self._idle.done():
+            self._idle.set_result(None)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -221,26 +225,44 @@ class HttpProtocol(HttpToolsProtocol):
         self.due = NEVER
         self.cycle = plain  # type: ignore[assignment]  # it has the members that uvicorn looks at
         self._plain = plain
-        answering = plain.task = self.loop.create_task(self._answer(plain))
+        answering = self._answering
+        if answering is None:
+            answering = self._answering = self.loop.create_task(self._answer_all())
+            answering.add_done_callback(self.tasks.discard)
+        plain.task = answering
         self.tasks.add(answering)
-        answering.add_done_callback(self.tasks.discard)
+        if self._idle is not None:
+            self._idle.set_result(None)
 
     def _read_now(self) -> _Plain | None:
         """The one that is being answered may not be the one that comes in."""
         cycle: object = self.cycle
         return cycle if isinstance(cycle, _Plain) else None
 
-    async def _answer(self, plain: _Plain) -> None:
-        try:
-            response = await self._http.answer(plain)
-            if response is not None and not isinstance(response, Response):
-                await self._stream(plain, response)
-            elif self.flow.write_paused:
-                plain.is_working = False  # what there was to do is done
-                await self.flow.drain()
-        except asyncio.CancelledError:
-            self.transport.close()
-            raise
+    async def _answer_all(self) -> None:
+        """One at a time, so one task does as long as the connection lasts. The server waits for it only while it has
+        something to do."""
+        while self._plain is not None:
+            plain = self._plain
+            try:
+                response = await self._http.answer(plain)
+                if response is not None and not isinstance(response, Response):
+                    await self._stream(plain, response)
+                elif self.flow.write_paused:
+                    plain.is_working = False  # what there was to do is done
+                    await self.flow.drain()
+            except asyncio.CancelledError:
+                self.transport.close()
+                raise
+            self._reply(plain, response)
+            if plain.disconnected:
+                return
+            self.tasks.discard(plain.task)
+            self._idle = self.loop.create_future()
+            await self._idle
+            self._idle = None
+
+    def _reply(self, plain: _Plain, response: Response | Stream | None) -> None:
         plain.response_complete = True
         self._plain = None
         if response is None or plain.disconnected or self.transport.is_closing():
