@@ -48,12 +48,14 @@ _HISTORY_MAX: Final = 2**31
 _ORDER_MAX: Final = 2**59
 _CHUNK: Final = 64
 RESULT_ARTIFACT: Final = "result"
-_ENDED: Final = {
+_ENDED: Final = {  # in tables: an enum takes its time to look a member up
+    Outcome.ANSWERED: None,  # as its result says
     Outcome.CANCELED: State.CANCELED,
     Outcome.REJECTED: State.REJECTED,
     Outcome.FORCED: State.FAILED,
     Outcome.DEADLINE_EXCEEDED: State.FAILED,
 }
+_ANSWERED: Final = {"ok": State.COMPLETED, "error": State.FAILED}
 _ASKS: Final = {None: State.WORKING, Asks.INPUT: State.INPUT_REQUIRED, Asks.AUTH: State.AUTH_REQUIRED}
 
 
@@ -68,9 +70,7 @@ def state_of(record: TaskRecord) -> State:
 
 
 def _end_state(outcome: Outcome, result: Result) -> State:
-    if outcome is Outcome.ANSWERED:
-        return State.COMPLETED if result.status == "ok" else State.FAILED
-    return _ENDED[outcome]
+    return _ENDED[outcome] or _ANSWERED[result.status]
 
 
 def shown(record: TaskRecord, view: View, limits: Limits, history: int, artifacts: bool = True) -> TaskShown:
@@ -88,8 +88,9 @@ def shown(record: TaskRecord, view: View, limits: Limits, history: int, artifact
 
 def _status_of(record: TaskRecord, view: View, context_id: str) -> Status:
     message: Message | None = None
-    if record.result is not None:
-        message = _last_words(record.result)
+    result = record.result
+    if result is not None:
+        message = result.message if result.status == "ok" else _last_words(result)
     elif record.note:
         said = view.get(said_key(record.task.id, record.note))
         message = said.message if isinstance(said, Said) else None
