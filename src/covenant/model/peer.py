@@ -22,7 +22,7 @@ class Role(StrEnum):
     PEER = "peer"
 
 
-_OPERATOR: Final = Role.OPERATOR  # at hand: an enum takes its time to look a member up
+OPERATOR: Final = Role.OPERATOR  # at hand: an enum takes its time to look a member up
 
 
 class Caller(Struct, frozen=True, gc=False):
@@ -34,7 +34,7 @@ class Caller(Struct, frozen=True, gc=False):
 
     @property
     def is_operator(self) -> bool:
-        return self.role is _OPERATOR
+        return self.role is OPERATOR
 
 
 class Peer(Struct, gc=False, omit_defaults=True):

@@ -15,7 +15,7 @@ from time import perf_counter
 from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 import msgspec
-from msgspec import Struct
+from msgspec import UNSET, Struct
 
 from covenant.exchange.exchange import Exchange
 from covenant.model.error import CovenantError, Internal, TooLarge, Unauthenticated, WrongMethod
@@ -180,6 +180,8 @@ class Http:
     def caller_of(self, head: Head) -> Caller | None:
         """Whose token it brings, where that is known at once; `authenticate` looks further, and refuses."""
         token = head.token
+        if token is UNSET:
+            token = head.read_token()
         return None if token is None else self.exchange.store.caller_of(token)
 
     async def authenticate(self, headers: Headers) -> Caller:
