@@ -16,13 +16,13 @@ from typing import Final
 import msgspec
 
 from bench import machine
-from bench.a2a_report import protocol_sections
-from bench.agents_report import agent_sections
+from bench.a2a.report import protocol_sections
+from bench.agents.report import agent_sections
 from bench.plan import Plan
-from bench.postgres_plan import PostgresRun
-from bench.postgres_report import postgres_sections
+from bench.postgres.plan import PostgresRun
+from bench.postgres.report import postgres_sections
 from bench.report import Section, sections
-from bench.serve_report import service_sections
+from bench.serve.report import service_sections
 from bench.table import render, summary
 
 _PARTS: Final = ("core", "serve", "a2a", "agents", "postgres")

@@ -34,9 +34,9 @@ from a2a.types import (
     TaskState,
 )
 
-from bench import replica_covenant
-from bench.postgres_server import Server
-from bench.replica_work import PIECES, RUN_S, piece
+from bench.postgres.server import Server
+from bench.replicas import covenant as replica_covenant
+from bench.replicas.work import PIECES, RUN_S, piece
 
 _ROOT: Final = Path(__file__).resolve().parents[1]
 _LOOK_S: Final = 0.05
@@ -189,7 +189,7 @@ async def sdk(database: str, store: str) -> list[str]:
 
 @contextmanager
 def _sdk_replica(name: str, database: str, store: str) -> Iterator[str]:
-    command = [sys.executable, "-m", "bench.replica_sdk", name, database, store]
+    command = [sys.executable, "-m", "bench.replicas.sdk", name, database, store]
     with subprocess.Popen(command, cwd=_ROOT, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:

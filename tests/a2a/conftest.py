@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -18,14 +17,13 @@ from covenant.model import command as c
 from covenant.model.limits import Limits
 from covenant.model.message import Artifact, Message, Part
 from covenant.model.peer import Caller
-from covenant.model.task import Result
-from covenant.model.view import Delivery
 from covenant.serve.a2a.directory import agent_of
 from covenant.serve.a2a.operations import Agent, Event, Operations
 from covenant.store.clock import ManualClock, RandomIds, SystemClock
 from covenant.store.registry import engine_for
 from tests.a2a.receiver import Receiver
 from tests.a2a.served import Site, start_site
+from tests.a2a.workplace import Workplace
 
 WORKING = ("a2a.send.*", "a2a.respond.*", "a2a.cancel.*")
 
@@ -38,13 +36,12 @@ def piece(text: str, name: str = "draft") -> Artifact:
     return Artifact(artifact_id=name, parts=(Part(text=text),))
 
 
-class Town:
+class Town(Workplace):
     """Who is here: alice asks, the writer works."""
 
     def __init__(self, exchange: Exchange, alice: Caller, writer: Caller, agent: Agent) -> None:
-        self.exchange = exchange
+        super().__init__(exchange, writer)
         self.alice = alice
-        self.writer = writer
         self.agent = agent
         self.operations = Operations(exchange)
 
@@ -65,18 +62,6 @@ class Town:
         """The whole stream, to its end."""
         request = a.SubscribeToTask(id=task_id)
         return [event async for event in self.operations.subscribe(self.alice, self.agent, request, after)]
-
-    async def lease(self) -> Delivery:
-        command = self.exchange.lease(self.writer, None, "worker-1")
-        async with asyncio.timeout(10):
-            delivery: Delivery = (await self.exchange.take(self.writer, command, 5000))[0]
-        return delivery
-
-    async def work(self, command: c.Command) -> Any:
-        return await self.exchange.run(self.writer, command)
-
-    async def finish(self, delivery: Delivery, result: Result | None = None) -> Any:
-        return await self.work(self.exchange.post(self.writer, result or Result.ok(delivery), "worker-1"))
 
 
 @pytest.fixture

@@ -7,6 +7,8 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Iterator
 from urllib.parse import urlsplit
 
+from tests.sockets import answering
+
 
 class Cutter:
     def __init__(self, target: Callable[[], str]) -> None:
@@ -52,18 +54,5 @@ class Cutter:
 async def cutting(target: Callable[[], str]) -> AsyncIterator[tuple[Cutter, str]]:
     """The cutter, and the address under which the target is reached through it."""
     cutter = Cutter(target)
-    working: set[asyncio.Task[None]] = set()
-
-    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.ensure_future(cutter.pass_on(reader, writer))
-        working.add(task)
-        task.add_done_callback(working.discard)
-
-    server = await asyncio.start_server(accept, "127.0.0.1", 0)
-    try:
-        yield cutter, f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-    finally:
-        server.close()
-        for task in list(working):
-            task.cancel()
-        await asyncio.gather(*working, return_exceptions=True)
+    async with answering(cutter.pass_on) as port:
+        yield cutter, f"http://127.0.0.1:{port}"

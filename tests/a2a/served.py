@@ -15,11 +15,11 @@ from covenant.exchange.bounds import Bounds
 from covenant.exchange.realm import Realm
 from covenant.model import command as c
 from covenant.model.message import Artifact, Message, Part
-from covenant.model.task import Result
 from covenant.model.view import Delivery
 from covenant.serve.a2a import sse
 from covenant.serve.a2a.surface import Surface
 from covenant.serve.daemon import Daemon, Settings
+from tests.a2a.workplace import Workplace
 from tests.daemons import OPERATOR_TOKEN, WORKING
 
 VERSION = {"A2A-Version": "1.0"}
@@ -34,15 +34,14 @@ def agent_says(text: str) -> Message:
     return Message(message_id="a-1", role="ROLE_AGENT", parts=(Part(text=text),))
 
 
-class Site:
+class Site(Workplace):
     """alice asks, the writer works, carol is somebody else."""
 
     def __init__(self, daemon: Daemon, tokens: dict[str, str], client: httpx.AsyncClient) -> None:
+        super().__init__(daemon.exchange, daemon.exchange.authenticate(tokens["writer"]))
         self.daemon = daemon
-        self.exchange = daemon.exchange
         self.tokens = tokens
         self.client = client
-        self.writer = self.exchange.authenticate(tokens["writer"])
 
     @property
     def url(self) -> str:
@@ -83,21 +82,9 @@ class Site:
 
     # --- the worker's ---------------------------------------------------------------------------------
 
-    async def lease(self) -> Delivery:
-        command = self.exchange.lease(self.writer, None, "worker-1")
-        async with asyncio.timeout(10):
-            delivery: Delivery = (await self.exchange.take(self.writer, command, 5000))[0]
-        return delivery
-
-    async def work(self, command: c.Command) -> Any:
-        return await self.exchange.run(self.writer, command)
-
     async def chunk(self, delivery: Delivery, text: str, append: bool = False) -> Any:
         artifact = Artifact(artifact_id="draft", parts=(Part(text=text),))
         return await self.work(c.AddArtifact(None, delivery.lease_id, artifact, append=append))
-
-    async def finish(self, delivery: Delivery, result: Result | None = None) -> Any:
-        return await self.work(self.exchange.post(self.writer, result or Result.ok(delivery), "worker-1"))
 
 
 async def start_site(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -30,12 +30,13 @@ from covenant.model.error import BadSetting, StoreLocked
 from covenant.model.peer import Caller
 from covenant.model.record import Asks
 from covenant.model.task import Result
-from covenant.model.view import Delivery
 from covenant.serve.a2a.codec import Writer
 from covenant.serve.a2a.proto import SERVICE, class_of
 from covenant.serve.daemon import Daemon, Settings
 from tests.a2a.conftest import WORKING, piece, says
+from tests.a2a.workplace import Workplace
 from tests.daemons import OPERATOR_TOKEN
+from tests.until import until
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -68,29 +69,15 @@ class Ours:
         return (await self.call("SendMessage", metadata, message=message, configuration=configuration)).task
 
 
-class Place:
+class Place(Workplace):
     """A daemon with gRPC; alice asks, the writer works."""
 
     def __init__(self, daemon: Daemon, alice: str, writer: Caller, channel: Any) -> None:
+        super().__init__(daemon.exchange, writer)
         self.daemon = daemon
-        self.exchange = daemon.exchange
         self.token = alice
-        self.writer = writer
         self.channel = channel
         self.ours = Ours(channel, alice)
-
-    async def lease(self) -> Delivery:
-        command = self.exchange.lease(self.writer, None, "worker-1")
-        async with asyncio.timeout(10):
-            delivery: Delivery = (await self.exchange.take(self.writer, command, 5000))[0]
-        return delivery
-
-    async def work(self, command: c.Command) -> Any:
-        return await self.exchange.run(self.writer, command)
-
-    async def finish(self, delivery: Delivery) -> Any:
-        result = Result.ok(delivery, [Text("done")])
-        return await self.work(self.exchange.post(self.writer, result, "worker-1"))
 
     async def card(self, name: str | None = None) -> Any:
         shown = await self.daemon.directory.show(name)
@@ -184,14 +171,8 @@ async def rest(stream: Any) -> list[Any]:
     return found
 
 
-async def _until(is_so: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while not is_so():  # noqa: ASYNC110  # what is waited for has no event of its own
-            await asyncio.sleep(0.001)
-
-
 async def _waiting(place: Place) -> None:
-    await _until(lambda: place.exchange.waits.total > 0)
+    await until(lambda: place.exchange.waits.total > 0)
 
 
 # --- the official client -----------------------------------------------------------------------------------
@@ -223,7 +204,7 @@ async def test_the_official_client_streams(place: Place) -> None:
         assert (await anext(subscribed)).task.id == first.task.id
         delivery = await place.lease()
         await place.work(c.AddArtifact(None, delivery.lease_id, piece("one")))
-        await place.finish(delivery)
+        await place.finish(delivery, Result.ok(delivery, [Text("done")]))
         for events in ([event async for event in stream], [event async for event in subscribed]):
             kinds = [event.WhichOneof("payload") for event in events]
             assert kinds == ["status_update", "artifact_update", "artifact_update", "status_update"]
@@ -354,7 +335,7 @@ async def test_every_event_has_its_generation(place: Place) -> None:
     delivery = await place.lease()
     await place.work(c.UpdateTask(None, delivery.lease_id, says("half way")))
     await place.work(c.AddArtifact(None, delivery.lease_id, piece("one")))
-    await place.finish(delivery)
+    await place.finish(delivery, Result.ok(delivery, [Text("done")]))
     told += [line(event) for event in await rest(stream)]
     assert told == [
         (1, "SUBMITTED"),
@@ -393,7 +374,7 @@ async def test_a_stream_is_taken_up_again_behind_its_cursor(place: Place) -> Non
     assert line(await cut.read()) == (2, "WORKING")
     cut.cancel()
     await place.work(c.AddArtifact(None, delivery.lease_id, piece("one")))
-    await place.finish(delivery)
+    await place.finish(delivery, Result.ok(delivery, [Text("done")]))
     again = place.ours.call("SubscribeToTask", {"last-event-id": "2"}, id=task.id)
     assert [line(event) async for event in again] == [(3, "artifact draft"), (4, "artifact result"), (5, "COMPLETED")]
     assert (await refused(place.ours.call("SubscribeToTask", id=task.id)))[1] == "UNSUPPORTED_OPERATION"
@@ -463,10 +444,10 @@ async def test_a_call_that_is_given_up_ends_its_wait(place: Place) -> None:
     held = place.ours.call("GetTask", id=task.id, current_generation=1)
     stream = place.ours.call("SubscribeToTask", id=task.id)
     await stream.read()
-    await _until(lambda: place.exchange.waits.total == 2)
+    await until(lambda: place.exchange.waits.total == 2)
     held.cancel()
     stream.cancel()
-    await _until(lambda: place.exchange.waits.total == 0)
+    await until(lambda: place.exchange.waits.total == 0)
 
 
 async def test_a_stream_ends_with_the_trust_in_its_caller(place: Place) -> None:
@@ -489,7 +470,7 @@ async def test_a_daemon_that_ends_says_so_to_its_streams(stack: AsyncExitStack) 
     stream = place.ours.call("SubscribeToTask", id=task.id)
     held = asyncio.ensure_future(_wait(place.ours.call("GetTask", id=task.id, current_generation=1)))
     await stream.read()
-    await _until(lambda: place.exchange.waits.total == 2)
+    await until(lambda: place.exchange.waits.total == 2)
     ending = asyncio.ensure_future(daemon.stop())
     assert (await refused(stream))[:2] == (grpc.StatusCode.UNAVAILABLE, "UNAVAILABLE")
     assert (await held).generation == 1

@@ -21,6 +21,7 @@ from covenant.model.task import Result
 from covenant.serve.a2a import jsonrpc
 from covenant.serve.a2a.directory import DIRECT_REPLY
 from tests.a2a.served import NEWER, VERSION, Site, agent_says, events_of, hesitate, message, start_site
+from tests.until import until
 
 TaskState = {number: name for name, number in a2a_pb2.TaskState.items()}
 CALL = {"jsonrpc": "2.0", "id": 1, "method": "ListTasks", "params": {}}
@@ -526,22 +527,16 @@ async def test_a_client_that_hangs_up_leaves_nothing_behind(site: Site) -> None:
     task = await site.start()
     async with opened(site, "SubscribeToTask", {"id": task["id"]}) as response:
         assert await anext(response.aiter_lines()) == "id: 1"
-        await _comes_true(lambda: site.exchange.waits.total == 1)
-    await _comes_true(lambda: site.exchange.waits.total == 0)
+        await until(lambda: site.exchange.waits.total == 1)
+    await until(lambda: site.exchange.waits.total == 0)
 
 
 async def test_a_client_that_hangs_up_while_it_is_kept_waiting_leaves_nothing_behind(site: Site) -> None:
     waiting = asyncio.ensure_future(site.rpc("SendMessage", {"message": message()}))
-    await _comes_true(lambda: site.exchange.waits.total == 1)
+    await until(lambda: site.exchange.waits.total == 1)
     waiting.cancel()
-    await _comes_true(lambda: site.exchange.waits.total == 0)
+    await until(lambda: site.exchange.waits.total == 0)
     assert (await site.rpc("ListTasks"))["totalSize"] == 1
-
-
-async def _comes_true(is_so: Any) -> None:
-    async with asyncio.timeout(10):
-        while not is_so():  # noqa: ASYNC110
-            await asyncio.sleep(0)
 
 
 async def test_a_daemon_that_ends_ends_its_streams_and_answers_who_waits() -> None:
@@ -552,7 +547,7 @@ async def test_a_daemon_that_ends_ends_its_streams_and_answers_who_waits() -> No
             lines = response.aiter_lines()
             assert await anext(lines) == "id: 1"
             held = asyncio.ensure_future(site.rpc("GetTask", {"id": task["id"], "currentGeneration": "1"}))
-            await _comes_true(lambda: site.exchange.waits.total == 2)
+            await until(lambda: site.exchange.waits.total == 2)
             await site.daemon.stop()
             rest = [line async for line in lines]
         assert not any(line.startswith("id: ") for line in rest)
@@ -565,7 +560,7 @@ async def test_who_is_thrown_out_hears_nothing_more(site: Site) -> None:
     async with opened(site, "SubscribeToTask", {"id": task["id"]}) as response:
         lines = response.aiter_lines()
         assert await anext(lines) == "id: 1"
-        await _comes_true(lambda: site.exchange.waits.total == 1)
+        await until(lambda: site.exchange.waits.total == 1)
         await site.exchange.trust.revoke_peer(operator, "alice@lab", "left")
         assert not any(line.startswith("id: ") for line in [line async for line in lines])
 

@@ -2,38 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
 import re
 from pathlib import Path
 
-from covenant import Limits
 from covenant.a2a import fault
-from tests.daemons import OPERATOR_TOKEN, start_daemon
-from tests.docs.support import blocks, names_in, page, rows
+from tests.docs.shell import typed_beside_a_daemon
+from tests.docs.support import names_in, page, rows
 
 
 async def test_the_commands_of_the_page_run(tmp_path: Path) -> None:
-    daemon = await start_daemon(f"file:{tmp_path / 'data'}", Limits())
-    token = tmp_path / ".covenant" / "operator.token"
-    token.parent.mkdir()
-    token.write_text(OPERATOR_TOKEN)
-    script = "\n".join(blocks(page("a2a.md"), "sh")).replace("http://127.0.0.1:8421", str(daemon.url))
-    running = await asyncio.create_subprocess_exec(
-        "bash",
-        "-euo",
-        "pipefail",
-        "-c",
-        script.replace("curl -s", "curl --fail-with-body -s"),
-        cwd=tmp_path,
-        env={**os.environ, "HOME": str(tmp_path)},
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
-    output, _ = await running.communicate()
-    await daemon.stop()
-    said = output.decode()
-    assert running.returncode == 0, said
+    said = await typed_beside_a_daemon("a2a.md", tmp_path)
     assert '"parts":[{"text":"Dear all, "},{"text":"the brief."}]' in said
     assert re.findall(r"id: (\d+)\n", said) == ["2", "3", "4", "5", "6"]
     assert '"totalSize":1' in said

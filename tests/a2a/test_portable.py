@@ -175,6 +175,11 @@ def test_a_message_is_sealed_as_it_reads_back(said: Message) -> None:
         {"parts": (Part(text="\ud800"),)},
         {"parts": (Part(text="a", filename=5),)},  # type: ignore[arg-type]
         {"parts": (Part(text="a", url="u"),)},
+        {"parts": (Part(text="a", raw="YQ=="),)},
+        {"parts": (Part(text="a", data=1),)},
+        {"parts": (Part(text="a", data=None),)},
+        {"parts": (Part(text="a", metadata="text"),)},  # type: ignore[arg-type]
+        {"parts": (Part(text="a", media_type=5),)},  # type: ignore[arg-type]
         {"parts": (Part(),)},
     ],
 )

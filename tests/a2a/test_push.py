@@ -43,7 +43,7 @@ from covenant.store.clock import Clock, ManualClock, RandomIds, SystemClock
 from covenant.store.registry import engine_for
 from tests.a2a.conftest import WORKING, Town, piece, says
 from tests.a2a.receiver import Endless, Receiver, never, once, status
-from tests.exchange import until
+from tests.until import until
 
 
 class House(Town):

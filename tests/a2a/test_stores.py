@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import uuid
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import pytest
 
 from covenant import CovenantError, Limits, Result, Text
 from covenant.a2a import wire as a
+from covenant.exchange.token import digest_of
 from covenant.exchange.waits import Waits
 from covenant.model import command as c
 from covenant.model import event as e
@@ -331,6 +333,15 @@ def test_a_tail_holds_the_newest_commit_however_long_it_is() -> None:
     assert tail.trail(6, "key", 10) == []
 
 
+def test_a_tail_forgets_every_event_of_what_it_lets_go() -> None:
+    tail, seq = Tail(commits_max=2), 1
+    for count in (1, 2, 3, 1, 2):
+        tail.add(Logged(seq, 0, "x", (e.Heartbeat("key"),) * count, (0,) * count), 10)
+        seq += count
+    assert [logged.seq for logged in tail] == [7, 8]
+    assert [len(tail.trail(number, "key", 10)) for number in range(1, seq)] == [0] * 6 + [1] * 3
+
+
 async def test_who_waits_for_the_end_of_a_send_that_is_not_durable_is_told_that_nobody_knows(
     here: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -352,3 +363,26 @@ async def test_a_send_that_may_not_wait_is_durable_when_it_is_answered(here: Pla
         town.exchange.waits = Waits(0, wait_ms_max=20_000)
         task = await town.send(return_immediately=False)
         assert await town.exchange.store.order_of(task.id) <= journal(town)._writer.position.seq
+
+
+async def test_sends_that_wait_for_the_end_of_their_tasks_do_not_run_ahead_of_the_disk(tmp_path: Path) -> None:
+    """So much may wait to be written; who comes with more waits for that first."""
+    async with place("file", tmp_path, Limits(unsynced_bytes_max=1)).opened() as town:
+        town.exchange.waits = Waits(0, wait_ms_max=20_000)
+        before = journal(town).stats.syncs
+        await asyncio.gather(*(town.send(return_immediately=False) for _ in range(3)))
+        assert journal(town).stats.syncs - before >= 2
+
+
+async def test_a_send_is_not_refused_for_what_is_not_durable(here: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contract 1: that a token is worth nothing any more is told when a crash cannot take it back."""
+
+    def fail(file: AppendFile) -> None:
+        raise OSError(errno.EIO, "no disk")
+
+    async with here.opened() as town:
+        monkeypatch.setattr(AppendFile, "sync", fail)
+        rotating = town.exchange.store.run(c.RotateToken(None, town.alice.agent.pubkey, digest_of("another")))
+        sending = town.send(return_immediately=False)
+        told = await asyncio.gather(rotating, sending, return_exceptions=True)
+        assert [getattr(refused, "code", None) for refused in told] == ["store_unavailable"] * 2

@@ -41,6 +41,12 @@ def test_a_folder_that_is_not_there_is_not_called_damaged(tmp_path: Path) -> Non
         )
 
 
+def test_what_is_no_key_is_not_called_damage(covenant: Client) -> None:
+    for command in (("audit", "verify"), ("journal", "verify")):
+        (line,) = covenant(*command, "--realm", "nobody", code=2).err.splitlines()
+        assert "'nobody' is no key" in line and line.endswith("(bad_setting)")
+
+
 def test_a_journal_is_backed_up_damaged_and_mended(covenant: Client, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     assert f"to {copy}: 1 file" in covenant.text("journal", "backup", str(copy))

@@ -104,3 +104,8 @@ def test_the_daemon_of_a_folder_is_listed(covenant: Client, bob: Client, served:
     assert one["seen_ms"] >= one["started_ms"]
     assert "alive" in covenant.text("daemons", "list")
     assert bob.refused("daemons", "list") == "missing_capability"
+
+
+def test_who_is_not_there_is_told_by_the_name_that_was_typed(covenant: Client) -> None:
+    for command in (("peers", "revoke"), ("peers", "rotate"), ("agents", "publish")):
+        assert covenant(*command, "nobody", code=1).err == "error: no peer nobody (unknown_peer)\n"

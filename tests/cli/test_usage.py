@@ -18,6 +18,7 @@ from covenant.cli.main import COMMANDS
 from covenant.cli.main import covenant as program
 from covenant.cli.option import Duration
 from covenant.cli.table import Column, _fitted
+from covenant.version import VERSION
 from tests.cli.conftest import Served
 from tests.cli.support import PROGRAM, Client, environment, run
 
@@ -56,6 +57,14 @@ def test_wrong_usage_exits_with_2(served: Served) -> None:
     assert "Commands:" in client("peers", code=2).err
 
 
+def test_what_cannot_be_said_in_json_is_wrong_usage(served: Served) -> None:
+    client = Client(served.home)
+    for call in (("a2a", "send", "bob", "x", "--data"), ("runs", "signal", MISSING, "go")):
+        assert "this is no text" in client(*call, "\udcff", code=2).err
+    deep = f'{{"type":"json","value":{"[" * 100_000}{"]" * 100_000}}}'
+    assert "holds no content blocks" in client("a2a", "send", "bob", "x", "--file", "-", stdin=deep, code=2).err
+
+
 def test_json_may_stand_before_a_command_too(covenant: Client) -> None:
     assert covenant("--json", "a2a", "status").json["kind"] == "a2a_status"
     assert covenant("--json", "a2a", "show", MISSING, code=1).json["code"] == "unknown_task"
@@ -71,6 +80,46 @@ def test_wrong_usage_is_told_in_one_line(covenant: Client) -> None:
         (line,) = covenant(*arguments, code=2).err.splitlines()
         assert "?;" not in line and line.endswith("(bad_setting)")
     assert "operator_accepted" not in covenant("a2a", "requeue", MISSING, "--reason", "x", code=2).err
+
+
+def test_an_address_that_cannot_be_one_is_told_before_a_token_is_asked_for(covenant: Client) -> None:
+    for address in ("", "unix:", "gopher://x"):
+        (line,) = covenant("--url", address, "a2a", "status", code=2).err.splitlines()
+        assert line == f"error: {address!r} is no address of a daemon: http://HOST:PORT or unix:PATH (bad_setting)"
+
+
+def test_a_database_whose_url_does_not_read_is_told_in_one_line(covenant: Client, tmp_path: Path) -> None:
+    database = "postgresql://ann:secret@[/x"
+    for arguments in (
+        ("db", "status", "--store", database),
+        ("audit", "verify", "--store", database),
+        ("store", "copy", f"file:{tmp_path}", database),
+    ):
+        (line,) = covenant(*arguments, code=2).err.splitlines()
+        assert line.endswith("(unknown_store)") and "secret" not in line
+    (line,) = run("serve", "--home", str(tmp_path / "home"), "--ipc", "off", "--store", database).err.splitlines()
+    assert line.endswith("(unknown_store)")
+
+
+def test_what_cannot_be_read_from_a_file_or_stdin_is_told_in_one_line(covenant: Client, tmp_path: Path) -> None:
+    nested = tmp_path / "nested.json"
+    nested.write_text('[{"type":"json","value":' + "[" * 100_000 + "]" * 100_000 + "}]")
+    (line,) = covenant("a2a", "send", "bob", "hi", "--file", str(nested), code=2).err.splitlines()
+    assert "holds no content blocks" in line and line.endswith("(bad_setting)")
+    for arguments in (("a2a", "send", "bob", "hi", "--file", "-"), ("agents", "publish", "bob", "-")):
+        closed = ["bash", "-c", 'exec "$@" <&-', "-", *PROGRAM, "--home", str(covenant.home), *arguments]
+        done = subprocess.run(closed, capture_output=True, text=True, env=environment(), timeout=30)
+        (line,) = done.stderr.splitlines()
+        assert done.returncode == 2 and "stdin is closed" in line and line.endswith("(bad_setting)")
+
+
+def test_the_version_is_told_as_everywhere(covenant: Client) -> None:
+    assert covenant.text("--version") == f"covenant {VERSION}\n"
+
+
+@pytest.mark.parametrize("group", [name for name in COMMANDS if name != "serve"])
+def test_no_line_of_a_list_of_commands_breaks_off(group: str, covenant: Client) -> None:
+    assert "..." not in covenant.text(group, "--help").partition("Commands:")[2]
 
 
 def test_a_choice_is_understood_with_either_dash(covenant: Client) -> None:

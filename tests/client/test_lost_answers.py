@@ -9,7 +9,7 @@ from covenant.model.run import RunCommit, Wait
 from tests.client.proxy import Proxy
 from tests.conformance.support import answer_next, drain, plain, refused, soon, take, turn, uid
 from tests.daemons import Realmful
-from tests.exchange import until
+from tests.until import until
 
 LEASED = b'"lease_id"'
 GIVEN_BACK = b'"given_back"'

@@ -7,6 +7,8 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TypeAlias
 
+from tests.sockets import answering
+
 Connect: TypeAlias = Callable[[], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
 
 
@@ -68,19 +70,5 @@ class Line:
 async def lined(connect: Connect) -> AsyncIterator[Line]:
     """To whom this leads at the moment; its own address stays."""
     line = Line(connect)
-    working: set[asyncio.Task[None]] = set()
-
-    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.ensure_future(line.pass_on(reader, writer))
-        working.add(task)
-        task.add_done_callback(working.discard)
-
-    server = await asyncio.start_server(accept, "127.0.0.1", 0)
-    line.port = server.sockets[0].getsockname()[1]
-    try:
+    async with answering(line.pass_on) as line.port:
         yield line
-    finally:
-        server.close()
-        for task in list(working):
-            task.cancel()
-        await asyncio.gather(*working, return_exceptions=True)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from covenant import AgentId, CovenantError, Idempotency, Json, Mailbox, OpenMailbox, Result, Sent, Task, Text
+from covenant.model import agent
 
 from .support import DONE, Reopen, drain, nothing_for, plain, refused, take, uid
 
@@ -159,6 +160,15 @@ async def test_an_agent_is_its_key_whatever_its_label(box: OpenMailbox, alice: M
     assert (await alice.send_task(plain(bob, id=uid(1)))).duplicate
     await bob.send_result(Result.ok(await take(bob), DONE))
     assert (await drain(box.of(AgentId("alicia@lab", alice.agent.pubkey)))).task_id == uid(1)
+
+
+def test_what_is_far_too_long_to_be_an_agent_is_not_remembered() -> None:
+    """Who is sound is found out once; what others make up must not fill the memory by that."""
+    known = agent._is_sound.cache_info().currsize
+    for odd in (AgentId("b" * 100_000 + "@lab", AgentId.named("bob@lab").pubkey), AgentId("bob@lab", "1" * 100_000)):
+        with refused("bad_agent"):
+            agent.check_agent(odd)
+    assert agent._is_sound.cache_info().currsize == known
 
 
 async def test_an_agent_without_a_key_is_whoever_has_the_label(alice: Mailbox, bob: Mailbox) -> None:

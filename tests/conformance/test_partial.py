@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from covenant import Mailbox, OpenMailbox, Result, TaskState, Text
 
 from .support import (
@@ -44,6 +46,16 @@ async def test_partials_are_delivered_in_order_and_then_the_final_result(alice: 
     assert [answer.is_final for answer in answers] == [False, False, False, True]
     assert [answer.content for answer in answers[:3]] == [(Text(f"part {number}"),) for number in (1, 2, 3)]
     assert await nothing_back_for(alice)
+
+
+@pytest.mark.parametrize("is_named", [True, False], ids=["lease named", "lease not named"])
+async def test_a_final_result_has_no_number(alice: Mailbox, bob: Mailbox, is_named: bool) -> None:
+    """Contract 4: it is the one after the last, whatever number its poster gives it; and it names its lease."""
+    await alice.send_task(plain(bob, id=uid(1)))
+    delivery = await take(bob)
+    await bob.send_result(Result(uid(1), "ok", DONE, None, delivery.lease_id if is_named else None, 7))
+    result = (await drain(alice)).result
+    assert (result.sequence, result.lease_id) == (None, delivery.lease_id)
 
 
 async def test_draining_a_partial_leaves_the_task_in_flight(alice: Mailbox, bob: Mailbox) -> None:

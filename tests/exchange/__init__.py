@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -44,13 +43,3 @@ async def site(clock: ManualClock, store: str = "memory:", **settings: Any) -> A
         yield Site(daemon)
     finally:
         await daemon.stop()
-
-
-async def until(is_true: Callable[[], Awaitable[bool] | bool]) -> None:
-    """Turn after turn of the loop, until what was set going has happened."""
-    async with asyncio.timeout(30):
-        while True:
-            found = is_true()
-            if found if isinstance(found, bool) else await found:
-                return
-            await asyncio.sleep(0)

@@ -20,7 +20,8 @@ from covenant.exchange.scheduler import RetryPlan
 from covenant.model.error import BadSetting, StoreUnavailable
 from covenant.store.clock import ManualClock
 from tests.conformance.support import DONE, answer_next, keyed, lease_many, plain, requeue, soon, stale, take, uid
-from tests.exchange import Site, site, until
+from tests.exchange import Site, site
+from tests.until import until
 
 STALE_MS = 300_000
 THRESHOLDS = Thresholds(every_ms=30_000, stale_ms=STALE_MS, queue_depth=3)

@@ -19,8 +19,9 @@ from covenant.model.query import ListGrants
 from covenant.store.clock import ManualClock
 from covenant.store.journal.engine import Journal
 from tests.conformance.support import keyed, lease_many, plain, stale, take, uid
-from tests.exchange import Site, site, until
+from tests.exchange import Site, site
 from tests.journal.support import FailingFiles
+from tests.until import until
 
 INTERVAL_MS = 60_000
 FIVE_MINUTES_MS = 300_000

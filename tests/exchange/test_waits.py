@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -42,6 +43,25 @@ async def test_a_wait_that_begins_later_ends_later(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(loop, "time", lambda: now + 91)
     waits._look()
     assert await second == "over"
+
+
+async def test_the_timer_is_set_anew_for_those_who_wait_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    loop, waits, armed = asyncio.get_running_loop(), Waits(100, wait_ms_max=60_000), []
+    now, call_at = loop.time(), loop.call_at
+
+    def noted(due: float, *said: Any) -> asyncio.TimerHandle:
+        armed.append(due - now)
+        return call_at(due, *said)
+
+    monkeypatch.setattr(loop, "call_at", noted, raising=False)
+    for later in (0, 30, 61):
+        monkeypatch.setattr(loop, "time", lambda at=now + later: at)
+        waiting = asyncio.ensure_future(waiter(waits))
+        await asyncio.sleep(0)
+    waits._look()
+    assert armed == pytest.approx([60, 90])
+    waits.end()
+    await waiting
 
 
 async def test_one_timer_looks_after_all_waits(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import os
 from collections.abc import Awaitable, Callable
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 
 from covenant import (
     CovenantError,
@@ -57,18 +57,23 @@ def journal_of(box: Mailbox) -> Journal:
     return engine
 
 
+async def state_in(folder: Path) -> dict[str, bytes]:
+    async with open_journal(folder, clock=ManualClock(0)) as box:
+        return dump(box)
+
+
+def refused(code: str, call: Callable[[], object]) -> CovenantError:
+    with pytest.raises(CovenantError) as refusal:
+        call()
+    assert refusal.value.code == code
+    return refusal.value
+
+
 async def tidy(box: Mailbox) -> None:
     """Until housekeeping has nothing more to do."""
     keeper = journal_of(box)._keeper
     assert keeper is not None
     await keeper.finish()
-
-
-async def until(is_true: Callable[[], bool]) -> None:
-    """Turn after turn of the loop: what happens in a thread of the store tells nobody."""
-    async with asyncio.timeout(60):
-        while not is_true():  # noqa: ASYNC110
-            await asyncio.sleep(0)
 
 
 def dump(box: Mailbox) -> dict[str, bytes]:

@@ -17,7 +17,19 @@ from covenant.store.clock import ManualClock
 from covenant.store.journal.backup import TRIES_MAX, backup, restore
 from covenant.store.journal.files import Files
 from covenant.store.journal.verify import verify
-from tests.journal.support import SMALL, FailingDisk, Killed, busy_run, dump, journal_of, open_journal, tidy, until
+from tests.journal.support import (
+    SMALL,
+    FailingDisk,
+    Killed,
+    busy_run,
+    dump,
+    journal_of,
+    open_journal,
+    refused,
+    state_in,
+    tidy,
+)
+from tests.until import until
 
 DROPPING = Limits(
     segment_bytes=3_000,
@@ -71,18 +83,6 @@ def contents(folder: Path) -> dict[str, bytes]:
 def chain_of(folder: Path) -> dict[str, bytes]:
     kinds = ("journal-", "history-")
     return {name: content for name, content in contents(folder).items() if name.startswith(kinds)}
-
-
-async def state_in(folder: Path) -> dict[str, bytes]:
-    async with open_journal(folder, clock=ManualClock(0)) as box:
-        return dump(box)
-
-
-def refused(code: str, call: Callable[[], object]) -> CovenantError:
-    with pytest.raises(CovenantError) as refusal:
-        call()
-    assert refusal.value.code == code
-    return refusal.value
 
 
 async def test_a_backup_of_an_open_mailbox_is_the_same_mailbox(folder: Path, target: Path, place: Path) -> None:

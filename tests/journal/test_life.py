@@ -18,11 +18,15 @@ from typing import Any
 import pytest
 
 from covenant import CovenantError, Idempotency, Limits, Mailbox, OpenMailbox, Result, Task, TaskState, Text
+from covenant.model.record import TaskRecord
+from covenant.model.run import Memo, Run, Wait, run_key, step_key
 from covenant.store.clock import ManualClock
 from covenant.store.journal.archive import Archive, ArchiveFailed, KeyFilter
 from covenant.store.journal.files import AppendFile
 from covenant.store.journal.verify import verify
-from tests.journal.support import SMALL, FailingFiles, busy_run, dump, journal_of, open_journal, tidy, until
+from tests.conformance.runs import RUN, answer, parked_on, step
+from tests.journal.support import SMALL, FailingFiles, busy_run, dump, journal_of, open_journal, tidy
+from tests.until import until
 
 
 def task_for(box: OpenMailbox, text: str = "work") -> Task:
@@ -481,6 +485,58 @@ async def test_an_archive_that_cannot_write_holds_nobody_up(tmp_path: Path, monk
     async with open_journal(tmp_path / "data", limits=limits) as box:
         await asyncio.wait_for(_cycles(box, 40), 60)
         assert journal_of(box).is_up
+
+
+async def test_who_lost_its_lease_learns_from_the_archive_that_the_task_is_over(tmp_path: Path) -> None:
+    """Whoever answered knows; but one who was superseded, or whose task was canceled, may still come and ask."""
+    limits = Limits(finished_tail_max=0, archive_batch=1)
+    async with open_journal(tmp_path / "data", limits=limits) as box:
+        eve, dan = box.of("eve@lab"), box.of("dan@lab")
+        leases = []
+        for ends in ("answered by another", "canceled"):
+            sent = await eve.send_task(Task(recipient=dan.agent, intent_text=ends))
+            first = await dan.recv_task()
+            leases.append(first.lease_id)
+            if ends == "canceled":
+                await eve.cancel_task(sent.task_id)
+            else:
+                await dan.release(first, reason="not now")
+                await dan.send_result(Result.ok(await dan.recv_task(), [Text("done")]))
+            await eve.recv_result()
+        await tidy(box)
+        assert not any(type(record) is TaskRecord for record in journal_of(box).state.records.values())
+        for lease_id in leases:
+            with pytest.raises(CovenantError) as refused:
+                await dan.heartbeat(lease_id)
+            assert refused.value.code == "task_terminal"
+
+
+async def test_a_parked_run_is_counted_after_a_restart_as_before(tmp_path: Path) -> None:
+    async with open_journal(tmp_path / "data") as box:
+        await parked_on(box.of("eve@lab"), box.of("dan@lab"), Wait(signals=("go",)))
+        before = journal_of(box).state.counts()
+        assert (before.parked, before.woken) == (1, 0)
+        await box.compact()  # which leaves a snapshot of what is open
+    async with open_journal(tmp_path / "data") as box:
+        assert journal_of(box).state.counts() == before
+        await box.of("eve@lab").signal_run(RUN, "go")
+        woken = journal_of(box).state.counts()
+        assert (woken.parked, woken.woken) == (1, 1)
+        await box.compact()
+    async with open_journal(tmp_path / "data") as box:
+        assert journal_of(box).state.counts() == woken
+
+
+async def test_a_run_that_ends_in_its_first_step_is_closed(tmp_path: Path) -> None:
+    async with open_journal(tmp_path / "data") as box:
+        eve, dan = box.of("eve@lab"), box.of("dan@lab")
+        await eve.send_task(Task(id=RUN, recipient=dan.agent, intent_text="research"))
+        delivery = await dan.recv_task()
+        await dan.commit_run(delivery, step(1, memos=[Memo("one")], result=answer(RUN, delivery.lease_id)))
+        state = journal_of(box).state
+        run = state.get(run_key(RUN))
+        assert isinstance(run, Run) and run.closed and run.is_swept
+        assert state.get(step_key(RUN, 1)) is None
 
 
 def test_the_filter_of_keys_grows_and_forgets_none(monkeypatch: pytest.MonkeyPatch) -> None:

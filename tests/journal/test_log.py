@@ -30,7 +30,8 @@ from covenant.store.journal.log import STRETCH_BYTES_MAX, Log
 from covenant.store.journal.segment import Position, Reader, segment_names
 from covenant.store.journal.writer import Writer
 from tests.daemons import OPERATOR_TOKEN, Realmful, start_daemon
-from tests.journal.support import journal_of, until
+from tests.journal.support import journal_of
+from tests.until import until
 
 PATIENCE_S = 20
 TASK = "00000000-0000-4000-8000-000000000001"

@@ -22,7 +22,7 @@ from covenant.store.journal.damage import survey
 from covenant.store.journal.files import AppendFile, Files
 from covenant.store.journal.repair import TASKS_MAX, RepairReport, inspect, repair
 from covenant.store.journal.verify import verify
-from tests.journal.support import SMALL, FailingDisk, busy_run, dump, open_journal, tidy
+from tests.journal.support import SMALL, FailingDisk, busy_run, open_journal, refused, state_in, tidy
 
 TRIES = 150
 GENESIS = b"0" * 64
@@ -147,18 +147,6 @@ async def state_of(segments: dict[str, bytes], folder: Path, history: Path | Non
     if history is not None:
         shutil.copy(history, folder)
     return await state_in(folder)
-
-
-async def state_in(folder: Path) -> dict[str, bytes]:
-    async with open_journal(folder, clock=ManualClock(0)) as box:
-        return dump(box)
-
-
-def refused(code: str, call: Callable[[], object]) -> CovenantError:
-    with pytest.raises(CovenantError) as refusal:
-        call()
-    assert refusal.value.code == code
-    return refusal.value
 
 
 # --- one damage at a time ----------------------------------------------------------------------------------

@@ -10,16 +10,13 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from contextlib import suppress
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, ClassVar, TypeVar
 
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
-    RuleBasedStateMachine,
     initialize,
     invariant,
     precondition,
@@ -43,6 +40,7 @@ from tests.model.contract import (
     Scan,
     Sent,
 )
+from tests.model.machine import Machine
 from tests.postgres import misplaced, settle, store_for
 
 from covenant import (
@@ -52,7 +50,6 @@ from covenant import (
     Idempotency,
     Limits,
     Mailbox,
-    OpenMailbox,
     QueueEntry,
     RepairRequest,
     Requeue,
@@ -65,7 +62,6 @@ from covenant import (
 )
 from covenant import Answer as RealAnswer
 from covenant.model.record import Part, TaskRecord
-from covenant.store.clock import CountingIds, ManualClock
 from covenant.store.postgres.engine import Postgres
 from covenant.store.state import Counts, State
 
@@ -135,40 +131,22 @@ class Refusal:
         return f"Refusal({' or '.join(sorted(self.codes))})"
 
 
-class MailboxMachine(RuleBasedStateMachine):
+class MailboxMachine(Machine):
     """One mailbox, and the contract beside it."""
 
-    url: ClassVar[str] = "memory:"
+    limits = LIMITS
     drops_by_itself: ClassVar[bool] = (
         False  # what is past retention, so that a compaction may find less or other things
     )
 
     def __init__(self) -> None:
         super().__init__()
-        self.loop = asyncio.new_event_loop()
-        self.folder = TemporaryDirectory(prefix="covenant-model-")
-        self.clock = ManualClock()
-        self.ids = CountingIds()
         self.model = Contract(self.clock.now_ms(), LIMITS.retention_ms, LIMITS.dedup_ms, LIMITS.error_ttl_ms)
-        self.box = self.run(self.open())
         self.cursors: list[tuple[str, int]] = []
-
-    async def open(self) -> OpenMailbox:
-        url = self.url.format(folder=self.folder.name)
-        box: OpenMailbox = await Mailbox.open(url, limits=LIMITS, clock=self.clock, ids=self.ids)
-        return box
-
-    def teardown(self) -> None:
-        try:
-            with suppress(CovenantError):
-                self.run(self.box.close())
-        finally:
-            self.loop.close()
-            self.folder.cleanup()
 
     # --- doing the same thing twice -----------------------------------------------------------------------
 
-    def run(self, call: Awaitable[T]) -> T:
+    def wait(self, call: Awaitable[T]) -> T:
         async def settled() -> T:
             try:
                 return await call
@@ -185,7 +163,7 @@ class MailboxMachine(RuleBasedStateMachine):
 
     def ask(self, call: Awaitable[T], shape: Callable[[T], Any]) -> Any:
         try:
-            return shape(self.run(call))
+            return shape(self.wait(call))
         except CovenantError as refusal:
             return Refusal(refusal.code)
 
@@ -262,7 +240,7 @@ class MailboxMachine(RuleBasedStateMachine):
     @rule(batch=st.lists(envelopes, min_size=2, max_size=8))
     def send_many(self, batch: list[Envelope]) -> None:
         batch = [self.timed(envelope) for envelope in batch]
-        replies = self.run(self.box.send_tasks([task_of(envelope) for envelope in batch]))
+        replies = self.wait(self.box.send_tasks([task_of(envelope) for envelope in batch]))
         for envelope, reply in zip(batch, replies, strict=True):
             got = Refusal(reply.code) if isinstance(reply, CovenantError) else sent(reply)
             self.check_sent(None, envelope, got)
@@ -277,12 +255,12 @@ class MailboxMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.ready)
     def lease(self, recipient: str | None, bound: bool) -> None:
         box = self.of(recipient) if bound else self.box
-        got = self.run(box.try_recv_task_for(None if recipient is None else AGENTS[recipient]))
+        got = self.wait(box.try_recv_task_for(None if recipient is None else AGENTS[recipient]))
         self.check_leased(recipient, 1, [] if got is None else [delivered(got)])
 
     @rule(recipient=everyone_or_one, limit=counts)
     def lease_many(self, recipient: str | None, limit: int) -> None:
-        got = self.run(self.of(recipient).recv_tasks(limit, wait_ms=0))
+        got = self.wait(self.of(recipient).recv_tasks(limit, wait_ms=0))
         self.check_leased(recipient, limit, [delivered(one) for one in got])
 
     @rule(data=st.data(), by=callers)
@@ -368,12 +346,12 @@ class MailboxMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.pending)
     def drain(self, peer: str | None, bound: bool) -> None:
         box = self.of(peer) if bound else self.box
-        got = self.run(box.try_recv_result_for(None if peer is None else AGENTS[peer]))
+        got = self.wait(box.try_recv_result_for(None if peer is None else AGENTS[peer]))
         self.expect(lambda: self.model.drain(peer, 1, [] if got is None else [answer(got)]))
 
     @rule(peer=everyone_or_one, limit=counts)
     def drain_many(self, peer: str | None, limit: int) -> None:
-        got = self.run(self.of(peer).recv_results(limit, wait_ms=0))
+        got = self.wait(self.of(peer).recv_results(limit, wait_ms=0))
         self.expect(lambda: self.model.drain(peer, limit, [answer(one) for one in got]))
 
     # --- endings and repair -------------------------------------------------------------------------------
@@ -419,7 +397,7 @@ class MailboxMachine(RuleBasedStateMachine):
         policy = RetryPolicy(
             enabled=enabled, min_lease_age_ms=age, max_attempts=attempts, max_requeues=requeues, scan_limit=scan
         )
-        report = self.run(self.box.retry_stale(policy, cursor=cursor))
+        report = self.wait(self.box.retry_stale(policy, cursor=cursor))
         got = Scan(
             report.considered,
             tuple(candidate.task_id for candidate in report.requeued),
@@ -437,7 +415,7 @@ class MailboxMachine(RuleBasedStateMachine):
     @rule(data=st.data(), by=callers)
     @precondition(lambda self: self.model.cached())
     def forget_cached(self, data: st.DataObject, by: str | None) -> None:
-        entries = self.run(self.box.cached_results(100)).entries
+        entries = self.wait(self.box.cached_results(100)).entries
         entry = data.draw(st.sampled_from(entries), label="entry")
         got = self.ask(self.of(by).forget_cached(entry.id, reason="it is wrong"), lambda reply: reply)
         key = cache_key(entry.cache_key)
@@ -446,7 +424,7 @@ class MailboxMachine(RuleBasedStateMachine):
     @rule(older_than=st.sampled_from((None, 0, 1_000, 10_000)))
     @precondition(lambda self: any(task.state == "resolved" for task in self.model.tasks.values()))
     def compact(self, older_than: int | None) -> None:
-        got = self.run(self.box.compact(older_than_ms=older_than))
+        got = self.wait(self.box.compact(older_than_ms=older_than))
         dropped = self.model.compact(older_than)
         self.model.pass_time()
         assert self.drops_by_itself or got.tasks_dropped == dropped
@@ -456,7 +434,7 @@ class MailboxMachine(RuleBasedStateMachine):
         async def advance() -> None:
             self.clock.advance(by_ms)
 
-        self.run(advance())
+        self.wait(advance())
         self.model.now_ms = self.clock.now_ms()
         self.model.pass_time()
 
@@ -534,12 +512,12 @@ class DurableMachine(MailboxMachine):
     @rule(away_ms=mostly(0, 1_000, 20_001, 60_001), lost=mostly((), ("archive*",), ("snapshot-*",)))
     def reopen(self, away_ms: int, lost: tuple[str, ...]) -> None:
         """What the journal derives from its segments may be lost meanwhile."""
-        self.run(self.box.close())
+        self.wait(self.box.close())
         for pattern in lost:
             for file in Path(self.folder.name, "box").glob(pattern):
                 file.unlink()
         self.clock.advance(away_ms)
-        self.box = self.run(self.open())
+        self.wait(self.open())
         self.model.now_ms = self.clock.now_ms()
         self.model.incarnation += 1
         self.model.pass_time()
@@ -548,7 +526,6 @@ class DurableMachine(MailboxMachine):
 class PostgresMachine(MailboxMachine):
     """The same on PostgreSQL, which is left and come back to at any time."""
 
-    url = "postgresql:{folder}"
     drops_by_itself = True
 
     @property
@@ -557,10 +534,8 @@ class PostgresMachine(MailboxMachine):
         assert isinstance(engine, Postgres)
         return engine
 
-    async def open(self) -> OpenMailbox:
-        url = await store_for(self.folder.name)
-        self.box = await Mailbox.open(url, limits=LIMITS, clock=self.clock, ids=self.ids)
-        return self.box
+    async def address(self) -> str:
+        return await store_for(self.folder.name)
 
     async def settle(self) -> None:
         self.clock.advance(0)
@@ -568,9 +543,9 @@ class PostgresMachine(MailboxMachine):
 
     @rule(away_ms=mostly(0, 1_000, 20_001, 60_001))
     def reopen(self, away_ms: int) -> None:
-        self.run(self.box.close())
+        self.wait(self.box.close())
         self.clock.advance(away_ms)
-        self.box = self.run(self.open())
+        self.wait(self.open())
         self.model.now_ms = self.clock.now_ms()
         self.model.incarnation += 1
         self.model.pass_time()

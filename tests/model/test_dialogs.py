@@ -4,33 +4,27 @@ files, too. (DESIGN 1, contract 14-17.)"""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable
-from contextlib import suppress
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any, ClassVar, TypeVar
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import initialize, invariant, precondition, rule
 from hypothesis.stateful import run_state_machine_as_test as run_machine
+from tests.model.machine import Machine
 from tests.postgres import store_for
 
-from covenant import AgentId, CovenantError, Limits, Mailbox, OpenMailbox, Result, Task, Text
+from covenant import AgentId, CovenantError, Limits, Result, Task, Text
 from covenant.model import command as c
 from covenant.model import query as q
 from covenant.model.message import Artifact, Message, Part
 from covenant.model.record import Asks
 from covenant.model.view import Dialog, DialogPage, Input
 from covenant.rules.protocol import updates_of
-from covenant.store.clock import CountingIds, ManualClock
 from covenant.store.journal.archive import FILE
 from covenant.store.postgres.listing import of_shelf
 from covenant.store.postgres.rows import READY
-
-T = TypeVar("T")
 
 LIMITS = Limits(
     segment_bytes=4096,
@@ -84,38 +78,14 @@ class Talk:
         self.lease = None
 
 
-class Conversations(RuleBasedStateMachine):
-    url: ClassVar[str] = "memory:"
+class Conversations(Machine):
+    limits = LIMITS
 
     def __init__(self) -> None:
         super().__init__()
-        self.loop = asyncio.new_event_loop()
-        self.folder = TemporaryDirectory(prefix="covenant-talk-")
-        self.clock = ManualClock()
-        self.ids = CountingIds()
-        self.box = self.wait(self.open())
         self.talks: dict[str, Talk] = {}
         self.queue: list[str] = []
         self.moved: list[str] = []  # by their last status, the newest last
-
-    async def open(self) -> OpenMailbox:
-        url = self.url.format(folder=self.folder.name)
-        box: OpenMailbox = await Mailbox.open(url, limits=LIMITS, clock=self.clock, ids=self.ids)
-        return box
-
-    def teardown(self) -> None:
-        try:
-            with suppress(CovenantError):
-                self.wait(self.box.close())
-        finally:
-            self.loop.close()
-            self.folder.cleanup()
-
-    def wait(self, call: Awaitable[T]) -> T:
-        async def awaited() -> T:
-            return await call
-
-        return self.loop.run_until_complete(awaited())
 
     def run(self, command: c.Command) -> Any:
         """The reply, or the code of the refusal."""
@@ -346,16 +316,12 @@ class StoredConversations(Conversations):
         for pattern in (f"{FILE}*",) * archive + ("snapshot-*",) * snapshots:
             for path in Path(self.folder.name).glob(pattern):
                 path.unlink()
-        self.box = self.wait(self.open())
+        self.wait(self.open())
 
 
 class SharedConversations(Conversations):
-    url = "postgresql:{folder}"
-
-    async def open(self) -> OpenMailbox:
-        url = await store_for(self.folder.name)
-        box: OpenMailbox = await Mailbox.open(url, limits=LIMITS, clock=self.clock, ids=self.ids)
-        return box
+    async def address(self) -> str:
+        return await store_for(self.folder.name)
 
     def ready(self) -> list[str]:
         engine: Any = self.box._engine
@@ -365,7 +331,7 @@ class SharedConversations(Conversations):
     @rule()
     def restart(self) -> None:
         self.wait(self.box.close())
-        self.box = self.wait(self.open())
+        self.wait(self.open())
 
 
 def of_ready(recipient: str) -> tuple[Any, ...]:

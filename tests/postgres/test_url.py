@@ -6,7 +6,7 @@ import pytest
 
 from covenant import Limits, Mailbox
 from covenant.model.error import BadSetting, UnknownStore
-from covenant.store.postgres.connection import safe
+from covenant.rules.secret import without_passwords
 from tests.postgres import store_url
 
 
@@ -21,7 +21,7 @@ from tests.postgres import store_url
     ],
 )
 def test_no_password_is_shown(url: str, shown: str) -> None:
-    assert safe(url) == shown
+    assert without_passwords(url) == shown
 
 
 async def test_a_bound_that_is_not_kept_is_refused() -> None:

@@ -21,6 +21,7 @@ from covenant.model.event import Event
 from covenant.serve.daemon import Daemon
 from covenant.serve.events import TOLD
 from tests.daemons import OPERATOR_TOKEN, Realmful, start_daemon
+from tests.until import until
 
 PATIENCE_S: Final = 10
 MANY: Final = 9000  # events: less than the log of a store in memory holds
@@ -116,14 +117,6 @@ class House:
         await self.bob.send_result(Result.ok(await self.bob.recv_task(), [Text("seen")]))
         await self.alice.recv_result()
         return sent.task_id
-
-
-async def until(true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while True:
-            if true():
-                return
-            await asyncio.sleep(0.005)
 
 
 LIFE: Final = ["sent", "leased", "answered", "drained"]

@@ -13,10 +13,12 @@ import pytest
 
 from covenant import AgentId, Limits
 from covenant.exchange.bounds import Bounds
+from covenant.model.peer import Caller
 from covenant.serve.daemon import Daemon
 from covenant.serve.places import PLACES
 from covenant.serve.status import HTTP_STATUS
 from tests.daemons import OPERATOR_TOKEN, Realmful, start_daemon
+from tests.until import until
 
 ALICE, BOB = AgentId.named("alice@lab"), AgentId.named("bob@lab")
 ABSENT = "00000000-0000-4000-8000-000000000000"
@@ -48,6 +50,10 @@ async def site() -> AsyncIterator[Site]:
     async with aiohttp.ClientSession() as session:
         yield Site(daemon, realm.tokens, session)
     await daemon.stop()
+
+
+def operator(site: Site) -> Caller:
+    return site.daemon.exchange.authenticate(OPERATOR_TOKEN)
 
 
 def task(**more: Any) -> dict[str, Any]:
@@ -153,8 +159,7 @@ async def test_a_result_of_an_old_lease_and_a_second_result_are_conflicts(site: 
 
 async def test_a_waiting_next_is_answered_when_work_comes(site: Site) -> None:
     waiting = asyncio.create_task(site.call("bob@lab", "GET", "/a2a/tasks/next?wait_ms=20000"))
-    while site.daemon.exchange.waits.total == 0:  # noqa: ASYNC110
-        await asyncio.sleep(0)
+    await until(lambda: site.daemon.exchange.waits.total > 0)
     await site.call("alice@lab", "POST", "/a2a/tasks", task(id=ABSENT))
     _, taken = await asyncio.wait_for(waiting, 10)
     assert taken["task"]["id"] == ABSENT
@@ -169,11 +174,10 @@ async def test_a_wait_ends_with_nothing_when_its_time_is_over(site: Site) -> Non
 
 async def test_a_client_that_hangs_up_while_it_waits_has_taken_nothing(site: Site) -> None:
     waiting = asyncio.create_task(site.call("bob@lab", "GET", "/a2a/tasks/next?wait_ms=20000"))
-    while site.daemon.exchange.waits.total == 0:  # noqa: ASYNC110
-        await asyncio.sleep(0)
+    await until(lambda: site.daemon.exchange.waits.total > 0)
     waiting.cancel()
-    while site.daemon.exchange.waits.total:  # noqa: ASYNC110
-        await asyncio.sleep(0)
+    async with asyncio.timeout(10):  # before the wait would be over by itself
+        await until(lambda: site.daemon.exchange.waits.total == 0)
     await site.call("alice@lab", "POST", "/a2a/tasks", task(id=ABSENT))
     _, taken = await site.call("bob@lab", "GET", "/a2a/tasks/next")
     assert (taken["task"]["id"], taken["attempt"]) == (ABSENT, 1)
@@ -183,8 +187,7 @@ async def test_a_task_is_waited_for_by_its_generation(site: Site) -> None:
     await site.call("alice@lab", "POST", "/a2a/tasks", task(id=ABSENT))
     path = f"/a2a/tasks/{ABSENT}?current_generation=1&wait_ms=20000"
     waiting = asyncio.create_task(site.call("alice@lab", "GET", path))
-    while site.daemon.exchange.waits.total == 0:  # noqa: ASYNC110
-        await asyncio.sleep(0)
+    await until(lambda: site.daemon.exchange.waits.total > 0)
     await site.call("bob@lab", "GET", "/a2a/tasks/next")
     _, answer = await asyncio.wait_for(waiting, 10)
     assert (answer["kind"], answer["entry"]["generation"], answer["entry"]["state"]) == ("a2a_task", 2, "in_flight")
@@ -192,14 +195,26 @@ async def test_a_task_is_waited_for_by_its_generation(site: Site) -> None:
 
 async def test_a_revoked_token_opens_nothing_and_ends_the_waits_of_its_peer(site: Site) -> None:
     waiting = asyncio.create_task(site.call("bob@lab", "GET", "/a2a/tasks/next?wait_ms=20000"))
-    while site.daemon.exchange.waits.total == 0:  # noqa: ASYNC110
-        await asyncio.sleep(0)
+    await until(lambda: site.daemon.exchange.waits.total > 0)
     status, gone = await site.call("operator", "DELETE", "/peers/bob@lab")
     assert (status, gone["kind"]) == (200, "peer_revoked")
     status, answer = await asyncio.wait_for(waiting, 10)
     assert status in (200, 401)
     assert answer.get("task") is None
     assert (await site.call("bob@lab", "GET", "/a2a/tasks/next"))[0] == 401
+
+
+async def test_both_parties_may_be_named_by_their_labels(site: Site) -> None:
+    """A sender is whoever came in, and may say so in the same words as it names its recipient."""
+    site.tokens["dora@lab"] = (await site.daemon.exchange.enroll(operator(site), "dora@lab", None, ["a2a.send.*"]))[1]
+    named = {"recipient": {"display": "bob@lab"}, "intent_text": "do the thing"}
+    assert (await site.call("dora@lab", "POST", "/a2a/tasks", {**named, "sender": {"display": "dora@lab"}}))[0] == 200
+    _, whoami = await site.call("dora@lab", "GET", "/whoami")
+    _, taken = await site.call("bob@lab", "GET", "/a2a/tasks/next")
+    assert taken["task"]["sender"] == {"display": "dora@lab", "pubkey": whoami["agent"]["pubkey"]}
+    for other in ({"display": "bob@lab"}, {"display": "dora@lab", "pubkey": BOB.pubkey}, {"display": "dora"}):
+        status, refused = await site.call("dora@lab", "POST", "/a2a/tasks", {**named, "sender": other})
+        assert (status, refused["code"]) == (403, "sender_mismatch")
 
 
 async def test_a_flood_is_told_to_come_back_later() -> None:

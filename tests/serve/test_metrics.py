@@ -92,16 +92,6 @@ async def box(request: pytest.FixtureRequest, watched: Watched, realm: Realmful)
         yield opened
 
 
-@pytest.fixture
-def alice(box: OpenMailbox) -> Mailbox:
-    return box.of("alice@lab")
-
-
-@pytest.fixture
-def bob(box: OpenMailbox) -> Mailbox:
-    return box.of("bob@lab")
-
-
 async def test_requests_are_counted_by_verb_and_status(watched: Watched, alice: Mailbox, bob: Mailbox) -> None:
     for _ in range(3):
         await alice.send_task(Task(recipient=bob.agent, intent_text="look"))

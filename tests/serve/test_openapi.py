@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
-import os
 import re
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -24,7 +22,8 @@ from covenant.serve.page import HTML, POLICY
 from covenant.serve.places import PLACES, Place
 from covenant.serve.status import HTTP_STATUS
 from tests.daemons import OPERATOR_TOKEN, Realmful, start_daemon
-from tests.docs.support import blocks, names_in, page, rows
+from tests.docs.shell import typed_beside_a_daemon
+from tests.docs.support import names_in, page, rows
 
 DOCUMENT: Final[dict[str, Any]] = msgspec.json.decode(msgspec.json.encode(description(Limits())))
 PAGES: Final = ("/healthz", "/readyz", "/version", "/metrics", "/a2a/events", "/openapi.json", "/docs")
@@ -467,24 +466,6 @@ async def test_every_metric_has_its_row(api: Api) -> None:
 
 
 async def test_the_examples_of_the_page_run(tmp_path: Path) -> None:
-    daemon = await start_daemon(f"file:{tmp_path / 'data'}", Limits())
-    token = tmp_path / ".covenant" / "operator.token"
-    token.parent.mkdir()
-    token.write_text(OPERATOR_TOKEN)
-    script = "\n".join(blocks(page("http.md"), "sh")).replace("http://127.0.0.1:8421", str(daemon.url))
-    running = await asyncio.create_subprocess_exec(
-        "bash",
-        "-euo",
-        "pipefail",
-        "-c",
-        script.replace("curl -s", "curl --fail-with-body -s").replace("--fail-with-body -s -o", "-s -o"),
-        cwd=tmp_path,
-        env={**os.environ, "HOME": str(tmp_path)},
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
-    said, _ = await running.communicate()
-    await daemon.stop()
-    assert running.returncode == 0, said.decode()
-    assert said.count(b'"kind":"a2a_result_opt"') == 2
-    assert b'covenant_tasks{state="queued"}' in said
+    said = await typed_beside_a_daemon("http.md", tmp_path)
+    assert said.count('"kind":"a2a_result_opt"') == 2
+    assert 'covenant_tasks{state="queued"}' in said

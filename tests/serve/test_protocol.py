@@ -13,10 +13,11 @@ from covenant import AgentId, Limits
 from covenant.model import command as c
 from covenant.serve.daemon import Daemon
 from covenant.serve.head import Head, known
-from covenant.serve.http import Http
+from covenant.serve.http import Asked, Http, Response
 from covenant.serve.protocol import HttpProtocol
 from covenant.serve.server import Server, config_for, listen
 from tests.daemons import OPERATOR_TOKEN, Realmful, start_daemon
+from tests.until import until
 
 PATIENCE_S: Final = 20
 ABSENT: Final = "00000000-0000-4000-8000-000000000000"
@@ -165,8 +166,11 @@ class Line:
     async def __aexit__(self, *failed: object) -> None:
         self._writer.close()
 
-    async def told(self, said: bytes) -> bytes:
+    def say(self, said: bytes) -> None:
         self._writer.write(self._site.fill(said))
+
+    async def told(self, said: bytes) -> bytes:
+        self.say(said)
         async with asyncio.timeout(PATIENCE_S):
             head = await self._reader.readuntil(b"\r\n\r\n")
             size = int(head.partition(b"content-length: ")[2].split(b"\r\n")[0])
@@ -242,6 +246,30 @@ async def test_a_known_head_may_come_byte_by_byte_or_before_the_answer(site: Sit
         assert await line.told(b"") == first
 
 
+async def test_what_comes_under_a_known_head_before_the_answer_is_answered_in_its_order(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_go, begun = asyncio.Event(), asyncio.Event()
+
+    async def answer(asked: Asked) -> Response:
+        body = await asked.body(100)
+        if body == b"slow":
+            begun.set()
+            await may_go.wait()
+        return Response(200, body)
+
+    monkeypatch.setattr(site.daemon.http, "answer", answer)
+    async with Line(site) as line:
+        assert (await line.told(request("POST /a", b"once"))).endswith(b"once")
+        line.say(request("POST /a", b"slow"))
+        await asyncio.wait_for(begun.wait(), PATIENCE_S)
+        for soon in (b"fast", b"last"):
+            line.say(request("POST /a", soon))
+            await site.told(LAST)  # by then it has come, too
+        may_go.set()
+        assert [(await line.told(b""))[-4:] for _ in range(3)] == [b"slow", b"fast", b"last"]
+
+
 HEAD: Final = b"POST /a HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\nX: y\r\n\r\n"
 
 
@@ -290,6 +318,15 @@ def test_a_head_is_not_kept_beyond_what_a_head_may_have() -> None:
     assert known(Head("POST", "/a", b"", []), HEAD + b"{}", 2, len(HEAD)) is None
 
 
+def test_a_head_without_a_body_is_known_where_it_comes_alone() -> None:
+    said = b"GET /a HTTP/1.1\r\nHost: x\r\n\r\n"
+    kept = known(Head("GET", "/a", b"", []), said, 0, 1000)
+    assert kept is not None
+    assert kept.body_of(said) == b""
+    for other in (said + said, said + b"x", said[:-1], said.lower(), b""):
+        assert kept.body_of(other) is None
+
+
 async def test_what_is_said_before_the_answer_came_is_answered_in_its_order(site: Site) -> None:
     paths = ["/whoami", f"/a2a/tasks/{SENT}", "/healthz", "/a2a/tasks/next?wait_ms=50", "/nothing", "/version"]
     said = b"".join(request(f"GET {path}") for path in paths)
@@ -317,8 +354,7 @@ async def test_who_waits_when_the_daemon_ends_is_answered_first() -> None:
     reader, writer = await asyncio.open_connection(*daemon.address)
     writer.write(request("GET /a2a/results/next?wait_ms=20000", who=OPERATOR_TOKEN))
     async with asyncio.timeout(PATIENCE_S):
-        while daemon.exchange.waits.total == 0:  # noqa: ASYNC110
-            await asyncio.sleep(0)
+        await until(lambda: daemon.exchange.waits.total > 0)
         await daemon.stop()
         answer = await reader.read()
     assert answer.startswith(b"HTTP/1.1 200 ") and answer.endswith(b'{"kind":"a2a_result_opt","result":null}')

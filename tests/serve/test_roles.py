@@ -100,6 +100,7 @@ Make = Callable[[World], w.Request]
 NO = "missing_capability"
 UNKNOWN = "unknown_task"
 
+_PARTIES: Final = dict(zip(ROLES, (OK, OK, OK, UNKNOWN, UNKNOWN), strict=True))
 _HOLDER: Final = dict(zip(ROLES, (OK, "unknown_lease", OK, "unknown_lease", "unknown_lease"), strict=True))
 PIECE: Final = Artifact(artifact_id="a", parts=(Part(text="one"),))
 
@@ -137,43 +138,22 @@ TABLE: Final[dict[str, tuple[Make, dict[str, str]]]] = {
     "recent tasks": (lambda x: w.RecentTasks(), dict.fromkeys(ROLES, OK)),
     "recent results": (lambda x: w.RecentResults(), dict.fromkeys(ROLES, OK)),
     "queue": (lambda x: w.Queue(), dict.fromkeys(ROLES, OK)),
-    "get": (
-        lambda x: w.GetTask(task_id=x.queued),
-        dict(zip(ROLES, (OK, OK, OK, UNKNOWN, UNKNOWN), strict=True)),
-    ),
-    "tree": (
-        lambda x: w.GetTree(task_id=x.queued),
-        dict(zip(ROLES, (OK, OK, OK, UNKNOWN, UNKNOWN), strict=True)),
-    ),
-    "why": (
-        lambda x: w.Story(task_id=x.queued),
-        dict(zip(ROLES, (OK, OK, OK, UNKNOWN, UNKNOWN), strict=True)),
-    ),
-    "get result": (
-        lambda x: w.GetResult(task_id=x.queued),
-        dict(zip(ROLES, (OK, OK, OK, UNKNOWN, UNKNOWN), strict=True)),
-    ),
+    "get": (lambda x: w.GetTask(task_id=x.queued), dict(_PARTIES)),
+    "tree": (lambda x: w.GetTree(task_id=x.queued), dict(_PARTIES)),
+    "why": (lambda x: w.Story(task_id=x.queued), dict(_PARTIES)),
+    "get result": (lambda x: w.GetResult(task_id=x.queued), dict(_PARTIES)),
     "post": (
         lambda x: w.PostResult(result=Result.ok(x.held, [Text("done")])),
         dict(zip(ROLES, (OK, NO_PART := "not_permitted", OK, UNKNOWN, UNKNOWN), strict=True)),
     ),
-    "heartbeat": (
-        lambda x: w.Heartbeat(lease_id=x.held.lease_id),
-        dict(zip(ROLES, (OK, "unknown_lease", OK, "unknown_lease", "unknown_lease"), strict=True)),
-    ),
-    "release": (
-        lambda x: w.Release(lease_id=x.held.lease_id),
-        dict(zip(ROLES, (OK, "unknown_lease", OK, "unknown_lease", "unknown_lease"), strict=True)),
-    ),
+    "heartbeat": (lambda x: w.Heartbeat(lease_id=x.held.lease_id), dict(_HOLDER)),
+    "release": (lambda x: w.Release(lease_id=x.held.lease_id), dict(_HOLDER)),
     "add a message": (
         lambda x: w.AddMessage(task_id=x.queued, text="and more"),
         dict(zip(ROLES, (OK, OK, NO_PART, UNKNOWN, UNKNOWN), strict=True)),
     ),
     "update": (lambda x: w.Update(lease_id=x.held.lease_id, text="half way"), dict(_HOLDER)),
-    "artifact": (
-        lambda x: w.AddArtifact(lease_id=x.held.lease_id, artifact=PIECE, append=True),
-        dict(_HOLDER),
-    ),
+    "artifact": (lambda x: w.AddArtifact(lease_id=x.held.lease_id, artifact=PIECE, append=True), dict(_HOLDER)),
     "ask": (lambda x: w.Ask(lease_id=x.held.lease_id), dict(_HOLDER)),
     "inputs": (lambda x: w.ListInputs(lease_id=x.held.lease_id), dict(_HOLDER)),
     "reject": (lambda x: w.Reject(lease_id=x.held.lease_id, text="not I"), dict(_HOLDER)),
@@ -181,29 +161,14 @@ TABLE: Final[dict[str, tuple[Make, dict[str, str]]]] = {
         lambda x: w.ReplyDirectly(lease_id=x.held.lease_id, text="hello"),
         {**_HOLDER, "operator": "not_permitted", "worker": "not_permitted"},  # it came by the mailbox
     ),
-    "commit a run": (
-        lambda x: w.CommitRun(lease_id=x.running.lease_id, commit=RunCommit(number=2)),
-        dict(_HOLDER),
-    ),
+    "commit a run": (lambda x: w.CommitRun(lease_id=x.running.lease_id, commit=RunCommit(number=2)), dict(_HOLDER)),
     "load a run": (lambda x: w.LoadRun(lease_id=x.running.lease_id), dict(_HOLDER)),
-    "look around": (
-        lambda x: w.LookAround(lease_id=x.running.lease_id, wait=Wait(signals=("go",))),
-        dict(_HOLDER),
-    ),
+    "look around": (lambda x: w.LookAround(lease_id=x.running.lease_id, wait=Wait(signals=("go",))), dict(_HOLDER)),
     "find an entry": (lambda x: w.FindEntry(lease_id=x.running.lease_id, key="k"), dict(_HOLDER)),
     "runs": (lambda x: w.ListRuns(), dict.fromkeys(ROLES, OK)),
-    "run": (
-        lambda x: w.GetRun(task_id=x.parked),
-        dict(zip(ROLES, (OK, OK, OK, UNKNOWN, UNKNOWN), strict=True)),
-    ),
-    "entries": (
-        lambda x: w.RunEntries(task_id=x.parked),
-        dict(zip(ROLES, (OK, OK, OK, UNKNOWN, UNKNOWN), strict=True)),
-    ),
-    "signal": (
-        lambda x: w.SignalRun(task_id=x.parked, name="go"),
-        dict(zip(ROLES, (OK, OK, OK, UNKNOWN, UNKNOWN), strict=True)),
-    ),
+    "run": (lambda x: w.GetRun(task_id=x.parked), dict(_PARTIES)),
+    "entries": (lambda x: w.RunEntries(task_id=x.parked), dict(_PARTIES)),
+    "signal": (lambda x: w.SignalRun(task_id=x.parked, name="go"), dict(_PARTIES)),
     "start or signal": (
         lambda x: w.SignalRun(task_id=ABSENT, name="go", start=Task(recipient=x.agents["worker"], intent_text="run")),
         dict(zip(ROLES, (OK, OK, OK, OK, NO), strict=True)),

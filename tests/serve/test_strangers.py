@@ -26,6 +26,7 @@ from covenant.model.error import TooManyConnections
 from covenant.serve.daemon import Daemon
 from tests.daemons import OPERATOR_TOKEN, start_daemon, url_of
 from tests.docs.support import names_in, page, rows
+from tests.until import until
 
 PATIENCE_S: Final = 20
 FILES: Final = 256
@@ -235,8 +236,7 @@ async def test_http_and_the_socket_share_the_room_there_is() -> None:
                 await box.recent_tasks()
         known[1].writer.close()
         async with asyncio.timeout(PATIENCE_S):
-            while len(house.daemon.connections) == 3:  # noqa: ASYNC110
-                await asyncio.sleep(0)
+            await until(lambda: len(house.daemon.connections) < 3)
         assert (await (await house.http()).ask(WHOAMI))[0] == 200
 
 

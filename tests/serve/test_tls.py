@@ -10,7 +10,8 @@ import aiohttp
 import pytest
 
 from covenant.exchange.realm import Realm
-from covenant.model.error import BadSetting
+from covenant.mailbox import Mailbox
+from covenant.model.error import BadSetting, Unreachable
 from covenant.serve.daemon import Daemon, Settings
 from tests.daemons import OPERATOR_TOKEN
 
@@ -36,6 +37,21 @@ async def test_a_daemon_with_a_certificate_speaks_tls_and_nothing_else(certified
         with pytest.raises(aiohttp.ClientError):
             await session.get(f"{daemon.url.replace('https', 'http')}/whoami", headers=headers)
     await daemon.stop()
+
+
+async def test_a_client_says_what_is_wrong_with_a_certificate(certified: tuple[Path, Path]) -> None:
+    cert, key = certified
+    for settings, scheme, why in (
+        ({"tls_cert": cert, "tls_key": key}, "https", "its certificate is not trusted here: self-signed"),
+        ({}, "https", "it speaks no TLS"),
+    ):
+        daemon = daemon_with(http="127.0.0.1:0", **settings)
+        await daemon.start()
+        address = f"{scheme}://{str(daemon.url).partition('://')[2]}"
+        with pytest.raises(Unreachable, match=why) as refused:
+            await Mailbox.open(address, token=OPERATOR_TOKEN)
+        assert refused.value.details["outcome"] == "not_sent"
+        await daemon.stop()
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0:0", "[::]:0", "192.0.2.1:0", "example.org:0"])

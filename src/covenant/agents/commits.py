@@ -8,8 +8,8 @@ from __future__ import annotations
 import logging
 from typing import Final
 
+from covenant.agents.batch import Batch
 from covenant.agents.hold import LOST
-from covenant.agents.memory import Batch
 from covenant.agents.run import Run
 from covenant.model.error import CovenantError, NotPermitted, UnknownPeer
 from covenant.model.run import RunCommit, Standing, Wait

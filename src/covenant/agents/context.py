@@ -17,7 +17,7 @@ from covenant.agents.pending import PendingTask, Selected, Settled, SignalWait, 
 from covenant.agents.run import Run
 from covenant.model.agent import AgentId
 from covenant.model.message import Message, Part
-from covenant.model.run import MESSAGE, EntryDraft, EntryRole, EntryType
+from covenant.model.run import MESSAGE, EntryDraft, EntryRole, EntryType, Wait
 from covenant.model.task import Task
 
 _UNREAD = "this run has a checkpoint: look at ctx.state before doing anything, and go on from there"
@@ -237,7 +237,7 @@ class AgentContext:
         run = self._run
         until = run.times.until(run.notes.memory.key("sleep", ms), ms)
         if until > run.times.now_ms():
-            await run.signals.hear((), until)
+            await run.signals.hear(Wait(until_ms=until))
 
     async def now(self) -> int:
         """The time in Unix milliseconds: after a crash, what it was then."""

@@ -16,7 +16,7 @@ from covenant.agents.host import Host
 from covenant.agents.notes import Notes
 from covenant.agents.signals import Signals
 from covenant.agents.waits import Waits
-from covenant.model.run import EFFECT, Memo
+from covenant.model.run import EFFECT, Memo, Wait
 
 
 class Effects:
@@ -75,7 +75,7 @@ class Effects:
 
     async def _judged(self, key: str, shown: str) -> Memo | None:
         """Nobody knows what became of it: wait until somebody says. None is: do it again."""
-        signal = await self._signals.hear((f"{EFFECT}{key}",), None, doubt=shown)
+        signal = await self._signals.hear(Wait(signals=(f"{EFFECT}{key}",), doubt=shown))
         assert signal is not None
         self._signals.consume(signal)
         said = values.unraw(signal.value)

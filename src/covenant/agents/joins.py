@@ -9,7 +9,6 @@ from typing import Any
 from covenant.agents import values
 from covenant.agents.entries import Entries
 from covenant.agents.error import AllTasksFailed, TaskFailed
-from covenant.agents.inbox import Inbox
 from covenant.agents.lookout import Lookout
 from covenant.agents.notes import Notes
 from covenant.agents.pending import PendingTask, Selected, Settled, SignalWait, Timer
@@ -18,7 +17,7 @@ from covenant.agents.tasks import Tasks
 from covenant.agents.times import Times
 from covenant.agents.waits import Waits
 from covenant.model.error import Malformed
-from covenant.model.run import Memo, SignalSeen, Wait
+from covenant.model.run import Memo, Wait
 from covenant.model.task import Result
 from covenant.rules.run.pattern import matches
 
@@ -28,7 +27,6 @@ class Joins:
         self,
         notes: Notes,
         times: Times,
-        inbox: Inbox,
         waits: Waits,
         lookout: Lookout,
         entries: Entries,
@@ -37,7 +35,6 @@ class Joins:
     ) -> None:
         self._notes = notes
         self._times = times
-        self._inbox = inbox
         self._waits = waits
         self._lookout = lookout
         self._entries = entries
@@ -150,34 +147,13 @@ class Joins:
         left = frozenset(task_id for task_id in ids if task_id not in outcomes)
         if left:  # one may have ended unheard, before a time that is over or a signal that is here
             await self._lookout.look(Wait(tasks=left, first=True))
-        found = await self._first_of(wait)
+        found = await self._signals.hear(wait)
         if found is not None:
             index = next(at for pattern, at in patterns.items() if matches(pattern, found.name))
             return self._signals.take(key, found, index=index)
         done = [at for task_id, at in ids.items() if task_id in outcomes]
         index = min(done) if done else min(times, key=lambda at: times[at])
         return self._notes.note(key, {"index": index})
-
-    async def _first_of(self, wait: Wait) -> SignalSeen | None:
-        """The signal, if it is one: a task that has ended comes before it."""
-        outcomes = self._notes.memory.outcomes
-
-        def has_come() -> bool:
-            return _is_any_there(outcomes, wait.tasks) or self._inbox.heard(wait.signals) is not None
-
-        def is_there() -> bool:
-            return has_come() or self._times.is_over(wait.until_ms)
-
-        await self._waits.make_room()
-        while True:  # another place may have been quicker to take what was there
-            await self._waits.wait(wait, is_there)
-            if not has_come() and is_there():
-                await self._lookout.look(wait)  # it may have come before the time was over
-            if is_there():
-                break
-        if _is_any_there(outcomes, wait.tasks):
-            return None
-        return self._inbox.heard(wait.signals)
 
 
 def _joined(outcomes: dict[str, Result], ids: frozenset[str]) -> bool:

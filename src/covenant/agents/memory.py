@@ -1,4 +1,4 @@
-"""What a run remembers since its last checkpoint, and what it has done since its last commit. (Contract 20, 22.)
+"""What a run remembers since its last checkpoint. (Contract 20.)
 
 Every operation has a key: what it is, a hash of its content, and how often the same has come before in this call of
 the function. Other content cannot shift it, so a path that is taken on one call and not on the next moves nothing.
@@ -10,11 +10,9 @@ from base64 import urlsafe_b64encode
 from collections import Counter
 from typing import Any, Final
 
-from msgspec import UNSET, Raw, UnsetType
-
 from covenant.agents import values
-from covenant.model.run import NOTHING, EntryDraft, Memo, RunCommit, RunLoaded, Wait
-from covenant.model.task import Result, Task
+from covenant.model.run import NOTHING, Memo, RunLoaded
+from covenant.model.task import Result
 from covenant.rules.content_key import content_hash
 
 _KEY_BYTES: Final = 12  # enough among the operations of one run; and there are many of them
@@ -59,69 +57,6 @@ class Memory:
         """A checkpoint: what lies before it is not looked for any more."""
         self._memos.clear()
         self._seen.clear()
-
-
-class Batch:
-    """What the next commit will carry."""
-
-    def __init__(self) -> None:
-        self.entries: list[EntryDraft] = []
-        self.memos: list[Memo] = []
-        self.tasks: dict[str, Task] = {}
-        self.begins: list[str] = []
-        self.answers: list[Result] = []
-        self.cancels: list[str] = []
-        self.takes: list[str] = []
-        self.checkpoint: Raw | UnsetType = UNSET
-
-    @property
-    def is_empty(self) -> bool:
-        return not (
-            self.entries
-            or self.memos
-            or self.tasks
-            or self.begins
-            or self.answers
-            or self.cancels
-            or self.takes
-            or self.checkpoint is not UNSET
-        )
-
-    def put_before(self, later: Batch) -> None:
-        """What was noted while this one was on its way goes with it, as it was refused."""
-        if later.checkpoint is not UNSET:
-            self.memos.clear()
-            self.checkpoint = later.checkpoint
-        self.entries += later.entries
-        self.memos += later.memos
-        self.tasks.update(later.tasks)
-        self.begins += later.begins
-        self.answers += later.answers
-        self.cancels += later.cancels
-        self.takes += later.takes
-
-    def leave_out(self, child_id: str, memo: Memo) -> None:
-        """A task that was refused: what is remembered of it takes its place."""
-        self.tasks.pop(child_id, None)
-        self.begins = [begun for begun in self.begins if begun != child_id]
-        self.memos = [kept for kept in self.memos if kept.key != memo.key] + [memo]
-
-    def commit(self, number: int, leaf: int, wait: Wait | None, result: Result | None, is_told: bool) -> RunCommit:
-        return RunCommit(
-            number=number,
-            entries=tuple(self.entries),
-            memos=tuple(self.memos),
-            tasks=tuple(self.tasks.values()),
-            begins=tuple(self.begins),
-            answers=tuple(self.answers),
-            cancels=tuple(self.cancels),
-            takes=tuple(self.takes),
-            checkpoint=self.checkpoint,
-            leaf=leaf,
-            wait=wait,
-            result=result,
-            is_told=is_told,
-        )
 
 
 def noted(key: str, value: Any) -> Memo:

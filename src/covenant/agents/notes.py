@@ -7,7 +7,8 @@ from typing import Any
 
 from msgspec import Raw
 
-from covenant.agents.memory import Batch, Memory, noted
+from covenant.agents.batch import Batch
+from covenant.agents.memory import Memory, noted
 from covenant.mailbox import Mailbox
 from covenant.model.error import TooLarge
 from covenant.model.run import NOTHING, Memo

@@ -37,7 +37,7 @@ class Run:
         self.tasks = tasks = Tasks(task.recipient, hold, notes, times, waits, host.tasks)
         self.own = OwnTasks(host, hold, notes, tasks)
         self.signals = signals = Signals(hold, notes, times, inbox, waits, lookout, entries)
-        self.joins = Joins(notes, times, inbox, waits, lookout, entries, tasks, signals)
+        self.joins = Joins(notes, times, waits, lookout, entries, tasks, signals)
         self.checkpoints = checkpoints = Checkpoints(hold, notes, waits, entries, tasks)
         self.effects = Effects(host, hold, notes, waits, signals, checkpoints)
         self.chance = Chance(host, notes, times, waits, checkpoints)

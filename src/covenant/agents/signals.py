@@ -47,7 +47,7 @@ class Signals:
 
     async def _next(self, key: str, name: str, timeout_ms: int | None) -> Memo:
         until = None if timeout_ms is None else self._times.until(f"{key}/until", timeout_ms)
-        signal = await self.hear((name,), until)
+        signal = await self.hear(Wait(signals=(name,), until_ms=until))
         if signal is None:
             return self._notes.note(key, None)
         return self.take(key, signal)
@@ -78,19 +78,26 @@ class Signals:
 
     # --- hearing ------------------------------------------------------------------------------------------
 
-    async def hear(self, patterns: tuple[str, ...], until: int | None, doubt: str | None = None) -> SignalSeen | None:
-        """The oldest signal that fits, or None when the time is over."""
-        inbox, times = self._inbox, self._times
-        wait = Wait(signals=patterns, until_ms=until, doubt=doubt)
+    async def hear(self, wait: Wait) -> SignalSeen | None:
+        """The oldest signal that fits; or None, when one of the tasks has ended, or the time is over."""
+        inbox, outcomes = self._inbox, self._notes.memory.outcomes
+
+        def has_ended() -> bool:
+            return any(task_id in outcomes for task_id in wait.tasks)
+
+        def has_come() -> bool:
+            return has_ended() or inbox.heard(wait.signals) is not None
+
+        def is_there() -> bool:
+            return has_come() or self._times.is_over(wait.until_ms)
+
         await self._waits.make_room()
         while True:  # another place may have been quicker to take what was there
-            await self._waits.wait(wait, lambda: inbox.heard(patterns) is not None or times.is_over(until))
-            heard = inbox.heard(patterns)
-            if heard is None and times.is_over(until):
+            await self._waits.wait(wait, is_there)
+            if not has_come() and is_there():
                 await self._lookout.look(wait)  # it may have come before the time was over
-                heard = inbox.heard(patterns)
-            if heard is not None or times.is_over(until):
-                return heard
+            if is_there():
+                return None if has_ended() else inbox.heard(wait.signals)
 
     async def _all(self, pattern: str) -> list[SignalSeen]:
         hold, batch = self._hold, self._notes.batch

@@ -8,7 +8,6 @@ kept, so that what goes on soon goes on where it stands.
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import inspect
 import logging
 import os
@@ -23,6 +22,7 @@ from covenant.agents import values
 from covenant.agents.definition import Agent, TaskFunction, input_for
 from covenant.agents.driver import Driver, Left
 from covenant.agents.error import Fatal
+from covenant.agents.lock import Lock
 from covenant.mailbox import Mailbox, OpenMailbox
 from covenant.model.content import Json
 from covenant.model.error import CovenantError, Malformed
@@ -91,7 +91,7 @@ class AgentWorker:
         self._warm: OrderedDict[str, Driver] = OrderedDict()
         self.incarnation = RandomIds().lease()
         self._opened: OpenMailbox | None = None
-        self._lock: _Lock | None = None
+        self._lock: Lock | None = None
         self._worker: Worker | None = None
         self._scanning: asyncio.Task[None] | None = None
 
@@ -148,7 +148,7 @@ class AgentWorker:
             box = self._where
         agent = box.agent
         self.box = box.of(agent, incarnation=self.incarnation)
-        self._lock = None if self._home is None else _Lock(self._home, agent.pubkey, self.incarnation)
+        self._lock = None if self._home is None else Lock(self._home, agent.pubkey, self.incarnation)
         self._worker = self._worker_type(
             box,
             self._handle,
@@ -357,27 +357,6 @@ class AgentWorker:
     async def patiently(self, call: Callable[[], Awaitable[T]]) -> T:
         assert self._worker is not None
         return await self._worker.patiently(call)
-
-
-class _Lock:
-    """Held as long as this process lives. Who gets it knows that the one who had it before is dead."""
-
-    def __init__(self, home: Path, pubkey: str, incarnation: str) -> None:
-        home.mkdir(parents=True, exist_ok=True)
-        self._fd = os.open(home / f"worker-{pubkey}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(self._fd)
-            raise Malformed(f"another worker of this agent lives in {home}", field="home") from None
-        text = os.read(self._fd, 1024).decode(errors="replace").strip()
-        self.before = text or None
-        os.ftruncate(self._fd, 0)
-        os.pwrite(self._fd, incarnation.encode(), 0)
-        os.fsync(self._fd)
-
-    def release(self) -> None:
-        os.close(self._fd)
 
 
 def _needs_argument(function: Callable[..., Any]) -> bool:

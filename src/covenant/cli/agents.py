@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import click
-import msgspec
 
+from covenant.cli.content import json_in
 from covenant.cli.entry import short
 from covenant.cli.option import answers, cursor_option, limit_option
 from covenant.cli.session import Session
@@ -33,7 +32,7 @@ def publish(session: Session, name: str, card: Path | None) -> None:
     CARD is a JSON file with its agent card, or - for stdin. Where it is served, and the signature, are added by the
     daemon. Without one, a plain card is made.
     """
-    request = w.PublishAgent(name=name, card=None if card is None else _card(card))
+    request = w.PublishAgent(name=name, card=None if card is None else json_in(card, dict[str, Any], "card", "CARD"))
     done = session.ask(request, w.AgentReply)
 
     def tell() -> None:
@@ -42,15 +41,6 @@ def publish(session: Session, name: str, card: Path | None) -> None:
         click.echo(f"see it:   {session.command(f'agents show {label}')}")
 
     session.answer(done, tell)
-
-
-def _card(file: Path) -> dict[str, Any]:
-    data = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
-    try:
-        read: dict[str, Any] = msgspec.json.decode(data, type=dict[str, Any])
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as wrong:
-        raise click.BadParameter(f"{file} holds no card: {wrong}", param_hint="CARD") from None
-    return read
 
 
 @agents.command("list")

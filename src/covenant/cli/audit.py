@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from covenant.cli.database import connected, is_database, tell_lanes
-from covenant.cli.folder import journal_of, tell_integrity
+from covenant.cli.folder import KeyType, journal_of, tell_integrity
 from covenant.cli.option import answers, limit_option
 from covenant.cli.session import Session
 from covenant.cli.table import Cell, Column, print_table
@@ -84,6 +84,7 @@ _store_option: Final = click.option(
 @_store_option
 @click.option(
     "--realm",
+    type=KeyType(),
     metavar="PUBKEY",
     multiple=True,
     help="Who must have signed it; several for a database. Default: the home's own key, or those of the daemons.",

@@ -11,7 +11,7 @@ from covenant.cli.option import Duration, answers, cursor_option, limit_option
 from covenant.cli.session import Session, moment
 from covenant.cli.table import Column, print_fields, print_table
 from covenant.cli.words import ago, now_ms, safe
-from covenant.model.agent import AgentId, from_base58
+from covenant.model.agent import AgentId, is_key
 from covenant.model.peer import GrantedView, Scope
 from covenant.rules.grant import PEER_ACTIONS
 from covenant.serve import wire as w
@@ -25,7 +25,7 @@ class ActionType(click.ParamType[str]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         action = str(value)
         peer = counterparty_in(action)
-        if peer is None or peer == "*" or "@" in peer or _is_key(peer):
+        if peer is None or peer == "*" or "@" in peer or is_key(peer):
             return action
         return action.removesuffix(peer) + AgentId.named(peer).display
 
@@ -33,13 +33,6 @@ class ActionType(click.ParamType[str]):
 def counterparty_in(action: str) -> str | None:
     """The peer with whose name an action ends."""
     return next((action[len(start) :] for start in PEER_ACTIONS if action.startswith(start)), None)
-
-
-def _is_key(text: str) -> bool:
-    try:
-        return len(from_base58(text)) == 32
-    except ValueError:
-        return False
 
 
 class ScopeType(click.ParamType[Scope]):

@@ -20,6 +20,8 @@ def value_of(text: str) -> Any:
         return msgspec.json.decode(text)
     except (msgspec.MsgspecError, RecursionError):
         return text
+    except UnicodeEncodeError as wrong:
+        raise click.BadParameter(f"this is no text: {wrong}") from None
 
 
 def file_option(what: str) -> Callable[[F], F]:
@@ -31,9 +33,19 @@ def file_option(what: str) -> Callable[[F], F]:
 
 
 def blocks_in(file: Path) -> tuple[Content, ...]:
-    data = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
-    try:
-        read: Content | list[Content] = msgspec.json.decode(data, type=Content | list[Content])
-    except (msgspec.MsgspecError, UnicodeDecodeError) as wrong:
-        raise click.BadParameter(f"{file} holds no content blocks: {wrong}", param_hint="--file") from None
+    read: Content | list[Content] = json_in(file, Content | list[Content], "content blocks", "--file")
     return tuple(read) if isinstance(read, list) else (read,)
+
+
+def json_in(file: Path, kind: Any, what: str, hint: str) -> Any:
+    """What is in the file, or comes from stdin."""
+    if str(file) != "-":
+        data = file.read_bytes()
+    elif sys.stdin is not None:
+        data = sys.stdin.buffer.read()
+    else:
+        raise click.BadParameter("stdin is closed", param_hint=hint)
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as wrong:
+        raise click.BadParameter(f"{file} holds no {what}: {wrong}", param_hint=hint) from None

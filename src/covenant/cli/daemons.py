@@ -24,7 +24,10 @@ def daemons() -> None:
 @daemons.command("list")
 @answers
 def list_daemons(session: Session) -> None:
-    """The daemons on the store of the one that is asked, and those that ended in the last week."""
+    """Those that run, and those that ended in the last week.
+
+    All that are on the store of the daemon that is asked.
+    """
     found = session.ask(w.ListDaemons(), w.Daemons)
     titles = ("daemon", "where", "key", "since", "seen", "state", "lanes")
     session.answer(

@@ -13,6 +13,7 @@ from covenant.cli.session import Session
 from covenant.cli.table import print_fields
 from covenant.cli.words import counted
 from covenant.model.error import BadSetting
+from covenant.rules.secret import without_passwords
 
 if TYPE_CHECKING:
     from covenant.store.postgres.verify import LaneReport
@@ -50,7 +51,6 @@ def connected(store: str, work: Callable[[Any, Any], Awaitable[T]]) -> T:
 
 def tell_lanes(session: Session, store: str, realm: Collection[str]) -> None:
     """Whether the log is as it was written. Exit 1 when it is not."""
-    from covenant.store.postgres.connection import safe
     from covenant.store.postgres.verify import verify
 
     report = connected(store, lambda connection, where: verify(connection, where.schema, realm))
@@ -62,7 +62,7 @@ def tell_lanes(session: Session, store: str, realm: Collection[str]) -> None:
 
     def tell() -> None:
         sound = click.style("sound", fg="green") if report.is_sound else click.style("damaged", fg="red")
-        click.echo(f"{safe(store)} is {sound}")
+        click.echo(f"{without_passwords(store)} is {sound}")
         keys = sorted({lane.signed_by for lane in report.lanes if lane.signed_by is not None})
         more = [f"and {report.damage_more} more"] if report.damage_more else []
         print_fields(

@@ -11,9 +11,22 @@ import msgspec
 from covenant.cli.session import Session
 from covenant.cli.table import print_fields
 from covenant.cli.words import counted
+from covenant.model.agent import is_key
 from covenant.model.error import BadSetting, StoreUnavailable
 
-realm_option = click.option("--realm", metavar="PUBKEY", help="Who must have signed it. Default: the home's own key.")
+
+class KeyType(click.ParamType[str]):
+    name = "pubkey"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if not is_key(value):
+            self.fail(f"{value!r} is no key: base58 of 32 bytes", param, ctx)
+        return str(value)
+
+
+realm_option = click.option(
+    "--realm", type=KeyType(), metavar="PUBKEY", help="Who must have signed it. Default: the home's own key."
+)
 store_option = click.option("--store", metavar="URL", help="The folder, file:PATH. Default: <home>/data.")
 
 

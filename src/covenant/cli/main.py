@@ -13,6 +13,7 @@ import click
 
 from covenant.cli.option import Given, connection, json_option
 from covenant.model.error import BadSetting, CovenantError, StoreUnavailable
+from covenant.version import VERSION
 
 COMMANDS: Final = {  # the first line of each one's help, so that none need be imported to list them
     "a2a": "Send tasks, work on them, see and repair what is stuck.",
@@ -47,6 +48,7 @@ class Commands(click.Group):
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(VERSION, prog_name="covenant", message="%(prog)s %(version)s")
 @connection(hidden=False)
 @json_option
 @click.pass_context

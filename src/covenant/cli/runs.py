@@ -218,7 +218,7 @@ def cancel(session: Session, task_id: str, reason: str, graceful: bool) -> None:
 @click.option("--dead", metavar="INCARNATION", help="Only if this one holds it. Default: whichever does.")
 @answers
 def resume(session: Session, task_id: str, reason: str, attested: bool, dead: str | None) -> None:
-    """Take a run from a dead worker; the next worker of its agent goes on with it."""
+    """Take a run from a dead worker, for the next one of its agent."""
 
     async def take(daemon: Daemon) -> w.ResumedReply:
         holder = dead or (await daemon.call(w.GetRun(task_id=task_id), w.RunReply)).run.incarnation
@@ -248,7 +248,10 @@ def resume(session: Session, task_id: str, reason: str, attested: bool, dead: st
 @click.option("--value", metavar="JSON", help="What it came to, or why it failed; what is no JSON is a text.")
 @answers
 def judge(session: Session, task_id: str, effect: str, verdict: Verdict, reason: str, value: str | None) -> None:
-    """Say what became of an effect that is in doubt: done, failed, or to be tried again."""
+    """Say what became of an effect that is in doubt.
+
+    It was done, it failed, or it is to be tried again.
+    """
     request = w.JudgeEffect(task_id=task_id, effect=effect, verdict=verdict, reason=reason, value=_value(value))
     done = session.ask(request, w.MovedReply)
     session.answer(done, lambda: click.echo(f"judged {safe(effect)} of {done.task_id}: {verdict}"))

@@ -11,7 +11,6 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import urlsplit
 
 import click
 
@@ -21,6 +20,7 @@ from covenant.cli.session import Session
 from covenant.exchange.scheduler import plan_from
 from covenant.model.error import BadSetting
 from covenant.model.limits import Limits
+from covenant.rules.secret import without_passwords
 from covenant.serve.daemon import DEFAULT_HTTP, Daemon, Settings, keep_memory_steady
 from covenant.serve.home import Home
 from covenant.version import VERSION
@@ -154,7 +154,7 @@ def _greeting(daemon: Daemon, session: Session) -> str:
             f"  http   {daemon.url or 'off'}",
             *([] if daemon.grpc_address is None else [f"  grpc   {daemon.grpc_address}"]),
             f"  ipc    {settings.ipc or 'off'}",
-            f"  data   {_without_password(settings.store)}",
+            f"  data   {without_passwords(settings.store)}",
             f"  realm  {daemon.exchange.realm.pubkey}",
             f"  token  {_token_place(home)}",
             "",
@@ -171,11 +171,6 @@ def _token_place(home: Home) -> str:
     if home.token_file.exists():
         return f"{home.token_file} (the operator's)"
     return "the operator's is where this store was first opened; copy it here, or say --token"
-
-
-def _without_password(url: str) -> str:
-    parts = urlsplit(url)
-    return url if parts.password is None else url.replace(f":{parts.password}@", ":***@", 1)
 
 
 def _client_options(daemon: Daemon, session: Session) -> str:

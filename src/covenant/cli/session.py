@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import os
 import shlex
-import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -19,18 +18,18 @@ import msgspec
 
 from covenant.cli.option import FOR_EVER, Given
 from covenant.cli.words import failure, now_ms, safe
+from covenant.client.polls import polls
 from covenant.client.remote import OPERATOR_TOKEN, TOKEN_VARIABLE
 from covenant.exchange.realm import read_secret
 from covenant.model.error import BadSetting, CovenantError, PeerConflict, Unauthenticated, UnknownStore, Unreachable
 from covenant.serve.home import Home
 
 if TYPE_CHECKING:
-    from covenant.client.engine import Transport
+    from covenant.client.transport import Transport
     from covenant.serve import wire as w
 
 URL_VARIABLE: Final = "COVENANT_URL"
 _UNIX: Final = "unix:"
-_POLL_MS: Final = 20_000  # of one request that waits; the daemon has a bound of its own
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -79,9 +78,10 @@ class Session:
         if token:
             self.given.token_from = TOKEN_VARIABLE
             return token
-        if not self.address.startswith(_UNIX):
+        socket = _socket_path(self.address)
+        if socket is None:
             raise Unauthenticated(f"a daemon behind a URL wants a token: --token, or {TOKEN_VARIABLE}")
-        return self._operator_token(Path(_socket_path(self.address)))
+        return self._operator_token(Path(socket))
 
     def _operator_token(self, socket: Path) -> str:
         for file in (socket.with_name(OPERATOR_TOKEN), self.home.token_file):
@@ -110,10 +110,9 @@ class Session:
         return asyncio.run(self._connected(work))
 
     async def _connected(self, work: Callable[[Daemon], Awaitable[T]]) -> T:
-        token = self.find_token()
         transport = _transport(self.address)
         try:
-            return await work(Daemon(transport, token))
+            return await work(Daemon(transport, self.find_token()))
         finally:
             await transport.close()
 
@@ -164,15 +163,17 @@ class Session:
         return None
 
 
-def _socket_path(address: str) -> str:
-    return os.path.expanduser(address.removeprefix(_UNIX).removeprefix("//"))
+def _socket_path(address: str) -> str | None:
+    if not address.startswith(_UNIX):
+        return None
+    return os.path.expanduser(address.removeprefix(_UNIX).removeprefix("//")) or None
 
 
 def _transport(address: str) -> Transport:
-    if address.startswith(_UNIX):
+    if path := _socket_path(address):
         from covenant.client.unix import UnixTransport
 
-        return UnixTransport(_socket_path(address))
+        return UnixTransport(path)
     if not address.startswith(("http://", "https://")) or not _has_host(address):
         raise BadSetting(f"{address!r} is no address of a daemon: http://HOST:PORT or unix:PATH", name="--url")
     from covenant.client.http import HttpTransport
@@ -202,9 +203,4 @@ def waits(wait_ms: int | None) -> Iterator[int]:
     if wait_ms is None:
         yield 0
         return
-    end = time.monotonic() + wait_ms / 1000
-    while True:
-        left_ms = _POLL_MS if wait_ms == FOR_EVER else max(0, round((end - time.monotonic()) * 1000))
-        yield min(left_ms, _POLL_MS)
-        if left_ms == 0:
-            return
+    yield from polls(None if wait_ms == FOR_EVER else wait_ms)

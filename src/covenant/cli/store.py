@@ -13,6 +13,7 @@ from covenant.cli.option import answers
 from covenant.cli.session import Session
 from covenant.cli.table import Column, print_fields, print_table
 from covenant.model.error import BadSetting
+from covenant.rules.secret import without_passwords
 
 
 @click.group()
@@ -31,13 +32,12 @@ def copy(session: Session, source: str, target: str) -> None:
     """
     if not is_database(target):
         raise BadSetting(f"{target!r} is no database: postgresql://USER@HOST/NAME", name="TARGET")
-    from covenant.store.postgres.connection import safe
     from covenant.store.postgres.copy import copy as copy_store
 
     report = asyncio.run(copy_store(folder_of(session, source), target))
 
     def tell() -> None:
-        click.echo(f"copied {source} to {safe(target)}\n")
+        click.echo(f"copied {source} to {without_passwords(target)}\n")
         columns = (Column("kind"), Column("source"), Column("target"))
         kinds = sorted({*report.source.records, *report.target.records})
         counts = (
@@ -53,6 +53,6 @@ def copy(session: Session, source: str, target: str) -> None:
                 ("head", None if head is None else f"event {head.seq}, {head.hash}"),
             ]
         )
-        click.echo(f"\nstart on it with: {session.command(f'serve --store {safe(target)!r}')}")
+        click.echo(f"\nstart on it with: {session.command(f'serve --store {without_passwords(target)!r}')}")
 
     session.answer({"kind": "store_copied", "report": msgspec.to_builtins(report)}, tell)

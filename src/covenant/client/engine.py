@@ -7,66 +7,39 @@ that is bound to nobody uses the token that it was opened with.
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, Final, Protocol
+from typing import Any
 
-from covenant.client import run
+from covenant.client.polls import polls
 from covenant.client.remote import Tokens
-from covenant.client.reply import refusal_of
+from covenant.client.transport import Transport
 from covenant.client.unheard import Unheard
+from covenant.client.verbs.results import answers
+from covenant.client.verbs.table import ASK, RUN
+from covenant.client.verbs.tasks import sent_or_refused
 from covenant.model import command as c
 from covenant.model import query as q
 from covenant.model.agent import AgentId
 from covenant.model.audit import AuditRow
-from covenant.model.card import Card, CardPage
-from covenant.model.error import BadCursor, CovenantError, Malformed, NotPermitted, UnknownPeer, Unreachable
+from covenant.model.error import BadCursor, CovenantError, Malformed, NotPermitted, Unreachable
 from covenant.model.limits import Limits
 from covenant.model.task import Task
 from covenant.model.view import (
-    Answer,
-    CachePage,
-    Canceled,
     Compaction,
     Delivery,
     Inputs,
-    LeaseStatus,
-    Moved,
-    Posted,
     QueueEntry,
-    QueuePage,
-    Released,
-    Sent,
-    Tree,
 )
 from covenant.rules.context import Context
 from covenant.rules.dialog import MESSAGES_MAX
 from covenant.rules.envelope import (
     check_count,
-    check_flag,
     check_id,
-    seal_artifact,
-    seal_message,
-    seal_result,
     seal_task,
 )
 from covenant.serve import wire as w
 from covenant.store.clock import RandomIds
-
-_POLL_MS: Final = 20_000  # of one request that waits; the daemon has a bound of its own
-
-
-class Transport(Protocol):
-    """One way to reach a daemon, for any number of peers."""
-
-    async def call(self, token: str, request: w.Request, reply: type[Any]) -> Any:
-        """The reply, or the refusal raised. A call that is cancelled takes nothing."""
-
-    def again(self) -> Transport:
-        """Another way to the same daemon, which shares nothing with this one: it may live on another event loop."""
-
-    async def close(self) -> None: ...
 
 
 class RemoteEngine:
@@ -142,7 +115,7 @@ class RemoteEngine:
     # --- doing --------------------------------------------------------------------------------------------
 
     async def run(self, command: c.Command) -> Any:
-        handler = _RUN.get(type(command))
+        handler = RUN.get(type(command))
         if handler is None:
             raise Malformed(f"{type(command).__name__} is not a verb of a daemon")
         return await handler(self, command)
@@ -160,7 +133,7 @@ class RemoteEngine:
         if tasks:
             done: w.TasksQueued = await self.call(w.SendTasks(tasks=tasks), w.TasksQueued, commands[0].by)
             answers = iter(done.items)
-            replies = [_sent_or_refused(next(answers)) if isinstance(r, Task) else r for r in replies]
+            replies = [sent_or_refused(next(answers)) if isinstance(r, Task) else r for r in replies]
         return replies
 
     def sealed(self, command: c.SendTask) -> Task:
@@ -170,12 +143,11 @@ class RemoteEngine:
     async def take(self, command: c.LeaseTasks | c.DrainResults, wait_ms: int | None = None) -> list[Any]:
         """One request after the other, each waiting as long as a daemon lets it."""
         check_count(command.limit, "limit", self.limits.batch_max)
-        end = None if wait_ms is None else time.monotonic() + wait_ms / 1000
-        while True:
-            left_ms = _POLL_MS if end is None else max(0, round((end - time.monotonic()) * 1000))
-            taken = await self._take_safely(command, min(left_ms, _POLL_MS))
-            if taken or left_ms == 0:
+        for poll_ms in polls(wait_ms):
+            taken = await self._take_safely(command, poll_ms)
+            if taken:
                 return taken
+        return []
 
     async def _take_safely(self, command: c.LeaseTasks | c.DrainResults, wait_ms: int) -> list[Any]:
         """An answer that was lost on its way is made up for once; then the caller hears of it."""
@@ -204,7 +176,7 @@ class RemoteEngine:
             limit=command.limit, wait_ms=wait_ms, peer=_whom(command.by, command.peer), receipt=receipt
         )
         results: w.Results = await self.call(drain, w.Results, command.by)
-        return _answers(results)
+        return answers(results)
 
     async def compact(self, command: c.CompactHistory) -> Compaction:
         done: w.Compacted = await self.call(w.Compact(older_than_ms=command.older_than_ms), w.Compacted, command.by)
@@ -213,21 +185,20 @@ class RemoteEngine:
     # --- asking -------------------------------------------------------------------------------------------
 
     async def ask(self, query: q.Query) -> Any:
-        return await _ASK[type(query)](self, query)
+        return await ASK[type(query)](self, query)
 
     async def watch(self, query: q.GetTask, after: int, wait_ms: int | None = None) -> QueueEntry:
         """A wait is over when the generation is higher, the task has ended, or a cancel is asked for meanwhile."""
         entry: QueueEntry = await self.ask(query)
         asked = entry.cancel_requested
-        end = None if wait_ms is None else time.monotonic() + wait_ms / 1000
-        while entry.generation <= after and entry.outcome is None and entry.cancel_requested == asked:
-            left_ms = _POLL_MS if end is None else max(0, round((end - time.monotonic()) * 1000))
-            if left_ms == 0:
+        for poll_ms in polls(wait_ms):
+            has_come = entry.generation > after or entry.outcome is not None or entry.cancel_requested != asked
+            if has_come or poll_ms == 0:
                 break
             request = w.GetTask(
                 task_id=query.task_id,
                 current_generation=after,
-                wait_ms=min(left_ms, _POLL_MS),
+                wait_ms=poll_ms,
                 cancel_known=asked,
             )
             reply: w.TaskReply = await self.call(request, w.TaskReply, query.by)
@@ -235,18 +206,17 @@ class RemoteEngine:
         return entry
 
     async def listen(self, query: q.ListInputs, wait_ms: int | None = None, cancel_known: bool = False) -> Inputs:
-        end = None if wait_ms is None else time.monotonic() + wait_ms / 1000
-        while True:
-            left_ms = _POLL_MS if end is None else max(0, round((end - time.monotonic()) * 1000))
+        for poll_ms in polls(wait_ms):
             request = w.ListInputs(
                 lease_id=check_id(query.lease_id, "lease_id"),
                 after=check_count(query.after, "after", MESSAGES_MAX),
-                wait_ms=min(left_ms, _POLL_MS),
+                wait_ms=poll_ms,
                 cancel_known=cancel_known,
             )
             got: w.InputsReply = await self.call(request, w.InputsReply, query.by)
-            if got.inputs or got.cancel_requested != cancel_known or left_ms == 0:
-                return Inputs(got.task_id, got.generation, got.inputs, got.cancel_requested, got.cancel_reason)
+            if got.inputs or got.cancel_requested != cancel_known:
+                break
+        return Inputs(got.task_id, got.generation, got.inputs, got.cancel_requested, got.cancel_reason)
 
     def page(self, limit: int) -> int:
         return check_count(limit, "limit", self.limits.page_max)
@@ -266,242 +236,3 @@ def _whom(by: AgentId | None, agent: AgentId | None) -> str | None:
     if by is not None:
         return None
     return "*" if agent is None else agent.pubkey
-
-
-def _sent_or_refused(item: w.BatchItem) -> Sent | CovenantError:
-    if item.error is not None:
-        return refusal_of(item.error.code, item.error.message, item.error.details)
-    assert item.sent is not None
-    return _sent(item.sent)
-
-
-def _sent(reply: w.TaskQueued) -> Sent:
-    return Sent(reply.task_id, reply.generation, reply.duplicate, reply.replayed, reply.follows)
-
-
-def _answers(results: w.Results) -> list[Answer]:
-    return [
-        Answer(result, beside.generation, beside.attempt, beside.replayed)
-        for result, beside in zip(results.results, results.beside, strict=True)
-    ]
-
-
-# --- one function for each command and query -----------------------------------------------------------------
-
-
-async def _send(x: RemoteEngine, command: c.SendTask) -> Sent:
-    return _sent(await x.call(w.SendTask(task=x.sealed(command)), w.TaskQueued, command.by))
-
-
-async def _post(x: RemoteEngine, command: c.PostResult) -> Posted:
-    request = w.PostResult(result=seal_result(command.result, x.limits), incarnation=command.incarnation)
-    done: w.ResultPosted = await x.call(request, w.ResultPosted, command.by)
-    return Posted(done.task_id, done.generation, done.duplicate, done.sequence)
-
-
-async def _lease(x: RemoteEngine, command: c.LeaseTasks) -> list[Delivery]:
-    return await x.take(command, 0)
-
-
-async def _drain(x: RemoteEngine, command: c.DrainResults) -> list[Answer]:
-    return await x.take(command, 0)
-
-
-async def _beat(x: RemoteEngine, command: c.BeatLease) -> LeaseStatus:
-    r: w.LeaseBeat = await x.call(w.Heartbeat(lease_id=check_id(command.lease_id, "lease_id")), w.LeaseBeat, command.by)
-    return LeaseStatus(r.task_id, r.lease_id, r.attempt, r.cancel_requested, r.cancel_reason)
-
-
-async def _release(x: RemoteEngine, command: c.ReleaseLease) -> Released:
-    request = w.Release(
-        lease_id=check_id(command.lease_id, "lease_id"), reason=command.reason, not_before_ms=command.not_before_ms
-    )
-    done: w.ReleasedReply = await x.call(request, w.ReleasedReply, command.by)
-    return Released(done.task_id, done.attempt, done.generation)
-
-
-async def _add_message(x: RemoteEngine, command: c.AddMessage) -> Moved:
-    request = w.AddMessage(
-        task_id=check_id(command.task_id, "task_id"),
-        message=seal_message(command.message, x.limits),
-        if_generation=command.if_generation,
-    )
-    return _moved(await x.call(request, w.MovedReply, command.by))
-
-
-def _moved(done: w.MovedReply) -> Moved:
-    return Moved(done.task_id, done.generation)
-
-
-async def _update(x: RemoteEngine, command: c.UpdateTask) -> Moved:
-    lease_id = check_id(command.lease_id, "lease_id")
-    message = None if command.message is None else seal_message(command.message, x.limits)
-    request: w.Request
-    if command.asks is None:
-        request = w.Update(lease_id=lease_id, message=message, receipt=command.receipt)
-    else:
-        request = w.Ask(
-            lease_id=lease_id, asks=command.asks, message=message, after=command.after, receipt=command.receipt
-        )
-    return _moved(await x.call(request, w.MovedReply, command.by))
-
-
-async def _add_artifact(x: RemoteEngine, command: c.AddArtifact) -> Moved:
-    check_flag(command.append, "append")
-    check_flag(command.last, "last")
-    request = w.AddArtifact(
-        lease_id=check_id(command.lease_id, "lease_id"),
-        artifact=seal_artifact(command.artifact, x.limits),
-        append=command.append,
-        last=command.last,
-        receipt=command.receipt,
-    )
-    return _moved(await x.call(request, w.MovedReply, command.by))
-
-
-async def _reject(x: RemoteEngine, command: c.RejectTask) -> Moved:
-    lease_id, message = check_id(command.lease_id, "lease_id"), seal_message(command.message, x.limits)
-    return _moved(await x.call(w.Reject(lease_id=lease_id, message=message), w.MovedReply, command.by))
-
-
-async def _reply(x: RemoteEngine, command: c.ReplyDirectly) -> Moved:
-    lease_id, message = check_id(command.lease_id, "lease_id"), seal_message(command.message, x.limits)
-    return _moved(await x.call(w.ReplyDirectly(lease_id=lease_id, message=message), w.MovedReply, command.by))
-
-
-async def _publish(x: RemoteEngine, command: c.PublishCard) -> Card:
-    done: w.AgentReply = await x.call(
-        w.PublishAgent(name=command.agent.pubkey, card=command.card), w.AgentReply, command.by
-    )
-    return _card(done.published)
-
-
-def _card(published: w.Published) -> Card:
-    return Card(published.agent, published.card, published.published_ms)
-
-
-async def _withdraw(x: RemoteEngine, command: c.WithdrawCard) -> None:
-    await x.call(w.WithdrawAgent(name=command.agent.pubkey), w.AgentWithdrawn, command.by)
-
-
-async def _cancel(x: RemoteEngine, command: c.CancelTask) -> Canceled:
-    request = w.Cancel(
-        task_id=check_id(command.task_id, "task_id"),
-        reason=command.reason,
-        graceful=command.graceful,
-        cascade=command.cascade,
-    )
-    done: w.CanceledReply = await x.call(request, w.CanceledReply, command.by)
-    return Canceled(done.task_id, done.state, done.generation)
-
-
-async def _repair(x: RemoteEngine, command: c.RepairTask) -> Any:
-    done: w.Repaired = await x.call(w.Repair(request=command.request), w.Repaired, command.by)
-    return done.outcome
-
-
-async def _retry(x: RemoteEngine, command: c.RetryStale) -> Any:
-    request = w.RetryStale(policy=command.policy, cursor=x.cursor(command.cursor), scheduled=command.scheduled)
-    done: w.AutoRetried = await x.call(request, w.AutoRetried, command.by)
-    return done.report
-
-
-async def _forget(x: RemoteEngine, command: c.ForgetCached) -> bool:
-    await x.call(w.ForgetCached(entry_id=command.slot, reason=command.reason), w.Forgotten, command.by)
-    return True
-
-
-_RUN: Final[dict[type, Callable[[RemoteEngine, Any], Awaitable[Any]]]] = {
-    c.SendTask: _send,
-    c.PostResult: _post,
-    c.LeaseTasks: _lease,
-    c.DrainResults: _drain,
-    c.BeatLease: _beat,
-    c.ReleaseLease: _release,
-    c.AddMessage: _add_message,
-    c.UpdateTask: _update,
-    c.AddArtifact: _add_artifact,
-    c.RejectTask: _reject,
-    c.ReplyDirectly: _reply,
-    c.PublishCard: _publish,
-    c.WithdrawCard: _withdraw,
-    c.CancelTask: _cancel,
-    c.RepairTask: _repair,
-    c.RetryStale: _retry,
-    c.ForgetCached: _forget,
-    **run.RUN,
-}
-
-
-async def _get_task(x: RemoteEngine, query: q.GetTask) -> QueueEntry:
-    reply: w.TaskReply = await x.call(w.GetTask(task_id=check_id(query.task_id, "task_id")), w.TaskReply, query.by)
-    return reply.entry
-
-
-async def _get_result(x: RemoteEngine, query: q.GetResult) -> Answer | None:
-    r: w.ResultOpt = await x.call(w.GetResult(task_id=check_id(query.task_id, "task_id")), w.ResultOpt, query.by)
-    if r.result is None:
-        return None
-    return Answer(r.result, r.generation or 0, r.attempt or 0, r.replayed)
-
-
-async def _get_tree(x: RemoteEngine, query: q.GetTree) -> Tree:
-    reply: w.TreeReply = await x.call(w.GetTree(task_id=check_id(query.root, "root")), w.TreeReply, query.by)
-    return Tree(reply.root, reply.size, reply.truncated)
-
-
-async def _recent_tasks(x: RemoteEngine, query: q.RecentTasks) -> Any:
-    reply: w.Tasks = await x.call(w.RecentTasks(limit=x.page(query.limit)), w.Tasks, query.by)
-    return reply.tasks
-
-
-async def _recent_results(x: RemoteEngine, query: q.RecentResults) -> list[Answer]:
-    return _answers(await x.call(w.RecentResults(limit=x.page(query.limit)), w.Results, query.by))
-
-
-async def _queue(x: RemoteEngine, query: q.ListQueue) -> QueuePage:
-    request = w.Queue(
-        limit=x.page(query.limit),
-        min_lease_age_ms=query.min_lease_age_ms,
-        deadline_within_ms=query.deadline_within_ms,
-        state=query.state,
-        cursor=x.cursor(query.cursor),
-    )
-    page: w.QueueReply = await x.call(request, w.QueueReply, query.by)
-    answers = _answers(w.Results(results=page.results, beside=page.beside))
-    return QueuePage(page.tasks, answers, page.cursor)
-
-
-async def _cached(x: RemoteEngine, query: q.ListCached) -> CachePage:
-    reply: w.CacheReply = await x.call(
-        w.ListCache(limit=x.page(query.limit), cursor=x.cursor(query.cursor)), w.CacheReply, query.by
-    )
-    return CachePage(reply.entries, reply.cursor)
-
-
-async def _get_card(x: RemoteEngine, query: q.GetCard) -> Card | None:
-    try:
-        found: w.AgentReply = await x.call(w.GetAgent(name=query.pubkey), w.AgentReply, query.by)
-    except UnknownPeer:
-        return None
-    return _card(found.published)
-
-
-async def _cards(x: RemoteEngine, query: q.ListCards) -> CardPage:
-    request = w.ListAgents(limit=x.page(query.limit), cursor=x.cursor(query.cursor))
-    page: w.Agents = await x.call(request, w.Agents, query.by)
-    return CardPage([_card(one) for one in page.agents], page.cursor)
-
-
-_ASK: Final[dict[type, Callable[[RemoteEngine, Any], Awaitable[Any]]]] = {
-    q.GetTask: _get_task,
-    q.GetResult: _get_result,
-    q.GetTree: _get_tree,
-    q.RecentTasks: _recent_tasks,
-    q.RecentResults: _recent_results,
-    q.ListQueue: _queue,
-    q.ListCached: _cached,
-    q.GetCard: _get_card,
-    q.ListCards: _cards,
-    **run.ASK,
-}

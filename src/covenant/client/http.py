@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import ssl
 from io import BytesIO
 from typing import Any, Final
 from urllib.parse import quote
@@ -64,14 +65,11 @@ class HttpTransport:
             ) as response:
                 return await response.read()
         except aiohttp.ClientConnectorError as failed:
-            number = failed.os_error.errno or 0  # asyncio puts the address into the text
-            why = os.strerror(number) if number in errno.errorcode else failed.os_error.strerror
-            raise Unreachable(f"no daemon at {self._url}: {why}", outcome="not_sent") from failed
+            raise Unreachable(f"no daemon at {self._url}: {_why(failed.os_error)}", outcome="not_sent") from failed
         except (aiohttp.ClientError, TimeoutError, OSError) as failed:
             if self._is_closed:
                 raise StoreClosed("the mailbox was closed") from None
-            outcome = "not_sent" if isinstance(failed, aiohttp.ClientConnectorError) else "unknown"
-            raise Unreachable(f"{self._url} does not answer: {failed}", outcome=outcome) from failed
+            raise Unreachable(f"{self._url} does not answer: {failed}", outcome="unknown") from failed
         except ValueError as wrong:  # a header or an address that cannot be
             raise Malformed(f"this does not go over the wire: {wrong}", field="request") from None
 
@@ -83,6 +81,15 @@ class HttpTransport:
         self._is_closed = True
         if session is not None:
             await session.close()
+
+
+def _why(failed: OSError) -> str:
+    if isinstance(failed, ssl.SSLCertVerificationError):
+        return f"its certificate is not trusted here: {failed.verify_message}"
+    if isinstance(failed, ssl.SSLError):
+        return "it speaks no TLS" if failed.reason == "WRONG_VERSION_NUMBER" else f"TLS fails: {failed.reason}"
+    number = failed.errno or 0  # asyncio puts the address into the text
+    return os.strerror(number) if number in errno.errorcode else str(failed.strerror)
 
 
 def _payload(body: bytes | None) -> Any:

@@ -22,7 +22,8 @@ OPERATOR_TOKEN: Final = "operator.token"
 
 def remote_engine(url: str, token: str | None, tokens: Tokens | None) -> RemoteEngine:
     """Imported late: whoever keeps a mailbox in a file needs none of it."""
-    from covenant.client.engine import RemoteEngine, Transport
+    from covenant.client.engine import RemoteEngine
+    from covenant.client.transport import Transport
 
     transport: Transport
     if url.startswith("unix:"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from time import monotonic
+from time import monotonic_ns
 from typing import Final
 
 from msgspec import Struct
@@ -13,6 +13,8 @@ from msgspec import Struct
 from covenant.model.error import RateLimited
 
 _PEERS_MAX: Final = 100_000
+_S: Final = 1_000_000_000
+_MS: Final = 1_000_000
 
 
 class Bounds(Struct, frozen=True, kw_only=True):
@@ -67,21 +69,23 @@ class Gauge:
 
 
 class Meter:
-    """A bucket of requests for each peer, filled at a steady rate. What is kept of it is when it will be full."""
+    """A bucket of requests for each peer, filled at a steady rate. What is kept of it is when it will be full, in whole
+    numbers: of fractions that were added up, the last request of a burst would sometimes be too early by nothing."""
 
     def __init__(self, per_s: int, burst: int) -> None:
         self._per_s = per_s
         self._burst = burst
-        self._full_at: dict[str, float] = {}
+        self._full_at: dict[str, int] = {}  # in nanoseconds, times the rate: a request fills a second of that
 
     def draw(self, peer: str, shares: int = 1) -> None:
         """`shares`: among how many daemons the bound is divided."""
-        now = monotonic()
+        now = monotonic_ns() * self._per_s
         full_at = self._full_at.get(peer, now)
-        full_at = (full_at if full_at > now else now) + shares / self._per_s
-        early_s = full_at - now - (self._burst if self._burst > shares else shares) / self._per_s
-        if early_s > 0:
-            raise RateLimited("too many requests", limit=self._per_s, retry_after_ms=int(early_s * 1000) + 1)
+        full_at = (full_at if full_at > now else now) + shares * _S
+        early = full_at - now - (self._burst if self._burst > shares else shares) * _S
+        if early > 0:
+            wait_ms = early // (self._per_s * _MS) + 1
+            raise RateLimited("too many requests", limit=self._per_s, retry_after_ms=wait_ms)
         if len(self._full_at) >= _PEERS_MAX:
             self._full_at.clear()
         self._full_at[peer] = full_at

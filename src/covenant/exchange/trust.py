@@ -50,14 +50,14 @@ class Trust:
         return await self._exchange.run(caller, command), token
 
     async def revoke_peer(self, caller: Caller, name: str, reason: str) -> PeerView:
-        agent = self._exchange.named(name)
+        agent = self._exchange.meant(caller, name)
         command = c.RevokePeer(self._exchange.by(caller), agent.pubkey, reason)
         view: PeerView = await self._end(agent.pubkey, self._exchange.run(caller, command))
         return view
 
     async def rotate(self, caller: Caller, name: str | None) -> tuple[PeerView, str]:
         """A peer may always change its own token."""
-        agent = caller.agent if name is None else self._exchange.named(name)
+        agent = caller.agent if name is None else self._exchange.meant(caller, name)
         token = make_token()
         command = c.RotateToken(self._exchange.by(caller), agent.pubkey, digest_of(token))
         if caller.is_operator and agent == self._exchange.realm.operator:

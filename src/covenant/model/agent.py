@@ -18,6 +18,7 @@ from msgspec.structs import force_setattr
 from covenant.model.error import BadAgent
 
 _DISPLAY: Final = re.compile(r"[A-Za-z0-9_.-]{1,128}@[A-Za-z0-9_.-]{1,128}")
+_CHARS_MAX: Final = 257  # of a label; a key has fewer
 _ALPHABET: Final = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
 _BASE58: Final = re.compile(f"[{_ALPHABET}]{{32,44}}")
 _LABEL_KEY_DOMAIN: Final = b"covenant.label-key.v1:"
@@ -72,15 +73,20 @@ def _named(label: str) -> AgentId:
 
 @lru_cache(maxsize=65536)
 def _is_sound(display: str, pubkey: str) -> bool:
-    return bool(_DISPLAY.fullmatch(display) and _BASE58.fullmatch(pubkey) and len(from_base58(pubkey)) == 32)
+    return bool(_DISPLAY.fullmatch(display) and is_key(pubkey))
 
 
 def check_agent(agent: object, field: str = "agent") -> None:
     """Raise unless `agent` is an AgentId with a well-formed label and a key of 32 bytes."""
     if type(agent) is not AgentId or type(agent.display) is not str or type(agent.pubkey) is not str:
         raise BadAgent(f"{field} is not an AgentId, such as AgentId('bob@lab')", field=field)
-    if not _is_sound(agent.display, agent.pubkey):
+    is_long = len(agent.display) > _CHARS_MAX or len(agent.pubkey) > _CHARS_MAX  # that is not worth to be remembered
+    if is_long or not _is_sound(agent.display, agent.pubkey):
         raise BadAgent(f"{field} needs a display like name@host and a base58 key of 32 bytes", field=field)
+
+
+def is_key(text: str) -> bool:
+    return bool(_BASE58.fullmatch(text)) and len(from_base58(text)) == 32
 
 
 def base58(data: bytes) -> str:

@@ -116,7 +116,8 @@ def _sent(
 
 
 def _check_sender(named: AgentId | None, caller: AgentId) -> None:
-    if named is not None and named != caller:
+    """By its key, or by the one that stands for its label."""
+    if named is not None and named != caller and named != AgentId.named(caller.display):
         raise SenderMismatch(f"{caller} cannot send as {named}", caller=caller.display)
 
 

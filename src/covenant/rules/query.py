@@ -53,12 +53,13 @@ from covenant.rules.context import Context, View
 from covenant.rules.envelope import check_count, check_cursor, check_id
 from covenant.rules.grant import find
 from covenant.rules.grant import shown as shown_grant
-from covenant.rules.journey import find_entry, get_run, list_entries, list_runs, load_run, look_around
 from covenant.rules.page import Room
 from covenant.rules.peer import shown as shown_peer
 from covenant.rules.protocol import get_dialog, get_place, list_dialogs, list_inputs
 from covenant.rules.push import get_push, get_pushed, list_pushes
 from covenant.rules.retention import is_retained
+from covenant.rules.run.load import find_entry, load_run, look_around
+from covenant.rules.run.sight import get_run, list_entries, list_runs
 from covenant.rules.sight import answer_of, entry_of, lent, may_see, passes, visible_task
 
 _CHUNK = 256

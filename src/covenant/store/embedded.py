@@ -27,7 +27,7 @@ from covenant.model.command import (
     SweepRun,
 )
 from covenant.model.daemon import DaemonState, DaemonView
-from covenant.model.error import CovenantError, StoreClosed, TooManyWaiters
+from covenant.model.error import CovenantError, StoreClosed
 from covenant.model.event import Event
 from covenant.model.limits import Limits
 from covenant.model.peer import Caller
@@ -225,8 +225,8 @@ class Embedded(Roll):
                 try:
                     with waiting:
                         await self.settle(reply.task_id)
-                except TooManyWaiters:
-                    pass  # it has been run
+                except CovenantError:
+                    pass  # it has been run: it is the wait that cannot be
         if durable is not None:
             await durable
         if isinstance(reply, CovenantError):

@@ -28,7 +28,7 @@ from covenant.exchange.follow import follow
 from covenant.model import command as c
 from covenant.model import query as q
 from covenant.model.agent import AgentId
-from covenant.model.error import CovenantError, RateLimited, TaskTerminal, TooManyWaiters
+from covenant.model.error import CovenantError, RateLimited, StoreUnavailable, TaskTerminal, TooManyWaiters
 from covenant.model.message import Message
 from covenant.model.peer import Caller
 from covenant.model.protocol import GENERATION_MAX, RESTARTED, State, StreamResponse, TaskShown
@@ -83,11 +83,9 @@ class Operations:
         else:
             done = await self._exchange.run(caller, command)
             if agent.replies:
-                with suppress(RateLimited, TooManyWaiters):  # who may not wait does not: its message has been taken
+                with suppress(RateLimited, TooManyWaiters, StoreUnavailable):  # without a wait: it has been sent
                     await self._begin(caller, done.task_id, done.generation)
-        dialog = await self._asked(caller, done.task_id, settings.history_length, artifacts=True, direct=True)
-        if dialog.is_hidden:
-            dialog = await self._revealed(caller, done.task_id, settings.history_length)
+        dialog = await self._shown(caller, done.task_id, settings.history_length)
         if dialog.reply is not None:
             return wire.SendReply(message=dialog.reply)
         return wire.SendReply(task=dialog.task)
@@ -102,21 +100,26 @@ class Operations:
             command = self._first(caller, agent, request, key) or await self._more(caller, agent, request, key)
             done = await self._exchange.run(caller, command)
             if agent.replies:
-                await self._begin(caller, done.task_id, done.generation, has_place=True)
-            history = request.configuration.history_length
-            dialog = await self._asked(caller, done.task_id, history, artifacts=True, direct=True)
-            if dialog.is_hidden:
-                dialog = await self._revealed(caller, done.task_id, history)
+                with suppress(StoreUnavailable):
+                    await self._begin(caller, done.task_id, done.generation, has_place=True)
+            dialog = await self._shown(caller, done.task_id, request.configuration.history_length)
             if dialog.reply is not None:
                 yield Event(dialog.generation, StreamResponse(message=dialog.reply))
                 return
             async for event in self._from_snapshot(caller, agent, dialog):
                 yield event
 
-    async def _revealed(self, caller: Caller, task_id: str, history: int | None) -> Dialog:
-        """The message that is the whole answer, or the task. A task that was shown is not taken back."""
-        await self._exchange.run(caller, c.ShowTask(self._exchange.by(caller), task_id))
-        return await self._asked(caller, task_id, history, artifacts=True, direct=True)
+    async def _shown(self, caller: Caller, task_id: str, history: int | None) -> Dialog:
+        """The message that is the whole answer, or the task. A task that was shown is not taken back. What was sent is
+        stored, also where that cannot be looked at: who is told otherwise sends it again."""
+        try:
+            dialog = await self._asked(caller, task_id, history, artifacts=True, direct=True)
+            if dialog.is_hidden:
+                await self._exchange.run(caller, c.ShowTask(self._exchange.by(caller), task_id))
+                dialog = await self._asked(caller, task_id, history, artifacts=True, direct=True)
+        except StoreUnavailable as away:
+            raise type(away)(away.message, **{**away.details, "outcome": "unknown"}) from away
+        return dialog
 
     def _first(self, caller: Caller, agent: Agent, request: wire.SendMessage, key: str | None) -> c.SendTask | None:
         """A task of its own: from the start, unless the agent says that it may answer with a message instead. None

@@ -12,13 +12,13 @@ import asyncpg
 from msgspec import Struct
 
 from covenant.model.error import BadSetting, CovenantError, StoreFull, StoreUnavailable, UnknownStore
+from covenant.rules.secret import without_passwords
 
 SCHEMA: Final = "covenant"
 COMMAND_S: Final = 12.0  # then a connection is taken for lost: a machine may have gone without a word
 LANES: Final = 2
 LANES_MAX: Final = 32
 _GOODBYE_S: Final = 2.0
-_SECRET: Final = re.compile(r"([?&](?:ssl)?password=)[^&#]*", re.IGNORECASE)
 _NAME: Final = re.compile(r"[a-z_][a-z0-9_]{0,40}")
 _SETTINGS: Final = {
     "application_name": "covenant",
@@ -65,7 +65,10 @@ class Where(Struct, frozen=True):
 
     @classmethod
     def of(cls, url: str) -> Where:
-        parts = urlsplit(url)
+        try:
+            parts = urlsplit(url)
+        except ValueError as wrong:
+            raise UnknownStore(f"this is no database URL: {wrong}") from None
         ours: dict[str, str] = {}
         theirs: list[tuple[str, str]] = []
         for name, value in parse_qsl(parts.query, keep_blank_values=True):
@@ -75,18 +78,10 @@ class Where(Struct, frozen=True):
                 theirs.append((name, value))
         schema, lanes = ours.get("schema", SCHEMA), ours.get("lanes", str(LANES))
         if not _NAME.fullmatch(schema):
-            raise UnknownStore("a schema is named by small letters, digits and _", url=safe(url))
+            raise UnknownStore("a schema is named by small letters, digits and _", url=without_passwords(url))
         if not lanes.isdigit() or not 0 < int(lanes) <= LANES_MAX:
             raise BadSetting(f"lanes is a number from 1 to {LANES_MAX}", name="lanes")
         return cls(urlunsplit(parts._replace(query=urlencode(theirs, safe="/"))), schema, int(lanes))
-
-
-def safe(url: str) -> str:
-    """The URL without its passwords, for messages and logs."""
-    parts = urlsplit(url)
-    if parts.password is not None:
-        url = url.replace(f":{parts.password}@", ":***@", 1)
-    return _SECRET.sub(r"\1***", url)
 
 
 async def connect(where: Where, command_s: float | None = COMMAND_S, /, **settings: str) -> asyncpg.Connection[Any]:
@@ -98,8 +93,8 @@ async def connect(where: Where, command_s: float | None = COMMAND_S, /, **settin
             server_settings={**_SETTINGS, "search_path": f'"{where.schema}"', **settings},
         )
     except (ValueError, asyncpg.ClientConfigurationError) as wrong:
-        why = str(wrong).splitlines()[0]
-        raise UnknownStore(f"{safe(where.dsn)} is no database URL: {why}", url=safe(where.dsn)) from wrong
+        why, shown = str(wrong).splitlines()[0], without_passwords(where.dsn)
+        raise UnknownStore(f"{shown} is no database URL: {why}", url=shown) from wrong
 
 
 @asynccontextmanager

@@ -37,7 +37,6 @@ from covenant.model.error import (
     CovenantError,
     StoreClosed,
     StoreUnavailable,
-    TooManyWaiters,
 )
 from covenant.model.limits import RETENTION_BYTES, Limits
 from covenant.model.peer import Caller, Grant
@@ -657,8 +656,8 @@ class Postgres(Roll):
             try:
                 with waiting:
                     await self.settle(reply.task_id)
-            except TooManyWaiters:
-                pass  # it has been run
+            except CovenantError:
+                pass  # it has been run: it is the wait that cannot be
         return reply
 
     async def settle(self, task_id: str) -> None:

@@ -1,0 +1,1 @@
+"""Durable agents, beside their peers."""

@@ -1,0 +1,1 @@
+"""The peers that the mailbox is measured beside."""

@@ -1,0 +1,1 @@
+"""The store on PostgreSQL, beside other queues on it."""

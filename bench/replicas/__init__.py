@@ -1,0 +1,1 @@
+"""One replica of an agent: ours, and that of the official SDK."""

@@ -1,0 +1,1 @@
+"""The verbs of a daemon, from this end: one function for each."""
