@@ -44,7 +44,6 @@ async def refused(call: Any) -> Any:
 async def test_a_message_is_a_task_that_a_worker_leases(town: Town) -> None:
     task = await town.send()
     assert (task.status.state, task.generation) == ("TASK_STATE_SUBMITTED", "1")
-    assert task.context_id
     delivery = await town.lease()
     assert delivery.task.id == task.id
     assert delivery.task.intent_text == "draft the brief"
@@ -53,6 +52,14 @@ async def test_a_message_is_a_task_that_a_worker_leases(town: Town) -> None:
     done = await town.get(task.id)
     assert (done.status.state, done.generation) == ("TASK_STATE_COMPLETED", "4")
     assert done.artifacts[0].parts == (Part(text="done"),)
+
+
+async def test_a_message_outside_of_a_conversation_begins_one_that_is_named_like_its_task(town: Town) -> None:
+    first = await town.send()
+    assert first.context_id == first.id
+    assert (await town.lease()).task.context_id == first.id
+    second = await town.send(says(context_id=first.context_id))
+    assert (second.context_id, (await town.lease()).task.context_id) == (first.id, first.id)
 
 
 @pytest.mark.parametrize("more", [0, 1, 1_000_000])

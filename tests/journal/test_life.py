@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,19 @@ async def test_a_slow_disk_is_synced_from_a_thread_while_the_next_batch_fills(tm
     assert verify(tmp_path / "data").is_sound
     async with Mailbox.open(f"file:{tmp_path}/data") as box:
         assert len((await box.task_queue(500)).tasks) == 201
+
+
+async def test_a_sync_does_not_wait_for_what_else_the_program_has_threads_do(tmp_path: Path) -> None:
+    loop, free = asyncio.get_running_loop(), threading.Event()
+    loop.set_default_executor(ThreadPoolExecutor(1))
+    async with Mailbox.open(f"file:{tmp_path}/data", limits=Limits(inline_sync_us_max=0)) as box:
+        await box.of("ann@lab").send_task(task_for(box))  # from now on the disk counts as slow
+        busy = loop.run_in_executor(None, free.wait)
+        sending = asyncio.create_task(box.of("ann@lab").send_task(task_for(box)))
+        sent, _ = await asyncio.wait([sending], timeout=20)
+        free.set()
+        await asyncio.gather(busy, sending)
+    assert sent
 
 
 async def test_a_receive_that_is_woken_shares_the_sync_of_the_send(tmp_path: Path) -> None:

@@ -359,3 +359,17 @@ async def test_who_waits_when_the_daemon_ends_is_answered_first() -> None:
         answer = await reader.read()
     assert answer.startswith(b"HTTP/1.1 200 ") and answer.endswith(b'{"kind":"a2a_result_opt","result":null}')
     writer.close()
+
+
+async def test_one_task_answers_all_that_a_connection_asks_and_ends_with_it(site: Site) -> None:
+    """In between, the end of the daemon does not wait for it."""
+    assert site.daemon._server is not None
+    busy, before = site.daemon._server.server_state.tasks, asyncio.all_tasks()
+    async with Line(site) as line:
+        await line.told(SAID["whoami"])
+        (answering,) = asyncio.all_tasks() - before
+        assert not busy
+        await line.told(SAID["next, waits"])
+        assert asyncio.all_tasks() - before == {answering} and not busy
+    async with asyncio.timeout(PATIENCE_S):
+        await answering

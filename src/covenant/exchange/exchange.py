@@ -21,7 +21,7 @@ from covenant.exchange.waits import Wait, Waits
 from covenant.model import command as c
 from covenant.model.agent import AgentId
 from covenant.model.error import CovenantError, Draining, Unauthenticated, UnknownPeer
-from covenant.model.peer import Caller, Demand, PeerView
+from covenant.model.peer import OPERATOR, Caller, Demand, PeerView
 from covenant.model.query import CheckGrant, GetTask, ListInputs, Query
 from covenant.model.run import RunCommit
 from covenant.model.task import Result, Task
@@ -127,7 +127,7 @@ class Exchange:
 
     def meter(self, caller: Caller) -> None:
         """Count one request of this caller; refused when there were too many of late."""
-        self._meter.draw(caller.agent.pubkey, self.store.companions())
+        self._meter.draw(caller.agent.pubkey, self.store.companions() if self.store.is_shared else 1)
 
     async def note_stranger(self, transport: str) -> None:
         """Somebody without a valid token: written down, or counted when there are many."""
@@ -284,7 +284,7 @@ class Exchange:
 
     def by(self, caller: Caller) -> AgentId | None:
         """How the rules name the caller: the operator sees all, and so is nobody in particular."""
-        return None if caller.is_operator else caller.agent
+        return None if caller.role is OPERATOR else caller.agent
 
     def send(self, caller: Caller, task: Task) -> c.SendTask:
         return c.SendTask(caller.agent, task)
@@ -304,7 +304,8 @@ class Exchange:
         return c.DrainResults(self.by(caller), self._for(caller, peer), limit)
 
     def post(self, caller: Caller, result: Result, incarnation: str | None) -> c.PostResult:
-        return c.PostResult(self.by(caller), result, self._incarnation(caller, incarnation))
+        by = None if caller.role is OPERATOR else caller.agent
+        return c.PostResult(by, result, self._incarnation(caller, incarnation))
 
     def commit_run(self, caller: Caller, lease_id: str, commit: RunCommit, incarnation: str | None) -> c.CommitRun:
         return c.CommitRun(self.by(caller), lease_id, commit, self._incarnation(caller, incarnation))

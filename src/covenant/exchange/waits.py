@@ -12,6 +12,8 @@ from math import inf
 from types import TracebackType
 from typing import Any
 
+from msgspec import Struct
+
 from covenant.exchange.bounds import Gauge
 
 
@@ -55,16 +57,13 @@ class Waits(Gauge):
             wait.end()
 
 
-class Wait:
-    __slots__ = ("_among", "_due", "_gauge", "_is_over", "_task", "peer")
-
-    def __init__(self, gauge: Gauge | None, peer: str, among: dict[Wait, float], due: float) -> None:
-        self.peer = peer
-        self._gauge = gauge
-        self._among = among
-        self._due = due
-        self._task: asyncio.Task[Any] | None = None
-        self._is_over = False
+class Wait(Struct, eq=False):
+    _gauge: Gauge | None
+    peer: str
+    _among: dict[Wait, float]
+    _due: float
+    _task: asyncio.Task[Any] | None = None
+    _is_over: bool = False
 
     def __enter__(self) -> None:
         if self._gauge is not None:

@@ -22,6 +22,9 @@ class Role(StrEnum):
     PEER = "peer"
 
 
+OPERATOR: Final = Role.OPERATOR  # at hand: an enum takes its time to look a member up
+
+
 class Caller(Struct, frozen=True, gc=False):
     """Who stands behind a call: proven by a token, and true only as long as that token is."""
 
@@ -31,7 +34,7 @@ class Caller(Struct, frozen=True, gc=False):
 
     @property
     def is_operator(self) -> bool:
-        return self.role is Role.OPERATOR
+        return self.role is OPERATOR
 
 
 class Peer(Struct, gc=False, omit_defaults=True):

@@ -18,7 +18,7 @@ from covenant.model.card import Card
 from covenant.model.command import Call, Command, NotePush, NoteRefusal, SignHead
 from covenant.model.event import Event
 from covenant.model.limits import Limits
-from covenant.model.peer import Caller, Demand, Grant, Peer
+from covenant.model.peer import OPERATOR, Caller, Demand, Grant, Peer
 from covenant.model.push import Push
 from covenant.model.record import Horizon, Key, Late, Record, Slot, TaskRecord, Tombstone
 from covenant.model.run import Signal
@@ -179,7 +179,9 @@ def acting(command: Command | Call) -> AgentId | None:
 
 def actor(command: Command | Call) -> str:
     """Who the log says it was."""
-    by = acting(command) if type(command) is Call else command.by
-    if by is not None:
-        return by.display
+    if type(command) is Call:
+        caller = command.caller
+        return "operator" if caller.role is OPERATOR else caller.agent.display
+    if command.by is not None:
+        return command.by.display
     return "system" if type(command) in (SignHead, NoteRefusal, NotePush) else "operator"

@@ -238,6 +238,8 @@ def intent_of(message: Message, limits: Limits) -> str:
 
 def text_of(message: Message) -> str:
     """What a message says to somebody who reads only text; a description where it has none."""
+    if len(message.parts) == 1 and (text := message.parts[0].text) and not text.isspace():
+        return text
     texts = _texts(message)
     if texts:
         return "\n".join(texts)

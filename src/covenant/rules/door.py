@@ -45,7 +45,8 @@ def admit(call: c.Call, view: View, ctx: Context, decide: Decide) -> Commit:
     check_caller(call.caller, view)
     checks: list[AuditRow] = []
     try:
-        commit = _let_in(call.caller, call.command, view, ctx, decide, checks)
+        let_in = _sent if type(call.command) is c.SendTask else _let_in
+        commit = let_in(call.caller, call.command, view, ctx, decide, checks)  # type: ignore[arg-type]  # as looked up
     except CovenantError as refusal:
         return _refused(refusal, call, checks, ctx)
     if checks:
@@ -56,8 +57,6 @@ def admit(call: c.Call, view: View, ctx: Context, decide: Decide) -> Commit:
 def _let_in(
     caller: Caller, command: c.Command, view: View, ctx: Context, decide: Decide, checks: list[AuditRow]
 ) -> Commit:
-    if type(command) is c.SendTask:
-        return _sent(caller, command, view, ctx, decide, checks)
     demand_of = DEMANDS.get(type(command))
     demand = None if demand_of is None else demand_of(command, caller, view, ctx)
     if demand is None:
@@ -92,7 +91,8 @@ def _sent(
     """A way that was open stays open until a peer or a grant is touched, where nothing else could close it."""
     task, sender, given = command.task, caller.agent, command.task.recipient
     check_agent(given, "recipient")
-    _check_sender(task.sender, sender)
+    if task.sender is not None:
+        _check_sender(task.sender, sender)
     name = (sender.pubkey, given.display, given.pubkey)
     way = ctx.ways.get(name)
     if way is not None and way.order == view.trust_order:

@@ -48,8 +48,14 @@ def seal_task(task: Task, by: AgentId | None, ctx: Context) -> Task:
         check_text(task.task_kind, "task_kind", limits.task_kind_bytes_max)
     if task.idempotency is not None:
         _check_idempotency(task.idempotency, limits)
+    task_id = ctx.ids.task() if type(task.id) is str and not task.id else check_id(task.id, "id")
+    context_id = task.context_id
+    if context_id is not None:
+        check_name(context_id, "context_id", limits)
+    elif task.message is not None:
+        context_id = task_id  # it begins a conversation
     return Task(
-        id=ctx.ids.task() if type(task.id) is str and not task.id else check_id(task.id, "id"),
+        id=task_id,
         sender=sender,
         recipient=task.recipient,
         intent_text=task.intent_text,
@@ -60,7 +66,7 @@ def seal_task(task: Task, by: AgentId | None, ctx: Context) -> Task:
         content=() if task.content == () else seal_content(task.content, limits),
         not_before_ms=None if task.not_before_ms is None else check_time(task.not_before_ms, "not_before_ms"),
         message=None if task.message is None else seal_spoken(task.message, "ROLE_USER", limits),
-        context_id=task.context_id if task.context_id is None else check_name(task.context_id, "context_id", limits),
+        context_id=context_id,
     )
 
 
@@ -106,7 +112,7 @@ def seal_message(message: Message, limits: Limits) -> Message:
     """The message as it will be kept: complete, and nobody else's."""
     if type(message) is not Message:
         raise Malformed("a message is needed", field="message")
-    check_name(message.message_id, "messageId", limits)
+    check_key(message.message_id, "messageId", limits.key_bytes_max)
     if message.context_id == "" or message.task_id == "":  # that is how a reader of ProtoJSON is told of none
         message = structs.replace(message, context_id=message.context_id or None, task_id=message.task_id or None)
     return _seal_speech(message, "message", limits)
@@ -130,14 +136,14 @@ S = TypeVar("S", Message, Artifact)
 
 def _seal_speech(speech: S, field: str, limits: Limits) -> S:
     """Parts that each say one thing; values of the protocol's JSON and no others."""
+    if _is_bare_text(speech, limits):
+        return speech
     if not isinstance(speech.parts, (list, tuple)) or any(type(part) is not Part for part in speech.parts):
         raise Malformed(f"{field}.parts is a list of parts", field=f"{field}.parts")
     if not speech.parts:
         raise Malformed(f"{field}.parts must not be empty", field=f"{field}.parts")
     if len(speech.parts) > limits.content_blocks_max:
         raise TooLarge(f"{field} has too many parts", field=field, limit=limits.content_blocks_max)
-    if _is_bare_text(speech, limits):
-        return speech
     _check_portable(speech.metadata, field, limits)
     parts = tuple(_seal_part(part, field, limits) for part in speech.parts)
     if parts != speech.parts:
@@ -157,6 +163,8 @@ def _is_bare_text(speech: Message | Artifact, limits: Limits) -> bool:
     if type(speech) is not Message or type(speech.parts) is not tuple or len(speech.parts) != 1:
         return False
     part, context_id, task_id = speech.parts[0], speech.context_id, speech.task_id
+    if type(part) is not Part or limits.content_blocks_max < 1:
+        return False
     text = part.text
     return (
         type(text) is str
@@ -277,7 +285,8 @@ def check_time(value: int, field: str) -> int:
 
 def check_text(value: str, field: str, limit: int) -> None:
     """Text that must say something."""
-    check_size(value, field, limit)
+    if type(value) is not str or not value.isascii() or len(value) > limit:
+        check_size(value, field, limit)
     if not value or value.isspace():
         raise BlankText(f"{field} must not be blank", field=field)
 
@@ -285,19 +294,20 @@ def check_text(value: str, field: str, limit: int) -> None:
 def check_key(value: str, field: str, limit: int) -> None:
     """Text by which something is found again."""
     check_text(value, field, limit)
-    _check_writable(value, field)
+    if "\0" in value:
+        raise _not_writable(field)
 
 
 def check_asked(value: str, field: str, limit: int) -> None:
     """The same where it is only looked for: what could never have been written is refused, not found missing."""
     check_size(value, field, limit)
-    _check_writable(value, field)
-
-
-def _check_writable(value: str, field: str) -> None:
-    """Databases have no NUL in a text."""
     if "\0" in value:
-        raise Malformed(f"{field} must be text without a NUL", field=field)
+        raise _not_writable(field)
+
+
+def _not_writable(field: str) -> Malformed:
+    """Databases have no NUL in a text."""
+    return Malformed(f"{field} must be text without a NUL", field=field)
 
 
 def check_size(value: str, field: str, limit: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import takewhile
 from typing import Final
 
 from covenant.model import event as e
@@ -35,10 +34,10 @@ def lease(command: LeaseTasks, view: View, ctx: Context) -> Commit:
         return Commit((), [])
     events: list[e.Event] = []
     deliveries = []
-    if len(records) > 1:
-        room = Room(ctx.limits)
-        records = list(takewhile(lambda record: room.takes(record.task), records))
+    room = Room(ctx.limits) if len(records) > 1 else None
     for record in records:
+        if room is not None and not room.takes(record.task):
+            break
         if record.due_ms is not None and record.due_ms <= ctx.now:
             return Commit((), [])  # first the clock has to end what is past its deadline
         task = record.task

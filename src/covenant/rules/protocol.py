@@ -48,12 +48,14 @@ _HISTORY_MAX: Final = 2**31
 _ORDER_MAX: Final = 2**59
 _CHUNK: Final = 64
 RESULT_ARTIFACT: Final = "result"
-_ENDED: Final = {
+_ENDED: Final = {  # in tables: an enum takes its time to look a member up
+    Outcome.ANSWERED: None,  # as its result says
     Outcome.CANCELED: State.CANCELED,
     Outcome.REJECTED: State.REJECTED,
     Outcome.FORCED: State.FAILED,
     Outcome.DEADLINE_EXCEEDED: State.FAILED,
 }
+_ANSWERED: Final = {"ok": State.COMPLETED, "error": State.FAILED}
 _ASKS: Final = {None: State.WORKING, Asks.INPUT: State.INPUT_REQUIRED, Asks.AUTH: State.AUTH_REQUIRED}
 
 
@@ -68,32 +70,33 @@ def state_of(record: TaskRecord) -> State:
 
 
 def _end_state(outcome: Outcome, result: Result) -> State:
-    if outcome is Outcome.ANSWERED:
-        return State.COMPLETED if result.status == "ok" else State.FAILED
-    return _ENDED[outcome]
+    return _ENDED[outcome] or _ANSWERED[result.status]
 
 
 def shown(record: TaskRecord, view: View, limits: Limits, history: int, artifacts: bool = True) -> TaskShown:
     """Its artifacts are whole, however large: what comes later is added to them."""
+    task_id, context_id = record.task.id, context_of(record)
     return TaskShown(
-        id=record.task.id,
-        context_id=context_of(record),
-        status=_status_of(record, view),
+        id=task_id,
+        context_id=context_id,
+        status=_status_of(record, view, context_id),
         artifacts=_artifacts_of(record, view) if artifacts else (),
-        history=_history_of(record, view, history, limits),
+        history=_history_of(record, view, context_id, history, limits),
         generation=str(record.generation),
     )
 
 
-def _status_of(record: TaskRecord, view: View) -> Status:
+def _status_of(record: TaskRecord, view: View, context_id: str) -> Status:
     message: Message | None = None
-    if record.result is not None:
-        message = _last_words(record.result)
+    result = record.result
+    if result is not None:
+        message = result.message if result.status == "ok" else _last_words(result)
     elif record.note:
         said = view.get(said_key(record.task.id, record.note))
         message = said.message if isinstance(said, Said) else None
-    placed = _placed(message, record.task.id, context_of(record))
-    return Status(state_of(record), time_of(record.status_ms), placed)
+    if message is not None:
+        message = _placed(message, record.task.id, context_id)
+    return Status(state_of(record), time_of(record.status_ms), message)
 
 
 def _last_words(result: Result) -> Message | None:
@@ -111,16 +114,15 @@ def _placed(message: Message | None, task_id: str | None, context_id: str) -> Me
     return structs.replace(message, role="ROLE_AGENT", task_id=task_id, context_id=context_id)
 
 
-def _history_of(record: TaskRecord, view: View, length: int, limits: Limits) -> tuple[Message, ...]:
+def _history_of(record: TaskRecord, view: View, context_id: str, length: int, limits: Limits) -> tuple[Message, ...]:
     """The newest messages that an answer has room for, oldest first."""
     if length == 0:
         return ()
-    task_id, context_id = record.task.id, context_of(record)
+    task_id = record.task.id
     if not record.said:
-        messages = [first_message(record.task)]
-    else:
-        room = Room(limits, _BYTES_MAX)
-        messages = list(takewhile(room.takes, islice(_newest_first(record, view, length), length)))[::-1]
+        return (structs.replace(first_message(record.task), task_id=task_id, context_id=context_id),)
+    room = Room(limits, _BYTES_MAX)
+    messages = list(takewhile(room.takes, islice(_newest_first(record, view, length), length)))[::-1]
     return tuple([structs.replace(message, task_id=task_id, context_id=context_id) for message in messages])
 
 
@@ -187,6 +189,8 @@ def _result_artifact(result: Result) -> Artifact:
 
 
 def parts_of(content: Any) -> tuple[Part, ...]:
+    if len(content) == 1 and type(content[0]) is Text:  # as most are
+        return (Part(text=content[0].text),)
     return tuple([_part_of(block) for block in content])
 
 
@@ -240,13 +244,13 @@ def get_dialog(query: GetDialog, view: View, ctx: Context) -> Dialog:
     if record.direct:
         assert record.result is not None
         reply = _placed(record.result.message, None, context_of(record))
-    history = _length(query.history, HISTORY_DEFAULT)
+    history = HISTORY_DEFAULT if query.history is None else _length(query.history)
     task = shown(record, view, ctx.limits, history, query.artifacts)
     return Dialog(task, record.generation, task.status.state, record.task.recipient, reply, is_hidden(record))
 
 
-def _length(history: int | None, default: int) -> int:
-    return default if history is None else check_count(history, "historyLength", _HISTORY_MAX)
+def _length(history: int) -> int:
+    return check_count(history, "historyLength", _HISTORY_MAX)
 
 
 def get_place(query: GetPlace, view: View, ctx: Context) -> Place:
@@ -323,7 +327,8 @@ def _fitting(
     found: Sequence[tuple[int, TaskRecord]], query: ListDialogs, view: View, ctx: Context
 ) -> list[tuple[int, TaskShown]]:
     """The first of them, as many as a page has room for, each with its status."""
-    room, history = Room(ctx.limits, _BYTES_MAX), _length(query.history, HISTORY_DEFAULT_LISTED)
+    room = Room(ctx.limits, _BYTES_MAX)
+    history = HISTORY_DEFAULT_LISTED if query.history is None else _length(query.history)
     tasks = ((r.status_order, shown(r, view, ctx.limits, history, query.artifacts)) for _, r in found)
     return list(takewhile(lambda task: room.takes(task[1]), tasks))
 

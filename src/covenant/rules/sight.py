@@ -11,7 +11,6 @@ from msgspec.json import decode, encode
 from covenant.model.agent import AgentId
 from covenant.model.content import Json
 from covenant.model.error import UnknownLease, UnknownTask
-from covenant.model.message import Message
 from covenant.model.record import Part, Record, Slot, TaskRecord, TaskState, Tombstone
 from covenant.model.task import Result, Task
 from covenant.model.view import Answer, QueueEntry
@@ -27,7 +26,7 @@ def may_see(by: AgentId | None, record: TaskRecord) -> bool:
 def visible_task(task_id: str, by: AgentId | None, view: View, ctx: Context) -> TaskRecord:
     """The task, or the one refusal that does not tell absent from hidden."""
     record = view.get(task_id)
-    if isinstance(record, TaskRecord) and may_see(by, record) and is_retained(record, ctx):
+    if type(record) is TaskRecord and may_see(by, record) and (record.outcome is None or is_retained(record, ctx)):
         return record
     raise UnknownTask(f"no task {task_id}", task_id=task_id)
 
@@ -90,16 +89,18 @@ def lent(envelope: E) -> E:
     """The envelope for a caller to keep. Values that a caller could change are copied: the record must not change."""
     for block in envelope.content:
         if isinstance(block, Json) or block.annotations:
-            return decode(encode(envelope), type=type(envelope))
-    if envelope.message is not None and _could_change(envelope.message):
-        return decode(encode(envelope), type=type(envelope))
-    return envelope
+            return _copied(envelope)
+    message = envelope.message
+    if message is None:
+        return envelope
+    for part in message.parts:
+        if part.data is not UNSET or part.metadata is not None:
+            return _copied(envelope)
+    return envelope if message.metadata is None else _copied(envelope)
 
 
-def _could_change(message: Message) -> bool:
-    return message.metadata is not None or any(
-        part.data is not UNSET or part.metadata is not None for part in message.parts
-    )
+def _copied(envelope: E) -> E:
+    return decode(encode(envelope), type=type(envelope))
 
 
 def answer_of(record: Record | Tombstone | None) -> Answer:

@@ -32,16 +32,12 @@ class Head(Struct, eq=False):
     headers: Headers
     local: str | None = None  # the address of ours at which it came in
     meaning: Any = None  # what a surface has found in it
-    _token: str | UnsetType | None = UNSET
+    token: str | UnsetType | None = UNSET  # the digest of the bearer token, once somebody has read it
 
-    @property
-    def token(self) -> str | None:
-        """The digest of the bearer token."""
-        token = self._token
-        if token is UNSET:
-            said = bearer(self.headers)
-            token = self._token = None if not said else digest_of(said)
-        return token
+    def read_token(self) -> str | None:
+        said = bearer(self.headers)
+        self.token = None if not said else digest_of(said)
+        return self.token
 
 
 class Known(Struct, frozen=True, eq=False):

@@ -15,7 +15,7 @@ from time import perf_counter
 from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 import msgspec
-from msgspec import Struct
+from msgspec import UNSET, Struct
 
 from covenant.exchange.exchange import Exchange
 from covenant.model.error import CovenantError, Internal, TooLarge, Unauthenticated, WrongMethod
@@ -82,18 +82,25 @@ class Asked(Protocol):
     head: Head
     verb: type | None  # what it turns out to ask for
 
+    @property
+    def data(self) -> bytes | None:
+        """Its body, where that has come already."""
+
     async def body(self, limit: int) -> bytes: ...
 
-    async def while_there(self, work: Coroutine[Any, Any, T]) -> T:
-        """Do it; or, as soon as the client hangs up, undo it and raise HungUp."""
+    def while_there(self, work: Coroutine[Any, Any, T]) -> Awaitable[T]:
+        """Do it; or, as soon as the client hangs up, undo it: then `answer` hears of it, by HungUp or by the end of
+        the task that it is in."""
+
+    def has_left(self) -> bool:
+        """Whether this task was ended because the client hung up. It goes on then, if it is asked."""
 
 
 class Door(Protocol):
     """Another surface at the same address. It answers for itself, also when it refuses."""
 
-    def takes(self, head: Head) -> bool: ...
-
-    async def answer(self, asked: Asked) -> Response | Stream: ...
+    def answer(self, asked: Asked) -> Coroutine[Any, Any, Response | Stream] | None:
+        """None where it was not asked."""
 
 
 class Http:
@@ -128,11 +135,13 @@ class Http:
         started = perf_counter()
         response: Response | Stream | None
         try:
-            if self.door is not None and self.door.takes(asked.head):
-                response = await self.door.answer(asked)
-            else:
-                response = Response(200, await self._answer(asked))
+            answering = None if self.door is None else self.door.answer(asked)
+            response = Response(200, await self._answer(asked)) if answering is None else await answering
         except HungUp:
+            response = None
+        except asyncio.CancelledError:
+            if not asked.has_left():
+                raise
             response = None
         except Exception as failed:
             response = _failed(asked.head.method, asked.head.path, failed)
@@ -171,6 +180,8 @@ class Http:
     def caller_of(self, head: Head) -> Caller | None:
         """Whose token it brings, where that is known at once; `authenticate` looks further, and refuses."""
         token = head.token
+        if token is UNSET:
+            token = head.read_token()
         return None if token is None else self.exchange.store.caller_of(token)
 
     async def authenticate(self, headers: Headers) -> Caller:
@@ -202,6 +213,8 @@ class Http:
 
 class _Scoped:
     """A request that came by way of ASGI."""
+
+    data: bytes | None = None
 
     def __init__(self, scope: Scope, receive: Receive) -> None:
         local = scope["server"][0] if scope["server"] else None
@@ -244,6 +257,9 @@ class _Scoped:
             if not working.done():
                 working.cancel()
                 await asyncio.wait([working])
+
+    def has_left(self) -> bool:
+        return False
 
 
 async def hung_up(receive: Receive) -> None:

@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Coroutine
-from contextlib import suppress
 from enum import Enum, auto
 from functools import lru_cache
 from typing import Any, Final, TypeVar
@@ -44,6 +43,9 @@ class _Stage(Enum):
     BODY = auto()
 
 
+_BEGIN: Final = _Stage.BEGIN  # at hand: an enum takes its time to look a member up
+
+
 class _NobodyWaits:
     def set(self) -> None:
         pass
@@ -59,7 +61,7 @@ class _Plain:
     keep_alive = True
     message_event = _NobodyWaits()
     task: asyncio.Task[None]  # that answers it
-    _is_working = False  # it ends when the client hangs up
+    is_working = False  # it ends when the client hangs up
 
     def __init__(self, head: Head, data: bytes = b"") -> None:
         self.head = head
@@ -71,24 +73,20 @@ class _Plain:
             raise TooLarge(f"a body of {size} bytes", field="body", size=size, limit=limit)
         return self.data
 
-    async def while_there(self, work: Coroutine[Any, Any, T]) -> T:
+    def while_there(self, work: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:
         """It is its own task that works, so it is that task that is stopped: a wait costs none."""
         if self.disconnected:
             work.close()
             raise HungUp
-        self._is_working = True
-        try:
-            return await work
-        except asyncio.CancelledError:
-            if self.disconnected and not self.task.uncancel():
-                raise HungUp from None
-            raise
-        finally:
-            self._is_working = False
+        self.is_working = True
+        return work
+
+    def has_left(self) -> bool:
+        return self.disconnected and self.is_working and not self.task.uncancel()
 
     def hang_up(self) -> None:
         self.disconnected = True
-        if self._is_working:
+        if self.is_working:
             self.task.cancel()
 
 
@@ -98,6 +96,8 @@ class HttpProtocol(HttpToolsProtocol):
         self.due = NEVER
         self._http = http
         self._plain: _Plain | None = None  # that is being answered
+        self._answering: asyncio.Task[None] | None = None  # by which, from the first one on
+        self._idle: asyncio.Future[None] | None = None  # until there is another one
         self._known: Known | None = None  # the head of the one before it
         self._keeps = _HEADS_KEPT_MAX
         self._piece: bytes | None = None  # the one that is being read, where a request begins with it
@@ -122,10 +122,12 @@ class HttpProtocol(HttpToolsProtocol):
         self._crowd.leave(self)
         if self._plain is not None:
             self._plain.hang_up()
+        elif self._idle is not None and not self._idle.done():
+            self._idle.set_result(None)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self._stage is _Stage.BEGIN:
+        if self._stage is _BEGIN:
             known = self._known
             if known is not None and self.cycle.response_complete and not self.transport.is_closing():
                 body = known.body_of(data)
@@ -223,30 +225,49 @@ class HttpProtocol(HttpToolsProtocol):
         self.due = NEVER
         self.cycle = plain  # type: ignore[assignment]  # it has the members that uvicorn looks at
         self._plain = plain
-        answering = plain.task = self.loop.create_task(self._answer(plain))
+        answering = self._answering
+        if answering is None:
+            answering = self._answering = self.loop.create_task(self._answer_all())
+            answering.add_done_callback(self.tasks.discard)
+        plain.task = answering
         self.tasks.add(answering)
-        answering.add_done_callback(self.tasks.discard)
+        if self._idle is not None:
+            self._idle.set_result(None)
 
     def _read_now(self) -> _Plain | None:
         """The one that is being answered may not be the one that comes in."""
         cycle: object = self.cycle
         return cycle if isinstance(cycle, _Plain) else None
 
-    async def _answer(self, plain: _Plain) -> None:
-        try:
-            response = await self._http.answer(plain)
-            if isinstance(response, Stream):
-                await self._stream(plain, response)
-            elif self.flow.write_paused:
-                await self.flow.drain()
-        except asyncio.CancelledError:
-            self.transport.close()
-            raise
+    async def _answer_all(self) -> None:
+        """One at a time, so one task does as long as the connection lasts. The server waits for it only while it has
+        something to do."""
+        while self._plain is not None:
+            plain = self._plain
+            try:
+                response = await self._http.answer(plain)
+                if response is not None and not isinstance(response, Response):
+                    await self._stream(plain, response)
+                elif self.flow.write_paused:
+                    plain.is_working = False  # what there was to do is done
+                    await self.flow.drain()
+            except asyncio.CancelledError:
+                self.transport.close()
+                raise
+            self._reply(plain, response)
+            if plain.disconnected:
+                return
+            self.tasks.discard(plain.task)
+            self._idle = self.loop.create_future()
+            await self._idle
+            self._idle = None
+
+    def _reply(self, plain: _Plain, response: Response | Stream | None) -> None:
         plain.response_complete = True
         self._plain = None
         if response is None or plain.disconnected or self.transport.is_closing():
             return
-        if isinstance(response, Response):
+        if type(response) is Response:
             self.transport.write(written(response, is_last=not plain.keep_alive))
         if not plain.keep_alive:
             self.transport.close()
@@ -260,9 +281,14 @@ class HttpProtocol(HttpToolsProtocol):
 
         plain.response_started = True
         self.transport.write(written_head(stream.status, [*stream.headers, (b"transfer-encoding", b"chunked")]))
-        with suppress(HungUp):
+        try:
             await plain.while_there(stream.tell(say))
             self.transport.write(b"0\r\n\r\n")
+        except HungUp:
+            pass
+        except asyncio.CancelledError:
+            if not plain.has_left():
+                raise
 
     # --- what comes of it ---------------------------------------------------------------------------------
 
@@ -273,7 +299,7 @@ class HttpProtocol(HttpToolsProtocol):
         self.server_state.total_requests += 1
         if self.flow.read_paused:
             self.flow.resume_reading()
-        if self._stage is _Stage.BEGIN:
+        if self._stage is _BEGIN:
             self._rest()
 
     def _rest(self) -> None:

@@ -92,6 +92,12 @@ class Embedded(Roll):
     def trust(self) -> State:
         return self.state
 
+    def caller_of(self, token: str) -> Caller | None:
+        return self.state.caller_of(token)
+
+    def directory_mark(self) -> object:
+        return self.state.directory_mark
+
     def join(self, pubkey: str, lost: Callable[[str], None]) -> None:
         self._pubkey = pubkey
 

@@ -26,35 +26,41 @@ class Waiters:
         """Until woken, or until the time is over; with the kind of what woke it, if that has one. `wants` are the kinds
         that concern this waiter, None is all. A waiter that goes away after it was woken wakes the next one in its
         place."""
-        with self.room():
-            future = self.enter(name, wants)
-            timer = None
-            if wait_s is not None:
-                timer = asyncio.get_running_loop().call_later(wait_s, self._give_up, name, future)
-            self._on_wait()
-            try:
-                return await future
-            except asyncio.CancelledError:
-                if future.done() and not future.cancelled():
-                    self.wake_one(name, future.result())
-                raise
-            finally:
-                self.count -= 1
-                if timer is not None:
-                    timer.cancel()
-                if not future.done() or future.cancelled():
-                    self._drop(name, future)
+        if self._waiting >= self._max:
+            raise self._full()
+        future = self.enter(name, wants)
+        timer = None
+        if wait_s is not None:
+            timer = asyncio.get_running_loop().call_later(wait_s, self._give_up, name, future)
+        self._on_wait()
+        self._waiting += 1
+        try:
+            return await future
+        except asyncio.CancelledError:
+            if future.done() and not future.cancelled():
+                self.wake_one(name, future.result())
+            else:
+                self._drop(name, future)
+            raise
+        finally:
+            self._waiting -= 1
+            self.count -= 1
+            if timer is not None:
+                timer.cancel()
 
     @contextmanager
     def room(self) -> Iterator[None]:
         """For one who waits now; refused where too many do."""
         if self._waiting >= self._max:
-            raise TooManyWaiters(f"{self._max} calls are waiting already", limit=self._max)
+            raise self._full()
         self._waiting += 1
         try:
             yield
         finally:
             self._waiting -= 1
+
+    def _full(self) -> TooManyWaiters:
+        return TooManyWaiters(f"{self._max} calls are waiting already", limit=self._max)
 
     def enter(self, name: str, wants: Set[str] | None = None) -> asyncio.Future[str | None]:
         """A place among those who are woken, taken before the look; `leave` gives it up."""

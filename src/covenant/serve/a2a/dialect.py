@@ -45,10 +45,10 @@ def heard(said: Parameters, request: Any) -> Any:
 
 def plain(result: Any) -> Any:
     """The same answer in the words of 1.0."""
-    if isinstance(result, TaskShown):
-        return plain_task(result)
     if isinstance(result, wire.SendReply):
         return result if result.task is None else wire.SendReply(task=plain_task(result.task))
+    if isinstance(result, TaskShown):
+        return plain_task(result)
     if isinstance(result, wire.TaskList):
         return structs.replace(result, tasks=[plain_task(task) for task in result.tasks])
     return plain_event(result) if isinstance(result, StreamResponse) else result

@@ -7,10 +7,10 @@ protocol shows of it is a projection of that one record.
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Coroutine
 from contextlib import suppress
 from datetime import datetime
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 from msgspec import Struct, structs
 
@@ -34,10 +34,8 @@ from covenant.model.peer import Caller
 from covenant.model.protocol import GENERATION_MAX, RESTARTED, State, StreamResponse, TaskShown
 from covenant.model.push import PushConfig
 from covenant.model.task import Task
-from covenant.model.view import Dialog, DialogPage, Sent
+from covenant.model.view import Dialog, DialogPage
 from covenant.rules.dialog import intent_of
-
-Run: TypeAlias = Callable[[Caller, c.SendTask | c.AddMessage], Coroutine[Any, Any, Any]]
 
 PAGE_DEFAULT: Final = 50
 PAGE_MAX: Final = 100
@@ -77,15 +75,17 @@ class Operations:
     ) -> wire.SendReply:
         """Waits for the end of the task, or for a question, unless it is told not to; at most for a bounded time."""
         settings = request.configuration
-        _check_history(settings.history_length)
+        if settings.history_length is not None:
+            _check_history(settings.history_length)
+        command = self._first(caller, agent, request, key) or await self._more(caller, agent, request, key)
         if not settings.return_immediately:
-            task_id, _ = await self._send(caller, agent, request, key, self._exchange.run_and_settle)
+            done = await self._exchange.run_and_settle(caller, command)
         else:
-            task_id, generation = await self._send(caller, agent, request, key, self._exchange.run)
+            done = await self._exchange.run(caller, command)
             if agent.replies:
                 with suppress(RateLimited, TooManyWaiters, StoreUnavailable):  # without a wait: it has been sent
-                    await self._begin(caller, task_id, generation)
-        dialog = await self._shown(caller, task_id, settings.history_length)
+                    await self._begin(caller, done.task_id, done.generation)
+        dialog = await self._shown(caller, done.task_id, settings.history_length)
         if dialog.reply is not None:
             return wire.SendReply(message=dialog.reply)
         return wire.SendReply(task=dialog.task)
@@ -97,11 +97,12 @@ class Operations:
         self._check_streams(agent)
         _check_history(request.configuration.history_length)
         with self._exchange.waits.one(caller.agent.pubkey):
-            task_id, generation = await self._send(caller, agent, request, key, self._exchange.run)
+            command = self._first(caller, agent, request, key) or await self._more(caller, agent, request, key)
+            done = await self._exchange.run(caller, command)
             if agent.replies:
                 with suppress(StoreUnavailable):
-                    await self._begin(caller, task_id, generation, has_place=True)
-            dialog = await self._shown(caller, task_id, request.configuration.history_length)
+                    await self._begin(caller, done.task_id, done.generation, has_place=True)
+            dialog = await self._shown(caller, done.task_id, request.configuration.history_length)
             if dialog.reply is not None:
                 yield Event(dialog.generation, StreamResponse(message=dialog.reply))
                 return
@@ -120,44 +121,43 @@ class Operations:
             raise type(away)(away.message, **{**away.details, "outcome": "unknown"}) from away
         return dialog
 
-    async def _send(
-        self, caller: Caller, agent: Agent, request: wire.SendMessage, key: str | None, run: Run
-    ) -> tuple[str, int]:
-        """The task, and the generation that the message led to."""
-        message, settings = _whole(request), request.configuration
-        push = settings.task_push_notification_config
-        hook = None
-        if push is not None:
-            self._check_pushes(agent)
-            hook = _push_of(push)
+    def _first(self, caller: Caller, agent: Agent, request: wire.SendMessage, key: str | None) -> c.SendTask | None:
+        """A task of its own: from the start, unless the agent says that it may answer with a message instead. None
+        where the message goes to a task that is there."""
+        if request.message.task_id:
+            return None
+        message, push = _whole(request), request.configuration.task_push_notification_config
+        hook = None if push is None else self._hook(agent, push)
         if key is None and message.metadata is not None:
             key = message.metadata.get(KEY)
-        if not message.task_id:
-            sent: Sent = await run(caller, self._first(caller, agent, message, key, hook))
-            return sent.task_id, max(1, sent.generation)
-        await self._check_there(caller, agent, message.task_id)
-        guard = _number(settings.if_generation_match, "ifGenerationMatch")
-        command = c.AddMessage(self._exchange.by(caller), message.task_id, message, guard, hook, key)
-        moved = await run(caller, command)
-        return moved.task_id, moved.generation
-
-    def _first(
-        self, caller: Caller, agent: Agent, message: Message, key: str | None, push: PushConfig | None
-    ) -> c.SendTask:
-        """A task of its own: from the start, unless the agent says that it may answer with a message instead."""
         task = Task(
             recipient=agent.id,
             intent_text=intent_of(message, self._exchange.store.context.limits),
             message=message,
-            context_id=message.context_id or self._exchange.new_id(),
+            context_id=message.context_id or None,
         )
-        return c.SendTask(caller.agent, task, protocol=True, shown=not agent.replies, push=push, key=key)
+        return c.SendTask(caller.agent, task, protocol=True, shown=not agent.replies, push=hook, key=key)
+
+    async def _more(self, caller: Caller, agent: Agent, request: wire.SendMessage, key: str | None) -> c.AddMessage:
+        """For a task that is there."""
+        message, push = _whole(request), request.configuration.task_push_notification_config
+        hook = None if push is None else self._hook(agent, push)
+        if key is None and message.metadata is not None:
+            key = message.metadata.get(KEY)
+        assert message.task_id is not None
+        await self._check_there(caller, agent, message.task_id)
+        guard = _number(request.configuration.if_generation_match, "ifGenerationMatch")
+        return c.AddMessage(self._exchange.by(caller), message.task_id, message, guard, hook, key)
+
+    def _hook(self, agent: Agent, push: wire.PushSettings) -> PushConfig:
+        self._check_pushes(agent)
+        return _push_of(push)
 
     async def _begin(self, caller: Caller, task_id: str, generation: int, has_place: bool = False) -> None:
         """Until somebody has done more than take it."""
         exchange = self._exchange
         deadline = exchange.now_ms() + exchange.bounds.wait_ms_max
-        after = generation - 1
+        after = max(0, generation - 1)
         while (left := deadline - exchange.now_ms()) > 0 and not exchange.is_draining:
             entry = await exchange.watch(caller, task_id, after, left, has_place=has_place)
             if entry.outcome is not None or entry.asks is not None:

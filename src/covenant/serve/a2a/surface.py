@@ -23,10 +23,10 @@ from covenant.rules.whereabouts import Reached
 from covenant.serve.a2a import dialect, jsonrpc, parameters, paths, rest, sse
 from covenant.serve.a2a.calls import CALLS, Desk, Talk
 from covenant.serve.a2a.directory import Directory, Shown
-from covenant.serve.a2a.operations import Event, Operations
+from covenant.serve.a2a.operations import Agent, Event, Operations
 from covenant.serve.a2a.parameters import Parameters
 from covenant.serve.a2a.paths import Spot
-from covenant.serve.head import Head, Headers
+from covenant.serve.head import Headers
 from covenant.serve.http import KEEP_AWAKE_S, Asked, Http, HungUp, Response, Stream, headers_of
 
 _CACHE_CONTROL: Final = b"public, max-age=60"
@@ -70,13 +70,12 @@ class Surface:
         self._desk = Desk(operations, directory)
         self._keep_awake_s = keep_awake_s
 
-    def takes(self, head: Head) -> bool:
-        return type(head.meaning) is _Meaning or paths.is_ours(head.path)
-
-    def answer(self, asked: Asked) -> Coroutine[Any, Any, Response | Stream]:
+    def answer(self, asked: Asked) -> Coroutine[Any, Any, Response | Stream] | None:
         head = asked.head
         meaning: _Meaning | None = head.meaning
         if meaning is None:
+            if not paths.is_ours(head.path):
+                return None
             headers = _read(head.headers)
             try:
                 spot = paths.spot(head.method, head.path)
@@ -96,8 +95,12 @@ class Surface:
         try:
             caller = self._http.caller_of(asked.head) or await self._http.authenticate(asked.head.headers)
             self._exchange.meter(caller)
-            _check_type(meaning.type, jsonrpc.TYPES)
-            body = await asked.body(self._exchange.bounds.body_bytes_max)
+            if meaning.type not in jsonrpc.TYPES:
+                raise _wrong_type(meaning.type, jsonrpc.TYPES)
+            limit = self._exchange.bounds.body_bytes_max
+            body = asked.data or b""
+            if not body or len(body) > limit:
+                body = await asked.body(limit)
             usual = jsonrpc.read_usual(body)
             if usual is not None:
                 call_id, call, request = usual
@@ -106,7 +109,9 @@ class Surface:
                 call_id, call, params = jsonrpc.read(body)
                 asked.verb = call.request
                 request = jsonrpc.request_of(call, params)
-            talk = await self._talk(asked, caller, meaning, request)
+            name = meaning.spot.agent or meaning.spot.tenant or request.tenant or None
+            agent = self._directory.at_hand(name) or await self._directory.find(name)
+            talk = self._talk(asked, caller, meaning, request, name, agent)
             request = dialect.heard(talk.parameters, request)
             if call.stream is not None:
                 events = call.stream(self._desk, talk, request)
@@ -114,7 +119,8 @@ class Surface:
                 return await self._stream(asked, talk, events, partial(jsonrpc.event, call_id), refuse)
             assert call.answer is not None
             result = await asked.while_there(call.answer(self._desk, talk, request))
-            return Response(200, jsonrpc.answered(call_id, _in_words_of(talk, result)), _told(talk))
+            data = jsonrpc.answered(call_id, dialect.plain(result) if talk.is_plain else result)
+            return Response(200, data, _told(talk) if talk.extensions else ())
         except HungUp:
             raise
         except Exception as failed:
@@ -131,30 +137,34 @@ class Surface:
             body = b""
             if head.method == "POST":
                 body = await asked.body(self._exchange.bounds.body_bytes_max)
-                if body:
-                    _check_type(meaning.type, rest.TYPES)
+                if body and meaning.type not in rest.TYPES:
+                    raise _wrong_type(meaning.type, rest.TYPES)
             call = CALLS[spot.what]
             asked.verb = call.request
             request = rest.request_of(call, head.method, spot, query, body)
-            talk = await self._talk(asked, caller, meaning, request)
+            name = spot.agent or spot.tenant or request.tenant or None
+            agent = self._directory.at_hand(name) or await self._directory.find(name)
+            talk = self._talk(asked, caller, meaning, request, name, agent)
             request = dialect.heard(talk.parameters, request)
             if call.stream is not None:
                 return await self._stream(asked, talk, call.stream(self._desk, talk, request), _bare, rest.refused)
             assert call.answer is not None
             result = await asked.while_there(call.answer(self._desk, talk, request))
-            return Response(200, rest.answered(_in_words_of(talk, result)), _told(talk), _answer_type(headers))
+            data = rest.answered(dialect.plain(result) if talk.is_plain else result)
+            return Response(200, data, _told(talk), _answer_type(headers))
         except HungUp:
             raise
         except Exception as failed:
             return _refused(asked, headers, failed)
 
-    async def _talk(self, asked: Asked, caller: Caller, meaning: _Meaning, request: Any) -> Talk:
+    def _talk(
+        self, asked: Asked, caller: Caller, meaning: _Meaning, request: Any, name: str | None, agent: Agent
+    ) -> Talk:
         spot = meaning.spot
-        tenant: str | None = spot.tenant or request.tenant or None
-        name = spot.agent or tenant
-        agent = self._directory.at_hand(name) or await self._directory.find(name)
-        if spot.agent and tenant and self._exchange.key_of(tenant) != agent.id.pubkey:
-            raise Fault(INVALID_PARAMS, f"the tenant {tenant} is not {agent.id.display}", field="tenant")
+        if spot.agent:
+            tenant: str | None = spot.tenant or request.tenant or None
+            if tenant and self._exchange.key_of(tenant) != agent.id.pubkey:
+                raise Fault(INVALID_PARAMS, f"the tenant {tenant} is not {agent.id.display}", field="tenant")
         said = meaning.said
         if said is None:
             version = rest.query_of(asked.head.query).get(_VERSION)
@@ -196,10 +206,6 @@ def _bare(told: StreamResponse) -> StreamResponse:
     return told
 
 
-def _in_words_of(talk: Talk, result: Any) -> Any:
-    return dialect.plain(result) if talk.is_plain else result
-
-
 def _read(headers: Headers) -> dict[str, str]:
     """Those that mean something here. One that is given twice is a list."""
     found: dict[str, str] = {}
@@ -219,9 +225,8 @@ def _answer_type(headers: dict[str, str]) -> bytes:
     return rest.type_of(_type(headers), headers.get("accept", ""))
 
 
-def _check_type(given: str, types: frozenset[str]) -> None:
-    if given not in types:
-        raise Fault(MEDIA_TYPE, f"Content-Type is {' or '.join(sorted(types))}", contentType=given)
+def _wrong_type(given: str, types: frozenset[str]) -> Fault:
+    return Fault(MEDIA_TYPE, f"Content-Type is {' or '.join(sorted(types))}", contentType=given)
 
 
 def _told(talk: Talk) -> tuple[tuple[bytes, bytes], ...]:

@@ -83,6 +83,7 @@ class Journal(Embedded):
         self._lock: Lock | None = None
         self._threads: ThreadPoolExecutor | None = None
         self._reader: ThreadPoolExecutor | None = None  # of the log: no snapshot holds it up
+        self._syncer: ThreadPoolExecutor | None = None  # nobody else's work holds up a sync
         self._archive: Archive | None = None
         self._writer = Writer(self._files, Position(), self._on_first)
         self._keeper: Housekeeper | None = None
@@ -114,6 +115,7 @@ class Journal(Embedded):
             self._lock = self._files.lock(LOCK)
             self._threads = ThreadPoolExecutor(_THREADS, "covenant-journal")
             self._reader = ThreadPoolExecutor(1, "covenant-log")
+            self._syncer = ThreadPoolExecutor(1, "covenant-sync")
             await self._load()
             if self._writer.position.file is None:
                 self._writer.begin_segment(self._clock.now_ms())
@@ -164,10 +166,10 @@ class Journal(Embedded):
         self._let_go()
 
     def _let_go(self) -> None:
-        for threads in (self._threads, self._reader):
+        for threads in (self._threads, self._reader, self._syncer):
             if threads is not None:
                 threads.shutdown(wait=True)
-        self._threads = self._reader = None
+        self._threads = self._reader = self._syncer = None
         self._writer.close()
         if self._archive is not None:
             self._archive.close()
@@ -214,8 +216,10 @@ class Journal(Embedded):
         batch = writer.take()
         if writer.sync_us > self.limits.inline_sync_us_max:
             self._syncing = synced
-            written = self._loop.run_in_executor(None, writer.write, batch)
-            written.add_done_callback(lambda done: self._flushed(writer, batch, done.exception()))
+            assert self._syncer is not None
+            tell = self._loop.call_soon_threadsafe
+            written = self._syncer.submit(writer.write, batch)
+            written.add_done_callback(lambda done: tell(self._flushed, writer, batch, done.exception()))
             return
         try:
             writer.write(batch)
