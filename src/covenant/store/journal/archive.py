@@ -146,13 +146,15 @@ class KeyFilter:
         self._layers.append((array("Q", bytes(8 * words)), words - 1))
         self._room = keys
 
-    def add(self, key: str) -> None:
-        if self._room == 0:
+    def add(self, *keys: str) -> None:
+        """A few at once: all of them go into one layer."""
+        if self._room <= 0:
             self._add_layer(_FILTER_KEYS * _FILTER_GROWTH ** len(self._layers))
-        self._room -= 1
-        words, mask = self._layers[-1]
-        at = hash(key)
-        words[at & mask] |= _TWO_BITS[at >> 40 & 4095] | _TWO_BITS[at >> 52 & 4095]
+        self._room -= len(keys)
+        (words, mask), two_bits = self._layers[-1], _TWO_BITS
+        for key in keys:
+            at = hash(key)
+            words[at & mask] |= two_bits[at >> 40 & 4095] | two_bits[at >> 52 & 4095]
 
     def __contains__(self, key: str) -> bool:
         at = hash(key)
@@ -378,8 +380,7 @@ class Archive:
     def note(self, keys: Iterable[Key]) -> None:
         """These are here now."""
         if self._filter is not None:
-            for key in keys:
-                self._filter.add(key)
+            self._filter.add(*keys)
 
     @property
     def wants_filter(self) -> bool:

@@ -197,9 +197,10 @@ def resting_batch(state: State, limit: int, tail: int, durable_order: int) -> li
 
 def forget(state: State, archive: Archive, batch: list[tuple[Key, Record]]) -> None:
     """The archive has these now: memory lets go of those that have not changed meanwhile."""
-    archive.note(key for key, _ in batch)
+    archive.note([key for key, _ in batch])
+    records = state.records
     for key, record in batch:
-        if state.records.get(key) is record:
+        if records.get(key) is record:
             state.forget(key)
 
 
