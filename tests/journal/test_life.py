@@ -469,6 +469,28 @@ async def test_an_archive_that_cannot_write_holds_nobody_up(tmp_path: Path, monk
         assert journal_of(box).is_up
 
 
+async def test_a_start_behind_a_snapshot_looks_for_no_new_id_in_the_archive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_journal(tmp_path / "data") as box:
+        await _cycles(box, 20)
+        await box.compact()
+        alice, carol = box.of("alice@lab"), box.of("carol@lab")
+        task = Task(recipient=carol.agent, intent_text="work")
+        sent = [(await alice.send_task(task)).task_id for _ in range(20)]
+    asked: list[Any] = []
+    rows = Archive._rows
+
+    def noting(archive: Archive, sql: str, values: tuple[Any, ...]) -> Any:
+        asked.extend(values)
+        return rows(archive, sql, values)
+
+    monkeypatch.setattr(Archive, "_rows", noting)
+    async with open_journal(tmp_path / "data") as box:
+        assert not set(sent) & set(asked)
+        assert [entry.task.id for entry in (await box.of("carol@lab").task_queue(100)).tasks] == sent
+
+
 async def test_what_leaves_before_anybody_lists_and_what_stays_are_listed_as_they_were_sent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

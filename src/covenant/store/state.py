@@ -207,7 +207,7 @@ class State:
             seen = old is not None and type(old) is not Tombstone and old.order >= order
             if not seen and not self._is_unknown(event, old) and not self._is_over(event, order):
                 self.order = order - 1
-                self.apply((event,), at)
+                self.apply((event,), at, event.key if old is None else None)
             order += 1
         self.order = max(order - 1, first)
         self.at = at
