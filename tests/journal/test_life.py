@@ -539,6 +539,52 @@ async def test_a_run_that_ends_in_its_first_step_is_closed(tmp_path: Path) -> No
         assert state.get(step_key(RUN, 1)) is None
 
 
+async def test_a_start_behind_a_snapshot_looks_for_no_new_id_in_the_archive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_journal(tmp_path / "data") as box:
+        await _cycles(box, 20)
+        await box.compact()
+        alice, carol = box.of("alice@lab"), box.of("carol@lab")
+        task = Task(recipient=carol.agent, intent_text="work")
+        sent = [(await alice.send_task(task)).task_id for _ in range(20)]
+    asked: list[Any] = []
+    rows = Archive._rows
+
+    def noting(archive: Archive, sql: str, values: tuple[Any, ...]) -> Any:
+        asked.extend(values)
+        return rows(archive, sql, values)
+
+    monkeypatch.setattr(Archive, "_rows", noting)
+    async with open_journal(tmp_path / "data") as box:
+        assert not set(sent) & set(asked)
+        assert [entry.task.id for entry in (await box.of("carol@lab").task_queue(100)).tasks] == sent
+
+
+async def test_what_leaves_before_anybody_lists_and_what_stays_are_listed_as_they_were_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("covenant.store.state._UNLISTED_MAX", 8)
+    monkeypatch.setattr("covenant.store.state._LIST_AT_ONCE", 3)
+    limits = Limits(finished_tail_max=2, archive_batch=1)
+    async with open_journal(tmp_path / "data", limits=limits) as box:
+        alice, carol = box.of("alice@lab"), box.of("carol@lab")
+        sent: list[str] = []
+        for number in range(60):
+            await cycle(box)
+            sent.append((await alice.send_task(Task(recipient=carol.agent, intent_text=f"task {number}"))).task_id)
+        await tidy(box)
+        listed = await carol.task_queue(100)
+        assert [entry.task.id for entry in listed.tasks] == sent
+        assert [task.id for task in await carol.recent_tasks(100)] == sent[::-1]
+        await _cycles(box, 20)
+        await tidy(box)
+        newest = await box.recent_tasks(200)
+        assert [task.id for task in newest if task.recipient == carol.agent] == sent[::-1]
+        assert len(newest) == 140
+        assert len(journal_of(box).state._sent_by(None)) == len(journal_of(box).state.records)
+
+
 def test_the_filter_of_keys_grows_and_forgets_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("covenant.store.journal.archive._FILTER_KEYS", 64)
     keys = KeyFilter()

@@ -57,6 +57,8 @@ _PARKED: Final = TaskState.PARKED
 _CASCADING: Final = Cascade.PENDING
 
 _RESTING = (Said, Chunk, SendKey, Entry, Mark)  # from the start
+_UNLISTED_MAX = 32_768
+_LIST_AT_ONCE = 1024
 _SHARE_WORTH_LISTING = 8  # an eighth of what is numbered: then one listing costs less than a look for each
 
 
@@ -125,8 +127,9 @@ class State:
         self._answer_count = 0
         self._leases_of: dict[str, Ledger] = {}  # by party, made when it first lists them
         self._lease_tasks: dict[str, Key] = {}
-        self._sent = Shelf(lambda: LazyLedger(self._is_sent))
+        self._unlisted: dict[Key, bool] = {}  # tasks that do not stand in these two yet: most leave before anybody asks
         self._sent_all = LazyLedger(self._is_sent)
+        self._sent = Shelf(lambda: LazyLedger(self._is_sent))
         self._children = Shelf(Ledger)
         self._children_of = Shelf(Ledger)  # by parent and party
         self._dialogs = Shelf(lambda: LazyLedger(self._is_status))  # by sender and recipient, newest status last
@@ -204,7 +207,7 @@ class State:
             seen = old is not None and type(old) is not Tombstone and old.order >= order
             if not seen and not self._is_unknown(event, old) and not self._is_over(event, order):
                 self.order = order - 1
-                self.apply((event,), at)
+                self.apply((event,), at, event.key if old is None else None)
             order += 1
         self.order = max(order - 1, first)
         self.at = at
@@ -281,10 +284,9 @@ class State:
 
     def _add_task(self, key: Key, new: TaskRecord) -> None:
         order = new.sent_order
-        self._sent_all.add(order, key)
-        self._sent.add(new.sender, order, key)
-        if new.recipient != new.sender:
-            self._sent.add(new.recipient, order, key)
+        self._unlisted[key] = True
+        if len(self._unlisted) > _UNLISTED_MAX:
+            self._list_sent(_LIST_AT_ONCE)
         if new.task.parent is not None:
             self._children.add(new.task.parent, order, key)
             for party in _parties(new):
@@ -310,6 +312,22 @@ class State:
             self._restore_task(key, new)
         if self.watched:
             self.changed.append(key)
+
+    def _list_sent(self, limit: int | None = None) -> None:
+        """Let the first of those that are not listed yet be, or all."""
+        for key in list(islice(self._unlisted, limit)):
+            del self._unlisted[key]
+            record = self.records[key]
+            assert type(record) is TaskRecord
+            self._sent_all.add(record.sent_order, key)
+            for party in _parties(record):
+                self._sent.add(party, record.sent_order, key)
+
+    def _sent_by(self, agent: str | None) -> LazyLedger:
+        """What an agent sent or received, or all that was sent, as far as it is in memory."""
+        if self._unlisted:
+            self._list_sent()
+        return self._sent_all if agent is None else self._sent.get(agent)
 
     def _count_parked(self, old: TaskRecord | None, new: TaskRecord) -> None:
         for record, by in ((old, -1), (new, 1)):
@@ -431,7 +449,7 @@ class State:
         ledger = self._leases_of.get(agent)
         if ledger is None:
             ledger = self._leases_of[agent] = Ledger()
-            tasks = self._tasks(self._sent.get(agent).after(0), len(self.records))
+            tasks = self._tasks(self._sent_by(agent).after(0), len(self.records))
             for order, key in sorted((task.lease.seen_order, task.task.id) for task in tasks if task.lease is not None):
                 ledger.add(order, key)
         return ledger
@@ -561,25 +579,12 @@ class State:
     def forget(self, key: Key) -> None:
         """Take a record at rest out of memory and out of every listing."""
         record = self.records.pop(key, None)
+        if type(record) is TaskRecord:
+            self._forget_task(key, record)
+            return
         if type(record) in OF_A_TASK:
             self._forget_piece(key, record)
-        if type(record) is TaskRecord:
-            self.cascades.discard(key)
-            self._sent_all.lose()
-            if record.protocol:
-                self._dialogs_sent.ledgers[_names(record.sender, record.recipient)].lose()
-                if is_listed(record):
-                    self._dialogs.ledgers[_names(record.sender, record.recipient)].lose()
-            self._sent.ledgers[record.sender].lose()
-            if record.recipient != record.sender:
-                self._sent.ledgers[record.recipient].lose()
-            if record.task.parent is not None:
-                self._children.ledgers[record.task.parent].remove(record.sent_order)
-                for party in _parties(record):
-                    self._children_of.ledgers[_branch(record.task.parent, party)].remove(record.sent_order)
-            for lease_id in record.lease_history:
-                self._lease_tasks.pop(lease_id, None)
-        elif type(record) is Slot and record.result is not None:
+        if type(record) is Slot and record.result is not None:
             self._remove_slot(record)
         elif type(record) is Push:
             self._remove_push(key)
@@ -598,6 +603,24 @@ class State:
             keys.remove(key)
             if not keys:
                 del self._late[task_id]
+
+    def _forget_task(self, key: Key, record: TaskRecord) -> None:
+        if self.cascades:
+            self.cascades.discard(key)
+        if not self._unlisted.pop(key, False):
+            self._sent_all.lose()
+            for party in _parties(record):
+                self._sent.ledgers[party].lose()
+        if record.protocol:
+            self._dialogs_sent.ledgers[_names(record.sender, record.recipient)].lose()
+            if is_listed(record):
+                self._dialogs.ledgers[_names(record.sender, record.recipient)].lose()
+        if record.task.parent is not None:
+            self._children.ledgers[record.task.parent].remove(record.sent_order)
+            for party in _parties(record):
+                self._children_of.ledgers[_branch(record.task.parent, party)].remove(record.sent_order)
+        for lease_id in record.lease_history:
+            self._lease_tasks.pop(lease_id, None)
 
     def _forget_piece(self, key: Key, record: object) -> None:
         owner = owner_of(key, record)
@@ -805,12 +828,10 @@ class State:
         return self.due_times.until(now, limit)
 
     def tasks(self, agent: str | None, after: int, limit: int) -> Sequence[TaskRecord]:
-        ledger = self._sent_all if agent is None else self._sent.get(agent)
-        return self._tasks(ledger.after(after), limit)
+        return self._tasks(self._sent_by(agent).after(after), limit)
 
     def recent(self, agent: str | None, before: int | None, limit: int) -> Sequence[TaskRecord]:
-        ledger = self._sent_all if agent is None else self._sent.get(agent)
-        found = self._tasks(ledger.newest(before), limit)
+        found = self._tasks(self._sent_by(agent).newest(before), limit)
         if self.base is None:
             return found
         resting = (record for record in self.base.recent(agent, before) if record.task.id not in self.records)

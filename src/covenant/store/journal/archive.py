@@ -53,7 +53,7 @@ _FILTER_KEYS: Final = 1 << 20  # of the first layer: 2 MiB
 _FILTER_GROWTH: Final = 4  # of each further layer
 _TWO_BITS: Final = tuple(1 << (n & 63) | 1 << (n >> 6) for n in range(4096))  # of a word, by twelve bits of a hash
 _PRUNE_ROWS: Final = 2048
-BREATH: Final = 16
+BREATH: Final = 32
 _N_MAX: Final = 2**62
 
 _SCHEMA: Final = f"""
@@ -85,13 +85,9 @@ create table lease (lease_id text primary key, task text not null) without rowid
 create index lease_task on lease (task);
 """
 
-_INSERT: Final = """
-insert or replace into rest
-select json_extract(value, '$[0]'), json_extract(value, '$[1]'), json_extract(value, '$[2]'),
-       json_extract(value, '$[3]'), json_extract(value, '$[4]'), json_extract(value, '$[5]'),
-       json_extract(value, '$[6]'), substr(?2, json_extract(value, '$[7]'), json_extract(value, '$[8]'))
-from json_each(cast(?1 as text))
-"""
+_ROW: Final = "(?, ?, ?, ?, ?, ?, ?, ?)"
+_PLAIN_ROW: Final = "(?, ?, 'task', ?, ?, null, null, ?)"  # of a task without a parent, and not of the protocol
+_ROWS_AT_ONCE: Final = 512
 
 _encoder: Final = msgspec.json.Encoder()
 _DECODERS: Final[dict[str, msgspec.json.Decoder[Any]]] = {
@@ -150,13 +146,15 @@ class KeyFilter:
         self._layers.append((array("Q", bytes(8 * words)), words - 1))
         self._room = keys
 
-    def add(self, key: str) -> None:
-        if self._room == 0:
+    def add(self, *keys: str) -> None:
+        """A few at once: all of them go into one layer."""
+        if self._room <= 0:
             self._add_layer(_FILTER_KEYS * _FILTER_GROWTH ** len(self._layers))
-        self._room -= 1
-        words, mask = self._layers[-1]
-        at = hash(key)
-        words[at & mask] |= _TWO_BITS[at >> 40 & 4095] | _TWO_BITS[at >> 52 & 4095]
+        self._room -= len(keys)
+        (words, mask), two_bits = self._layers[-1], _TWO_BITS
+        for key in keys:
+            at = hash(key)
+            words[at & mask] |= two_bits[at >> 40 & 4095] | two_bits[at >> 52 & 4095]
 
     def __contains__(self, key: str) -> bool:
         at = hash(key)
@@ -211,27 +209,45 @@ class Archive:
     @_speaks_os
     def store(self, records: Sequence[tuple[Key, Record]], gone: Sequence[Key] = (), breath: int = BREATH) -> None:
         """Take these records in, and drop the keys that are gone. After so many records the event loop gets a turn."""
-        rows, bodies, leases = [], [], []
-        at = 1
+        encode = _encoder.encode
+        agents = self._agents
+        plain: list[Any] = []
+        others: list[Any] = []
+        leases: list[tuple[str, Key]] = []
         for start in range(0, len(records), breath):
             time.sleep(0)  # let the event loop have the interpreter
-            some = []
             for key, record in records[start : start + breath]:
-                body = _encoder.encode(record)
-                some.append((*self._columns(key, record), at, len(body)))
-                bodies.append(body)
-                at += len(body)
-                if type(record) is TaskRecord:
-                    answered_by = None if record.result is None else record.result.lease_id
-                    if record.lease_history != (answered_by,):
-                        leases += [(lease_id, key) for lease_id in record.lease_history if lease_id != answered_by]
-            rows.append(_encoder.encode(some)[1:-1])
+                if type(record) is not TaskRecord:
+                    others += (*self._columns(key, record), encode(record))
+                    continue
+                answered_by = None if record.result is None else record.result.lease_id
+                if record.lease_history != (answered_by,):
+                    leases += [(lease_id, key) for lease_id in record.lease_history if lease_id != answered_by]
+                sender, recipient = agents.get(record.sender), agents.get(record.recipient)
+                if sender and recipient and not record.protocol and record.task.parent is None:
+                    plain += (record.sent_order, key, sender, recipient, encode(record))
+                else:
+                    others += (*self._columns(key, record), encode(record))
         with self._writer:
-            self._writer.executemany("delete from rest where key = ?", [(key,) for key in gone])
-            sent_anew = [(key,) for key in gone if ":" not in key]
-            self._writer.executemany("delete from lease where task = ?", sent_anew)
-            self._writer.execute(_INSERT, (b"[%b]" % b",".join(rows), b"".join(bodies)))
-            self._writer.executemany("insert or replace into lease values (?, ?)", leases)
+            if gone:
+                self._writer.executemany("delete from rest where key = ?", [(key,) for key in gone])
+                sent_anew = [(key,) for key in gone if ":" not in key]
+                self._writer.executemany("delete from lease where task = ?", sent_anew)
+            self._insert(_PLAIN_ROW, plain)
+            self._insert(_ROW, others)
+            if leases:
+                self._writer.executemany("insert or replace into lease values (?, ?)", leases)
+
+    def _insert(self, row: str, values: list[Any]) -> None:
+        """Many rows in one statement, which costs each of them less and holds no Python lock. Their number is a power
+        of two: so there are few statements, and SQLite has them ready."""
+        width = row.count("?")
+        at, end = 0, len(values)
+        while at < end:
+            count = min(_ROWS_AT_ONCE, 1 << ((end - at) // width).bit_length() - 1)
+            some = values[at : at + count * width]
+            self._writer.execute(f"insert or replace into rest values {', '.join([row] * count)}", some)
+            at += count * width
 
     @_speaks_os
     def settle(self) -> None:
@@ -275,8 +291,7 @@ class Archive:
         """Take in what a history snapshot kept."""
         with self._writer:
             for item in items:
-                row = (*self._columns(item.key, item.record), _encoder.encode(item.record))
-                self._writer.execute("insert or replace into rest values (?, ?, ?, ?, ?, ?, ?, ?)", row)
+                self._insert(_ROW, [*self._columns(item.key, item.record), _encoder.encode(item.record)])
 
     @_speaks_os
     def bury(self, ctx: Context, in_memory: Set[Key]) -> tuple[int, int]:
@@ -365,8 +380,7 @@ class Archive:
     def note(self, keys: Iterable[Key]) -> None:
         """These are here now."""
         if self._filter is not None:
-            for key in keys:
-                self._filter.add(key)
+            self._filter.add(*keys)
 
     @property
     def wants_filter(self) -> bool:

@@ -34,6 +34,7 @@ from covenant.store.state import State
 log = logging.getLogger("covenant.journal")
 
 _LOADING_BATCHES = 8
+_FILTER_PAYS = 16  # as many bytes of an archive are read into its filter while one byte of a log is replayed without it
 
 
 class Loaded(Struct):
@@ -64,6 +65,10 @@ def _replayed(
     files: Files, limits: Limits, state: State, archive: Archive, reader: Reader, snapshot_bytes: int
 ) -> Loaded:
     start = _bytes_until(files, reader.position)
+    left = sum(files.size(name) for name in segment_names(files)) - start
+    if archive.wants_filter and left * _FILTER_PAYS > files.size(archives.FILE):
+        archive.fill_filter()  # or else each new id would be looked for in vain
+        archive.use_filled()
     for line in reader:
         state.replay(line.events, line.at, line.seq)
         state.quiet()
@@ -197,9 +202,10 @@ def resting_batch(state: State, limit: int, tail: int, durable_order: int) -> li
 
 def forget(state: State, archive: Archive, batch: list[tuple[Key, Record]]) -> None:
     """The archive has these now: memory lets go of those that have not changed meanwhile."""
-    archive.note(key for key, _ in batch)
+    archive.note([key for key, _ in batch])
+    records = state.records
     for key, record in batch:
-        if state.records.get(key) is record:
+        if records.get(key) is record:
             state.forget(key)
 
 
