@@ -57,7 +57,7 @@ _PARKED: Final = TaskState.PARKED
 _CASCADING: Final = Cascade.PENDING
 
 _RESTING = (Said, Chunk, SendKey, Entry, Mark)  # from the start
-_UNLISTED_MAX = 32_768
+_UNLISTED_MAX = 8_192  # a listing puts so many in their places at most
 _LIST_AT_ONCE = 1024
 _SHARE_WORTH_LISTING = 8  # an eighth of what is numbered: then one listing costs less than a look for each
 
