@@ -57,7 +57,7 @@ def follow(commit: Commit, view: View) -> None:
         if type(record) is TaskRecord:
             is_run = record.is_run or (len(commit.events) > 1 and _is_begun(event.key, commit))
             if is_run or record.run is not None:
-                followed = followed or _Followed(view)
+                followed = followed or _Followed(view, commit)
                 followed.end(record, event, is_run)
     if followed is not None:
         followed.add_to(commit)
@@ -71,8 +71,9 @@ def _is_begun(key: Key, commit: Commit) -> bool:
 class _Followed:
     """Several tasks may end in one commit: each finds what those before it have left."""
 
-    def __init__(self, view: View) -> None:
+    def __init__(self, view: View, commit: Commit) -> None:
         self._view = view
+        self._ending = {event.key for event in commit.events if type(event) in ENDING}
         self._events: list[e.Event] = []
         self._then: list[Command] = []
         self._cascades: set[str] = set()
@@ -97,7 +98,7 @@ class _Followed:
 
     def _tell(self, run_id: str, child: TaskRecord, event: e.Event) -> None:
         run, owner = self._view.get(run_key(run_id)), self._view.get(run_id)
-        if not isinstance(run, Run) or run.closed or not isinstance(owner, TaskRecord):
+        if not isinstance(run, Run) or run.closed or not isinstance(owner, TaskRecord) or run_id in self._ending:
             self._events.append(e.Drained(child.task.id))
             return
         wait = run.wait
