@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import AsyncIterator
 from typing import Any, Final
 
@@ -373,3 +374,22 @@ async def test_one_task_answers_all_that_a_connection_asks_and_ends_with_it(site
         assert asyncio.all_tasks() - before == {answering} and not busy
     async with asyncio.timeout(PATIENCE_S):
         await answering
+
+
+async def test_what_was_said_is_let_go_while_nothing_is_asked(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer may be large, and there may be many connections that rest."""
+
+    class Large(bytearray):
+        """One can see whether it is still there."""
+
+    said: list[weakref.ref[Large]] = []
+
+    async def answer(asked: Asked) -> Response:
+        data = Large(b"much")
+        said.append(weakref.ref(data))
+        return Response(200, data)  # type: ignore[arg-type]  # as good as bytes
+
+    monkeypatch.setattr(site.daemon.http, "answer", answer)
+    async with Line(site) as line:
+        assert (await line.told(request("GET /a"))).endswith(b"much")
+        await until(lambda: said[0]() is None)

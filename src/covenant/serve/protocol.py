@@ -258,6 +258,7 @@ class HttpProtocol(HttpToolsProtocol):
             if plain.disconnected:
                 return
             self.tasks.discard(plain.task)
+            del plain, response  # which may be large, while the next request may be long in coming
             self._idle = self.loop.create_future()
             await self._idle
             self._idle = None
