@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from covenant import AgentId, Limits
+from covenant.exchange.bounds import Bounds
 from covenant.model import command as c
 from covenant.serve.daemon import Daemon
 from covenant.serve.head import Head, known
@@ -393,3 +394,14 @@ async def test_what_was_said_is_let_go_while_nothing_is_asked(site: Site, monkey
     async with Line(site) as line:
         assert (await line.told(request("GET /a"))).endswith(b"much")
         await until(lambda: said[0]() is None)
+
+
+async def test_both_ways_refuse_a_call_that_is_too_large_in_the_same_words(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(site.daemon.exchange, "bounds", Bounds(body_bytes_max=100))
+    call = {"jsonrpc": "2.0", "id": 7, "method": "ListTasks", "params": {"contextId": "x" * 100}}
+    said = request("POST /", call, "Content-Type: application/json")
+    short, long = [await site.told(said + LAST, way) for way in site.ways]
+    assert short == long
+    assert short.startswith(b"HTTP/1.1 413 ")
