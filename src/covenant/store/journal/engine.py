@@ -13,6 +13,7 @@ import errno
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -218,9 +219,12 @@ class Journal(Embedded):
         if writer.sync_us > self.limits.inline_sync_us_max:
             self._syncing = synced
             assert self._syncer is not None
-            tell = self._loop.call_soon_threadsafe
-            written = self._syncer.submit(writer.write, batch)
-            written.add_done_callback(lambda done: tell(self._flushed, batch, done.exception()))
+            try:
+                written = self._syncer.submit(writer.write, batch)
+            except RuntimeError as failed:  # there is no thread to be had
+                self._flushed(batch, failed)
+            else:
+                written.add_done_callback(lambda done: self._tell_flushed(batch, done.exception()))
             return
         try:
             writer.write(batch)
@@ -231,6 +235,11 @@ class Journal(Embedded):
             raise
         else:
             self._written(batch, synced)
+
+    def _tell_flushed(self, batch: Batch, failed: BaseException | None) -> None:
+        """From the thread."""
+        with suppress(RuntimeError):  # a loop that is closed: nobody waits there any more
+            self._loop.call_soon_threadsafe(self._flushed, batch, failed)
 
     def _flushed(self, batch: Batch, failed: BaseException | None) -> None:
         """The thread is done. That it could not write is no news where the engine has given up meanwhile."""
