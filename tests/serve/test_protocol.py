@@ -405,3 +405,15 @@ async def test_both_ways_refuse_a_call_that_is_too_large_in_the_same_words(
     short, long = [await site.told(said + LAST, way) for way in site.ways]
     assert short == long
     assert short.startswith(b"HTTP/1.1 413 ")
+
+
+async def test_who_hangs_up_while_it_waits_is_noticed_also_where_it_has_said_more(site: Site) -> None:
+    """Else what comes next would be leased to nobody."""
+    waits = site.daemon.exchange.waits
+    async with Line(site) as line:
+        line.say(request("GET /a2a/tasks/next?wait_ms=25000"))
+        await until(lambda: waits.total == 1)
+        line.say(request("GET /whoami"))
+        await site.told(LAST)  # by then it has come, too
+    async with asyncio.timeout(10):
+        await until(lambda: waits.total == 0)
