@@ -10,6 +10,7 @@ from typing import Any, Final
 import pytest
 
 from covenant import CovenantError, Idempotency, Limits, Result, Task, Text
+from covenant.a2a import wire as a
 from covenant.exchange.token import digest_of, make_token
 from covenant.exchange.waits import Waits
 from covenant.model import command as c
@@ -223,6 +224,24 @@ async def test_who_cannot_be_shown_what_it_has_sent_is_not_told_that_it_was_not_
             await soon(town.send(return_immediately=at_once))
     assert refused.value.details["outcome"] == "unknown"
     assert (await town.lease()).task.message is not None
+
+
+async def test_a_stream_that_cannot_go_on_does_not_say_that_what_began_it_was_not_stored(
+    town: Town, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*asked: object) -> None:
+        raise StoreUnavailable("it does not answer", outcome="not_stored")
+
+    request = a.SendMessage(message=says())
+    events = town.operations.send_streaming(town.alice, town.agent, request)
+    first = await soon(anext(events))
+    with monkeypatch.context() as away:
+        away.setattr(town.exchange.store, "ask", fail)
+        with pytest.raises(StoreUnavailable) as refused:
+            await soon(anext(events))
+    assert refused.value.details["outcome"] == "unknown"
+    assert first.response.task is not None
+    assert (await town.lease()).task.id == first.response.task.id
 
 
 async def test_a_store_that_is_closed_ends_the_wait_of_a_send(town: Town) -> None:

@@ -18,10 +18,13 @@ from typing import Any
 import pytest
 
 from covenant import CovenantError, Idempotency, Limits, Mailbox, OpenMailbox, Result, Task, TaskState, Text
+from covenant.model import command as c
+from covenant.model.error import StoreClosed
 from covenant.model.record import TaskRecord
 from covenant.model.run import Memo, Run, Wait, run_key, step_key
 from covenant.store.clock import ManualClock
 from covenant.store.journal.archive import Archive, ArchiveFailed, KeyFilter
+from covenant.store.journal.engine import Journal
 from covenant.store.journal.files import AppendFile
 from covenant.store.journal.verify import verify
 from tests.conformance.runs import RUN, answer, parked_on, step
@@ -99,6 +102,90 @@ async def test_a_sync_does_not_wait_for_what_else_the_program_has_threads_do(tmp
         free.set()
         await asyncio.gather(busy, sending)
     assert sent
+
+
+class HeldDisk:
+    """Holds every sync until it may go."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.is_asked = threading.Event()
+        self.may_go = threading.Event()
+        sync = AppendFile.sync
+
+        def held(file: AppendFile) -> None:
+            self.is_asked.set()
+            self.may_go.wait(20)
+            sync(file)
+
+        monkeypatch.setattr(AppendFile, "sync", held)
+
+
+async def test_what_a_thread_writes_when_the_store_gives_up_is_written_to_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody takes the file away from it, and the store comes back behind it, once."""
+    clock, limits = ManualClock(), Limits(inline_sync_us_max=0)
+    async with open_journal(tmp_path / "data", limits=limits, clock=clock) as box:
+        ann, engine = box.of("ann@lab"), journal_of(box)
+        await ann.send_task(task_for(box))  # from now on the disk counts as slow
+        disk = HeldDisk(monkeypatch)
+        sending = asyncio.create_task(ann.send_task(task_for(box)))
+        await until(disk.is_asked.is_set)
+        engine._on_damage(ArchiveFailed(errno.EIO, "archive"))
+        await until(lambda: not engine.is_up)
+        clock.advance(limits.reopen_delay_ms)
+        reopening = engine._reopening
+        assert reopening is not None
+        await asyncio.sleep(0)
+        disk.may_go.set()
+        sent = await sending
+        await reopening
+        assert (engine.is_up, engine.stats.reopened) == (True, 1)
+        assert (await box.get_task(sent.task_id)).state == TaskState.QUEUED
+        await cycle(box)
+    assert verify(tmp_path / "data").is_sound
+
+
+async def test_a_store_that_is_closed_while_a_thread_writes_does_not_open_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder may be somebody else's by then."""
+    clock, limits = ManualClock(), Limits(inline_sync_us_max=0)
+    box = await open_journal(tmp_path / "data", limits=limits, clock=clock)
+    ann, engine = box.of("ann@lab"), journal_of(box)
+    await ann.send_task(task_for(box))  # from now on the disk counts as slow
+    disk = HeldDisk(monkeypatch)
+    first = asyncio.create_task(ann.send_task(task_for(box)))
+    await until(disk.is_asked.is_set)
+    second = asyncio.create_task(ann.send_task(task_for(box)))
+    await until(lambda: engine._next is not None)
+    closing = asyncio.create_task(box.close())
+    await asyncio.sleep(0)
+    engine._on_damage(ArchiveFailed(errno.EIO, "archive"))
+    await until(lambda: isinstance(engine._refusal, StoreClosed))
+    disk.may_go.set()
+    await closing
+    await asyncio.wait([first, second])
+    clock.advance(limits.reopen_delay_ms)
+    assert engine._reopening is None
+
+
+def test_a_loop_that_is_closed_is_not_told_of_a_sync(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def leave() -> tuple[Journal, HeldDisk]:
+        box = await open_journal(tmp_path / "data", limits=Limits(inline_sync_us_max=0))
+        await box.of("ann@lab").send_task(task_for(box))  # from now on the disk counts as slow
+        disk = HeldDisk(monkeypatch)
+        engine = journal_of(box)
+        engine._commit(c.SendTask(box.of("ann@lab").agent, task_for(box)))
+        await until(disk.is_asked.is_set)
+        return engine, disk
+
+    engine, disk = asyncio.run(leave())
+    disk.may_go.set()
+    engine._let_go()
+    assert caplog.records == []
 
 
 async def test_a_receive_that_is_woken_shares_the_sync_of_the_send(tmp_path: Path) -> None:
@@ -400,6 +487,18 @@ async def test_an_interrupted_sync_leaves_nobody_hanging(tmp_path: Path, monkeyp
                 async with asyncio.timeout(10):
                     await box.of("ann@lab").send_task(task_for(box))
         assert refused.value.code == "store_unavailable"
+
+
+async def test_a_thread_that_cannot_be_had_leaves_nobody_hanging(tmp_path: Path) -> None:
+    async with Mailbox.open(f"file:{tmp_path}/data", limits=Limits(inline_sync_us_max=0)) as box:
+        await box.of("ann@lab").send_task(task_for(box))  # from now on the disk counts as slow
+        threads = journal_of(box)._syncer
+        assert threads is not None
+        threads.shutdown()
+        with pytest.raises(CovenantError) as refused:
+            async with asyncio.timeout(10):
+                await box.of("ann@lab").send_task(task_for(box))
+        assert (refused.value.code, refused.value.details["outcome"]) == ("store_unavailable", "unknown")
 
 
 async def test_an_entry_forgotten_while_it_is_archived_stays_forgotten(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections.abc import AsyncIterator
 from typing import Any, Final
 
@@ -10,6 +11,7 @@ import msgspec
 import pytest
 
 from covenant import AgentId, Limits
+from covenant.exchange.bounds import Bounds
 from covenant.model import command as c
 from covenant.serve.daemon import Daemon
 from covenant.serve.head import Head, known
@@ -373,3 +375,45 @@ async def test_one_task_answers_all_that_a_connection_asks_and_ends_with_it(site
         assert asyncio.all_tasks() - before == {answering} and not busy
     async with asyncio.timeout(PATIENCE_S):
         await answering
+
+
+async def test_what_was_said_is_let_go_while_nothing_is_asked(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer may be large, and there may be many connections that rest."""
+
+    class Large(bytearray):
+        """One can see whether it is still there."""
+
+    said: list[weakref.ref[Large]] = []
+
+    async def answer(asked: Asked) -> Response:
+        data = Large(b"much")
+        said.append(weakref.ref(data))
+        return Response(200, data)  # type: ignore[arg-type]  # as good as bytes
+
+    monkeypatch.setattr(site.daemon.http, "answer", answer)
+    async with Line(site) as line:
+        assert (await line.told(request("GET /a"))).endswith(b"much")
+        await until(lambda: said[0]() is None)
+
+
+async def test_both_ways_refuse_a_call_that_is_too_large_in_the_same_words(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(site.daemon.exchange, "bounds", Bounds(body_bytes_max=100))
+    call = {"jsonrpc": "2.0", "id": 7, "method": "ListTasks", "params": {"contextId": "x" * 100}}
+    said = request("POST /", call, "Content-Type: application/json")
+    short, long = [await site.told(said + LAST, way) for way in site.ways]
+    assert short == long
+    assert short.startswith(b"HTTP/1.1 413 ")
+
+
+async def test_who_hangs_up_while_it_waits_is_noticed_also_where_it_has_said_more(site: Site) -> None:
+    """Else what comes next would be leased to nobody."""
+    waits = site.daemon.exchange.waits
+    async with Line(site) as line:
+        line.say(request("GET /a2a/tasks/next?wait_ms=25000"))
+        await until(lambda: waits.total == 1)
+        line.say(request("GET /whoami"))
+        await site.told(LAST)  # by then it has come, too
+    async with asyncio.timeout(10):
+        await until(lambda: waits.total == 0)

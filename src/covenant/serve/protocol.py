@@ -32,6 +32,7 @@ T = TypeVar("T")
 
 _CLOSE: Final = b"connection: close\r\n"
 _HEADS_KEPT_MAX: Final = 16  # of a connection, one after the other: who says another each time is not worth the work
+_PIPELINED_MAX: Final = 4  # requests that are taken in while one is answered; then it is the client who waits
 _PLAIN_URL: Final = re.compile(rb"(/[\w/.@:-]*)(?:\?([\w.@:=&%+*-]*))?")  # nothing in its path that means another thing
 
 
@@ -193,6 +194,8 @@ class HttpProtocol(HttpToolsProtocol):
         self.url, self.expect_100_continue = url, expects
         self.headers += headers  # which the scope has by now
         super().on_headers_complete()
+        if self._plain is not None and len(self.pipeline) < _PIPELINED_MAX:
+            self.flow.resume_reading()  # who does not read does not notice either that the client hangs up
 
     def on_body(self, body: bytes) -> None:
         if self._stage is not _Stage.BODY:
@@ -258,6 +261,7 @@ class HttpProtocol(HttpToolsProtocol):
             if plain.disconnected:
                 return
             self.tasks.discard(plain.task)
+            del plain, response  # which may be large, while the next request may be long in coming
             self._idle = self.loop.create_future()
             await self._idle
             self._idle = None

@@ -106,19 +106,21 @@ class Operations:
             if dialog.reply is not None:
                 yield Event(dialog.generation, StreamResponse(message=dialog.reply))
                 return
-            async for event in self._from_snapshot(caller, agent, dialog):
-                yield event
+            try:
+                async for event in self._from_snapshot(caller, agent, dialog):
+                    yield event
+            except StoreUnavailable as away:
+                raise _of_unknown_outcome(away) from away
 
     async def _shown(self, caller: Caller, task_id: str, history: int | None) -> Dialog:
-        """The message that is the whole answer, or the task. A task that was shown is not taken back. What was sent is
-        stored, also where that cannot be looked at: who is told otherwise sends it again."""
+        """The message that is the whole answer, or the task. A task that was shown is not taken back."""
         try:
             dialog = await self._asked(caller, task_id, history, artifacts=True, direct=True)
             if dialog.is_hidden:
                 await self._exchange.run(caller, c.ShowTask(self._exchange.by(caller), task_id))
                 dialog = await self._asked(caller, task_id, history, artifacts=True, direct=True)
         except StoreUnavailable as away:
-            raise type(away)(away.message, **{**away.details, "outcome": "unknown"}) from away
+            raise _of_unknown_outcome(away) from away
         return dialog
 
     def _first(self, caller: Caller, agent: Agent, request: wire.SendMessage, key: str | None) -> c.SendTask | None:
@@ -338,6 +340,11 @@ def _whole(request: wire.SendMessage) -> Message:
         return message
     said = {name: value for name, value in ((REQUEST_METADATA, beside), (OUTPUT_MODES, modes)) if value}
     return structs.replace(message, metadata={**(message.metadata or {}), **said})
+
+
+def _of_unknown_outcome(away: StoreUnavailable) -> StoreUnavailable:
+    """What was sent is stored, also where it cannot be looked at: who is told otherwise sends it again."""
+    return type(away)(away.message, **{**away.details, "outcome": "unknown"})
 
 
 def _check_history(length: int | None) -> None:

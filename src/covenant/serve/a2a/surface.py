@@ -98,9 +98,8 @@ class Surface:
             if meaning.type not in jsonrpc.TYPES:
                 raise _wrong_type(meaning.type, jsonrpc.TYPES)
             limit = self._exchange.bounds.body_bytes_max
-            body = asked.data or b""
-            if not body or len(body) > limit:
-                body = await asked.body(limit)
+            come = asked.data
+            body = come if come and len(come) <= limit else await asked.body(limit)
             usual = jsonrpc.read_usual(body)
             if usual is not None:
                 call_id, call, request = usual

@@ -13,6 +13,7 @@ import errno
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -159,6 +160,7 @@ class Journal(Embedded):
         except CovenantError as failed:
             log.warning("the last writes before closing failed: %s", failed)
         self._stop(StoreClosed("the mailbox was closed"))
+        await self._at_rest()
         if self._reopening is not None:
             await asyncio.wait([self._reopening])
         if self._keeper is not None:
@@ -217,9 +219,12 @@ class Journal(Embedded):
         if writer.sync_us > self.limits.inline_sync_us_max:
             self._syncing = synced
             assert self._syncer is not None
-            tell = self._loop.call_soon_threadsafe
-            written = self._syncer.submit(writer.write, batch)
-            written.add_done_callback(lambda done: tell(self._flushed, writer, batch, done.exception()))
+            try:
+                written = self._syncer.submit(writer.write, batch)
+            except RuntimeError as failed:  # there is no thread to be had
+                self._flushed(batch, failed)
+            else:
+                written.add_done_callback(lambda done: self._tell_flushed(batch, done.exception()))
             return
         try:
             writer.write(batch)
@@ -231,15 +236,30 @@ class Journal(Embedded):
         else:
             self._written(batch, synced)
 
-    def _flushed(self, writer: Writer, batch: Batch, failed: BaseException | None) -> None:
-        """The thread is done."""
+    def _tell_flushed(self, batch: Batch, failed: BaseException | None) -> None:
+        """From the thread."""
+        with suppress(RuntimeError):  # a loop that is closed: nobody waits there any more
+            self._loop.call_soon_threadsafe(self._flushed, batch, failed)
+
+    def _flushed(self, batch: Batch, failed: BaseException | None) -> None:
+        """The thread is done. That it could not write is no news where the engine has given up meanwhile."""
         synced, self._syncing = self._syncing, None
         assert synced is not None
-        if failed is not None:
-            self._fail(failed if isinstance(failed, OSError) else OSError(errno.EIO, repr(failed)), synced)
-        else:
+        if failed is None:
             self._written(batch, synced)
             self._flush()
+            return
+        error = failed if isinstance(failed, OSError) else OSError(errno.EIO, repr(failed))
+        if self._refusal is None:
+            self._fail(error, synced)
+        else:
+            synced.set_exception(_refusal_of(error))
+            synced.exception()  # it may be that nobody waits for it
+
+    async def _at_rest(self) -> None:
+        """Until no thread writes."""
+        if self._syncing is not None:
+            await asyncio.wait([self._syncing])
 
     def _written(self, batch: Batch, synced: Synced) -> None:
         writer = self._writer
@@ -254,7 +274,7 @@ class Journal(Embedded):
         keeper = self._keeper
         assert keeper is not None
         keeper.unsaved_bytes += len(batch.data)
-        if writer.position.offset >= self.limits.segment_bytes and writer.is_empty:
+        if self._refusal is None and writer.position.offset >= self.limits.segment_bytes and writer.is_empty:
             self._change_segment()
         if self._refusal is None:
             keeper.look()
@@ -286,7 +306,8 @@ class Journal(Embedded):
                 synced.exception()  # it may be that nobody waits for it
         self._next = None
         why.details["outcome"] = "not_stored"  # for whoever calls from now on
-        self._writer.close()
+        if self._syncing is None:
+            self._writer.close()
         self._reopen_later()
 
     def _on_damage(self, failed: OSError) -> None:
@@ -304,10 +325,11 @@ class Journal(Embedded):
 
     async def _reopen(self) -> None:
         """Load what was synced and nothing else: lines behind it were never acknowledged."""
-        here = self._writer.position
         try:
+            await self._at_rest()
             if self._keeper is not None:
                 await self._keeper.finish()
+            here = self._writer.position
             if here.file is not None:
                 self._files.truncate(here.file, here.offset)
             await self._load()
