@@ -244,7 +244,7 @@ class Archive:
         width = row.count("?")
         at, end = 0, len(values)
         while at < end:
-            count = min(_ROWS_AT_ONCE, 1 << ((end - at) // width).bit_length() - 1)
+            count = 1 << min(most, (end - at) // width).bit_length() - 1
             some = values[at : at + count * width]
             self._writer.execute(f"insert or replace into rest values {', '.join([row] * count)}", some)
             at += count * width
@@ -255,6 +255,8 @@ class Archive:
         lost in a crash, since the segments behind that snapshot still tell it.
 
         What is committed lies in SQLite's log or, checkpointed, in the file; syncing the log is enough. The checkpoint
+        values_max = self._writer.getlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER)  # 999 in an older SQLite
+        most = min(_ROWS_AT_ONCE, values_max // width)
         only keeps the log short: the first pass lets writers go on, the second finds little left to do."""
         wal = self.path.with_name(f"{self.path.name}-wal")
         if wal.exists():
