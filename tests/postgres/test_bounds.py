@@ -125,6 +125,48 @@ async def test_who_looks_while_more_is_locked_than_there_was_room_for_is_told_of
         assert [delivery.task.id for delivery in taken] == [uid(number) for number in range(len(taken))]
 
 
+@pytest.mark.parametrize("what", ["tasks", "results"])
+async def test_who_looks_while_more_is_locked_than_an_answer_carries_is_told_of_it(
+    what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"{store_url()}&lanes=1"
+    limits = Limits(page_bytes_max=_BOUND)
+    async with Mailbox.open(url, limits=limits) as box, Mailbox.open(url, limits=limits) as other:
+        engine: Any = box._engine
+        beside: Any = other._engine
+        await box.of(ALICE).send_tasks([large(number) for number in range(8)])
+        if what == "results":
+            while taken := await box.of(BOB).recv_tasks(10, wait_ms=0):
+                for delivery in taken:
+                    await box.of(BOB).send_result(Result.ok(delivery, (Text("y" * _BYTES),)))
+        has_locked, may_save, has_looked = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        save, committed = Lane._save, beside.committed
+
+        async def held_up(lane: Lane, *args: Any) -> None:
+            if lane is engine._lanes[0]:
+                has_locked.set()
+                await may_save.wait()
+            await save(lane, *args)
+
+        def noted(*args: Any) -> None:
+            committed(*args)
+            has_looked.set()
+
+        def take(of: OpenMailbox) -> Any:
+            return of.of(BOB).recv_tasks(100) if what == "tasks" else of.of(ALICE).recv_results(100)
+
+        monkeypatch.setattr(Lane, "_save", held_up)
+        beside.committed = noted
+        first = asyncio.create_task(take(box))
+        await soon(has_locked.wait())
+        second = asyncio.create_task(take(other))
+        await soon(has_looked.wait())
+        assert not second.done()
+        may_save.set()
+        async with asyncio.timeout(POLL_S / 2):
+            assert len(await first) + len(await second) == 8
+
+
 async def test_who_looks_while_a_task_is_locked_by_who_does_not_take_it_is_told_of_it(
     box: OpenMailbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -145,7 +145,7 @@ class Working:
         self.is_fresh = False  # something was loaded, and so trust is up to date
         self.is_full = False  # not all that was asked for was loaded: it was too much at once
         self.keyed: set[Key] = set()  # what was locked by its key, and not as the first of its shelf
-        self.cut: set[tuple[bytes, str]] = set()  # shelves of which more was locked than loaded
+        self._looks: list[tuple[First, Sequence[Key], bool]] = []  # what was, and whether more was than was loaded
         self.is_snapshot = False  # it shows one moment, and locks nothing
         self.is_careful = False  # nothing is taken for absent that was not looked for
         self._shelves: dict[tuple[bytes, str], dict[Key, int]] = {}
@@ -170,15 +170,15 @@ class Working:
         """What stands first on a shelf, and was taken in already; what this transaction has put there comes after.
         `is_cut`: there was no room for more."""
         name = (first.shelf, first.name)
-        if is_cut:
-            self.is_full = True
-            self.cut.add(name)
+        self.is_full = self.is_full or is_cut
         if first.shelf == LEASE:
             self._leases.setdefault(first.name, keys[0] if keys else None)
             return
         found: dict[Key, int] = {}
         last = -1
         for key in keys:
+        if first.shelf in _TAKEN:
+            self._looks.append((first, keys, is_cut))
             was = standing(first.shelf, key, self.were.get(key))
             if was is not None:
                 last = max(last, was[1])
@@ -305,8 +305,17 @@ class Working:
         return moved
 
     def passed_by(self) -> set[tuple[bytes, str]]:
-        """The shelves of what was locked and stays there: who looked meanwhile has not seen it."""
-        found = set(self.cut)
+        """The shelves of what was locked and stays there: who looked meanwhile has not seen it. Who looked and took
+        nothing tells nobody: it would wake itself, and look again for ever."""
+        found: set[tuple[bytes, str]] = set()
+        for first, keys, is_cut in self._looks:
+            left = [key for key in keys if key not in self.touched]
+            if len(left) == len(keys):
+                continue
+            if is_cut:
+                found.add((first.shelf, first.name))
+            places = [standing(first.shelf, key, self.records.get(key)) for key in left]
+            found.update((first.shelf, place[0]) for place in places if place is not None)
         for key in self.keyed:
             was, now = self.were.get(key), self.records.get(key)
             for shelf in _TAKEN:
