@@ -448,6 +448,7 @@ class Lane:
         heads = [at for at, first in enumerate(asked) if first.is_plain]
         others = [at for at, first in enumerate(asked) if not first.is_plain]
         found: list[list[str]] = [[] for _ in asked]
+        stood: list[list[int]] = [[] for _ in asked]
         cuts: set[int] = set()
         due: int | None = None
         trust = 0
@@ -464,6 +465,7 @@ class Lane:
                 work.take_in(key, kind, body)
                 if what >= 0:
                     found[what].append(key)
+                    stood[what].append(order)
                 else:
                     work.keyed.add(key)
             elif what == -1:  # it is there, and there was no room for it
@@ -480,7 +482,7 @@ class Lane:
                 due = order
         work.take_absent(keys)
         for at, first in enumerate(asked):
-            work.take_shelf(first, found[at], at in cuts)
+            work.take_shelf(first, found[at], at in cuts, stood[at] if first.is_plain else None)
         if trust != self._engine.known.learnt:
             await self._engine.known.learn(self._connection)
         work.trust = self._engine.trust  # another lane may have begun anew while this one looked

@@ -166,9 +166,12 @@ class Working:
         records = self.records
         self.absent.update([key for key in keys if key not in records])
 
-    def take_shelf(self, first: First, keys: Sequence[Key], is_cut: bool = False) -> None:
+    def take_shelf(
+        self, first: First, keys: Sequence[Key], is_cut: bool = False, stood: Sequence[int] | None = None
+    ) -> None:
         """What stands first on a shelf, and was taken in already; what this transaction has put there comes after.
-        `is_cut`: there was no room for more."""
+        `is_cut`: there was no room for more. `stood`: where they were seen; one that has moved before it was locked
+        says nothing of what comes before its new place."""
         name = (first.shelf, first.name)
         self.is_full = self.is_full or is_cut
         if first.shelf == LEASE:
@@ -176,11 +179,18 @@ class Working:
             return
         found: dict[Key, int] = {}
         last = -1
+        found: dict[Key, int] = {}
+        last = -1
+        for at, key in enumerate(keys):
         for key in keys:
         if first.shelf in _TAKEN:
             self._looks.append((first, keys, is_cut))
             was = standing(first.shelf, key, self.were.get(key))
-            if was is not None:
+            if was is None:
+            else:
+                is_cut = True
+                continue
+            if stood is None or was[1] == stood[at]:
                 last = max(last, was[1])
         reach = last if is_cut or len(keys) >= first.limit else None
         if first.kinds is not None:
