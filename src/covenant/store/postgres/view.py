@@ -177,21 +177,18 @@ class Working:
         if first.shelf == LEASE:
             self._leases.setdefault(first.name, keys[0] if keys else None)
             return
-        found: dict[Key, int] = {}
-        last = -1
+        if first.shelf in _TAKEN:
+            self._looks.append((first, keys, is_cut))
         found: dict[Key, int] = {}
         last = -1
         for at, key in enumerate(keys):
-        for key in keys:
-        if first.shelf in _TAKEN:
-            self._looks.append((first, keys, is_cut))
             was = standing(first.shelf, key, self.were.get(key))
             if was is None:
-            else:
-                is_cut = True
                 continue
             if stood is None or was[1] == stood[at]:
                 last = max(last, was[1])
+            else:
+                is_cut = True
         reach = last if is_cut or len(keys) >= first.limit else None
         if first.kinds is not None:
             self._fitting[first.place] = ([*keys], reach)
@@ -449,11 +446,17 @@ class Working:
         return self._portioned(TaskRecord, self._listed("children", parent, after, limit, agent))
 
     def leases(self, after: int, limit: int, agent: str | None = None) -> Sequence[TaskRecord]:
-        found = self._portioned(TaskRecord, self._listed("leases", after, limit, agent))
-        if self.is_snapshot and agent is None:
-            return found
-        held = [record for record in found if record.lease is not None]
-        return held if agent is None else [record for record in held if agent in (record.sender, record.recipient)]
+        held: list[TaskRecord] = []
+        while True:
+            listed = self._portioned(TaskRecord, self._listed("leases", after, limit, agent))
+            if agent is None and self.is_snapshot:
+                return listed
+            found = [record for record in listed if record.lease is not None]
+            held += [record for record in found if agent in (None, record.sender, record.recipient)]
+            if not self.is_snapshot or len(listed) < limit or len(held) >= limit:
+                return held[:limit]
+            assert found[-1].lease is not None
+            after = found[-1].lease.seen_order  # what others carry may look like a task of this agent: so there is more
 
     def due(self, now: int, limit: int) -> Sequence[Key]:
         keys: Sequence[Key] = self._listed("due", now, limit)
