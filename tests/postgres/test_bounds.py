@@ -283,6 +283,27 @@ async def test_what_looks_like_the_kind_in_what_a_task_carries_is_not_taken_for_
     assert [delivery.task.id for delivery in taken] == [uid(1)]
 
 
+async def test_listings_for_many_at_once_hold_no_more_than_a_batch_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readers, "READ_BYTES", _BOUND)
+    monkeypatch.setattr(readers, "AT_ONCE_BYTES", 2 * _BOUND)
+    held: list[int] = []
+    take_in = readers.Reader._take_in
+
+    def noted(reader: readers.Reader, *args: Any) -> None:
+        take_in(reader, *args)
+        held.append(reader._held)
+
+    async with Mailbox.open(f"{store_url()}&lanes=1") as box:
+        peers = [box.of(f"peer{number}@lab") for number in range(12)]
+        for at, peer in enumerate(peers):
+            await peer.send_tasks([large(6 * at + number) for number in range(6)])
+        monkeypatch.setattr(readers.Reader, "_take_in", noted)
+        pages = await soon(asyncio.gather(*(peer.task_queue(1000) for peer in peers)))
+    shown = [[entry.task.id for entry in page.tasks] for page in pages]
+    assert shown == [[uid(6 * at + number) for number in range(6)] for at in range(12)]
+    assert max(held) <= 2 * _BOUND + _BOUND + _BYTES
+
+
 @pytest.mark.parametrize("ask", ["queue", "recent", "pending", "tree"])
 async def test_a_listing_of_large_tasks_loads_as_many_as_an_answer_carries(
     ask: str, monkeypatch: pytest.MonkeyPatch
