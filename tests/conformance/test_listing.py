@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from covenant import Delivery, Limits, Mailbox, OpenMailbox, QueuePage, Result, TaskState, Text
+from covenant import Delivery, Json, Limits, Mailbox, OpenMailbox, QueuePage, Result, TaskState, Text
 from covenant.model import command as c
 from covenant.model import query as q
 from covenant.model.limits import RETENTION_MS
@@ -214,6 +214,17 @@ async def test_pages_of_leases_are_complete(box: OpenMailbox, alice: Mailbox, bo
     expected = [uid(number) for number in range(1, 20)] + [uid(0)]
     assert [entry.task.id for entry in await all_entries(box, 3, state="in_flight")] == expected
     assert [entry.task.id for entry in await all_entries(alice, 3, state="in_flight")] == expected
+
+
+async def test_what_a_task_carries_does_not_end_the_listing_of_another(
+    alice: Mailbox, bob: Mailbox, carol: Mailbox
+) -> None:
+    """Contract 12: content that looks like a task of somebody is no task of theirs."""
+    lookalike = Json({"sender": alice.agent.pubkey, "recipient": alice.agent.pubkey})
+    await lease_many(carol, bob, [plain(bob, content=(lookalike,))])
+    await lease_many(alice, bob, [plain(bob, id=uid(number)) for number in range(300)])
+    found = await all_entries(alice, 1000, state="in_flight")
+    assert [entry.task.id for entry in found] == [uid(number) for number in range(300)]
 
 
 @pytest.mark.parametrize("limits", [Limits(scan_max=10)], ids=["scan of 10"])

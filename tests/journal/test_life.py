@@ -586,6 +586,44 @@ async def test_an_archive_that_cannot_write_holds_nobody_up(tmp_path: Path, monk
         assert journal_of(box).is_up
 
 
+async def at_rest(folder: Path, *names: str) -> list[tuple[str, TaskRecord]]:
+    """A finished task of each of these, which it sent to itself."""
+    async with open_journal(folder, limits=Limits()) as box:
+        for name in names:
+            peer = box.of(f"{name}@lab")
+            await peer.send_task(Task(recipient=peer.agent, intent_text="work"))
+            await peer.send_result(Result.ok(await peer.recv_task(), [Text("done")]))
+            await peer.recv_result()
+        records = journal_of(box).state.records.items()
+        return [(key, record) for key, record in records if type(record) is TaskRecord]
+
+
+async def test_who_was_first_met_in_a_write_that_failed_is_taken_for_nobody_else(tmp_path: Path) -> None:
+    records = await at_rest(tmp_path / "data", "amy", "ben")
+    archive = Archive(tmp_path / "archive")
+    archive._writer.execute("create trigger full before insert on rest begin select raise(abort, 'no room'); end")
+    with pytest.raises(ArchiveFailed):
+        archive.store(records[:1])
+    archive._writer.execute("drop trigger full")
+    archive.store(records[:1])
+    archive.close()
+    archive = Archive(tmp_path / "archive")
+    archive.store(records[1:])
+    for key, record in records:
+        assert [found.task.id for found in archive.recent(record.sender, None)] == [key]
+    archive.close()
+
+
+async def test_an_older_sqlite_is_given_as_much_at_once_as_it_takes(tmp_path: Path) -> None:
+    records = await at_rest(tmp_path / "data", *(f"peer{number}" for number in range(10)))
+    archive = Archive(tmp_path / "archive")
+    archive._writer.setlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER, 20)
+    for _ in range(2):  # with agents that it meets, and with those that it knows
+        archive.store(records)
+        assert [found.task.id for found in archive.recent(None, None)] == [key for key, _ in reversed(records)]
+    archive.close()
+
+
 async def test_who_lost_its_lease_learns_from_the_archive_that_the_task_is_over(tmp_path: Path) -> None:
     """Whoever answered knows; but one who was superseded, or whose task was canceled, may still come and ask."""
     limits = Limits(finished_tail_max=0, archive_batch=1)

@@ -15,6 +15,7 @@ from covenant import OpenMailbox
 from covenant.store.postgres.connection import Where
 from covenant.store.postgres.engine import Postgres
 
+WAITING: Final = "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and application_name = $1"
 _numbers: Final = count(1)
 
 

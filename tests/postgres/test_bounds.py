@@ -125,6 +125,48 @@ async def test_who_looks_while_more_is_locked_than_there_was_room_for_is_told_of
         assert [delivery.task.id for delivery in taken] == [uid(number) for number in range(len(taken))]
 
 
+@pytest.mark.parametrize("what", ["tasks", "results"])
+async def test_who_looks_while_more_is_locked_than_an_answer_carries_is_told_of_it(
+    what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"{store_url()}&lanes=1"
+    limits = Limits(page_bytes_max=_BOUND)
+    async with Mailbox.open(url, limits=limits) as box, Mailbox.open(url, limits=limits) as other:
+        engine: Any = box._engine
+        beside: Any = other._engine
+        await box.of(ALICE).send_tasks([large(number) for number in range(8)])
+        if what == "results":
+            while taken := await box.of(BOB).recv_tasks(10, wait_ms=0):
+                for delivery in taken:
+                    await box.of(BOB).send_result(Result.ok(delivery, (Text("y" * _BYTES),)))
+        has_locked, may_save, has_looked = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        save, committed = Lane._save, beside.committed
+
+        async def held_up(lane: Lane, *args: Any) -> None:
+            if lane is engine._lanes[0]:
+                has_locked.set()
+                await may_save.wait()
+            await save(lane, *args)
+
+        def noted(*args: Any) -> None:
+            committed(*args)
+            has_looked.set()
+
+        def take(of: OpenMailbox) -> Any:
+            return of.of(BOB).recv_tasks(100) if what == "tasks" else of.of(ALICE).recv_results(100)
+
+        monkeypatch.setattr(Lane, "_save", held_up)
+        beside.committed = noted
+        first = asyncio.create_task(take(box))
+        await soon(has_locked.wait())
+        second = asyncio.create_task(take(other))
+        await soon(has_looked.wait())
+        assert not second.done()
+        may_save.set()
+        async with asyncio.timeout(POLL_S / 2):
+            assert len(await first) + len(await second) == 8
+
+
 async def test_who_looks_while_a_task_is_locked_by_who_does_not_take_it_is_told_of_it(
     box: OpenMailbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -239,6 +281,27 @@ async def test_what_looks_like_the_kind_in_what_a_task_carries_is_not_taken_for_
     await alice.send_tasks([*decoys, Task(id=uid(1), recipient=BOB, intent_text="x", task_kind="a")])
     taken = await soon(bob.recv_tasks(1, wait_ms=0, kinds={"a"}))
     assert [delivery.task.id for delivery in taken] == [uid(1)]
+
+
+async def test_listings_for_many_at_once_hold_no_more_than_a_batch_may(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readers, "READ_BYTES", _BOUND)
+    monkeypatch.setattr(readers, "AT_ONCE_BYTES", 2 * _BOUND)
+    held: list[int] = []
+    take_in = readers.Reader._take_in
+
+    def noted(reader: readers.Reader, *args: Any) -> None:
+        take_in(reader, *args)
+        held.append(reader._held)
+
+    async with Mailbox.open(f"{store_url()}&lanes=1") as box:
+        peers = [box.of(f"peer{number}@lab") for number in range(12)]
+        for at, peer in enumerate(peers):
+            await peer.send_tasks([large(6 * at + number) for number in range(6)])
+        monkeypatch.setattr(readers.Reader, "_take_in", noted)
+        pages = await soon(asyncio.gather(*(peer.task_queue(1000) for peer in peers)))
+    shown = [[entry.task.id for entry in page.tasks] for page in pages]
+    assert shown == [[uid(6 * at + number) for number in range(6)] for at in range(12)]
+    assert max(held) <= 2 * _BOUND + _BOUND + _BYTES
 
 
 @pytest.mark.parametrize("ask", ["queue", "recent", "pending", "tree"])

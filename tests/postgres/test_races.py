@@ -20,6 +20,7 @@ from covenant.model.peer import Caller, Capability, Grant, Role, Scope
 from covenant.rules.evolve import CREATING
 from tests.conformance.support import DONE, drain, keyed, plain, soon, take, uid
 from tests.postgres import store_url
+from tests.postgres.support import WAITING, sql
 
 ALICE, BOB = AgentId.named("alice@lab"), AgentId.named("bob@lab")
 _ROUNDS: Final = 25
@@ -203,3 +204,25 @@ async def test_a_lane_that_was_closed_never_gets_another_line(both: tuple[OpenMa
     assert engine.daemon_id != name
     assert len(await other.recent_tasks(1000)) == 40
     assert len(await whole_log(other)) == 40
+
+
+async def test_what_was_given_back_while_a_receive_waited_stands_behind_what_is_older(
+    both: tuple[OpenMailbox, OpenMailbox],
+) -> None:
+    """One of its batch waits for a record: what stood first when that began may stand elsewhere when it ends."""
+    one, other = both
+    alice, bob = one.of(ALICE), one.of(BOB)
+    await alice.send_tasks([plain(bob, id=uid(number)) for number in range(3)])
+    held = await take(bob)
+    async with sql(f"{engine_of(one).where.dsn}&schema={engine_of(one).where.schema}") as owner:
+        async with owner.transaction():
+            await owner.execute("select from record where key = $1 for update", uid(0))
+            posting = asyncio.create_task(bob.send_result(Result.ok(held, DONE)))
+            receiving = asyncio.create_task(bob.recv_tasks(1, wait_ms=0))
+            async with asyncio.timeout(10):
+                while not await owner.fetchval(WAITING, engine_of(one).session):
+                    pass
+            away = other.of(BOB)
+            await away.release(await take(away), reason="not now")
+        await soon(posting)
+        assert [delivery.task.id for delivery in await soon(receiving)] == [uid(2)]

@@ -6,7 +6,7 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any, Final
+from typing import Any
 
 import asyncpg
 import pytest
@@ -32,7 +32,7 @@ from tests.conformance.support import DAY_MS, DONE, drain, plain, soon, take, ui
 from tests.daemons import OPERATOR_TOKEN
 from tests.postgres import started_server, store_url
 from tests.postgres.servers import forget, socket_of
-from tests.postgres.support import engine_of, sql, until
+from tests.postgres.support import WAITING, engine_of, sql, until
 
 ALICE, BOB = AgentId.named("alice@lab"), AgentId.named("bob@lab")
 
@@ -278,9 +278,6 @@ async def test_a_signature_stands_in_the_chain_that_it_is_about_or_nowhere() -> 
 # --- a command that finds what it wants in the hands of others --------------------------------------------------
 
 
-_WAITING: Final = "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and application_name = $1"
-
-
 async def test_a_command_that_wants_what_somebody_holds_keeps_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
     """After a few tries of the whole batch each of its commands stands for itself."""
     monkeypatch.setattr(lanes, "LOCK_TIMEOUT", "5ms")
@@ -316,7 +313,7 @@ async def test_steps_of_a_cascade_that_want_what_somebody_holds_keep_nobody_else
                 asyncio.create_task(alice.cancel_task(uid(number), reason="x", cascade=True)) for number in (1, 3, 5)
             ]
             async with asyncio.timeout(10):
-                while not await owner.fetchval(_WAITING, engine.session):
+                while not await owner.fetchval(WAITING, engine.session):
                     pass
             going_on = asyncio.create_task(engine._go_on())
             async with asyncio.timeout(4):
@@ -325,6 +322,46 @@ async def test_steps_of_a_cascade_that_want_what_somebody_holds_keep_nobody_else
             assert not any(cancel.done() for cancel in cancels)
         await soon(asyncio.gather(*cancels, going_on))
         assert [(await alice.get_task(uid(number))).outcome for number in (2, 4, 6)] == ["canceled"] * 3
+
+
+async def test_commands_that_want_the_same_that_somebody_holds_keep_nobody_else() -> None:
+    """It is waited for once, and not by each of them in its turn."""
+    url = f"{store_url()}&lanes=1"
+    async with Mailbox.open(url) as box, sql(url) as owner:
+        alice, bob, engine = box.of(ALICE), box.of(BOB), engine_of(box)
+        await alice.send_task(plain(bob, id=uid(1)))
+        async with owner.transaction():
+            await owner.execute("select from record where key = $1 for update", uid(1))
+            cancels = [asyncio.create_task(alice.cancel_task(uid(1))) for _ in range(16)]
+            async with asyncio.timeout(10):
+                while not await owner.fetchval(WAITING, engine.session):
+                    pass
+            async with asyncio.timeout(3):
+                await alice.send_task(plain(bob))
+            assert not any(cancel.done() for cancel in cancels)
+        ended = await soon(asyncio.gather(*cancels, return_exceptions=True))
+        assert not [told for told in ended if isinstance(told, StoreUnavailable)]
+        assert (await alice.get_task(uid(1))).outcome == "canceled"
+
+
+async def test_commands_that_come_one_by_one_for_what_somebody_holds_keep_nobody_else() -> None:
+    """A daemon that is frozen may hold many records, and each of them is wanted by somebody else."""
+    url = f"{store_url()}&lanes=1"
+    async with Mailbox.open(url) as box, sql(url) as owner:
+        alice, bob, engine = box.of(ALICE), box.of(BOB), engine_of(box)
+        tasks = [uid(number) for number in range(12)]
+        await alice.send_tasks([plain(bob, id=task_id) for task_id in tasks])
+        cancels = []
+        async with owner.transaction():
+            await owner.execute("select from record where key = any($1) for update", tasks)
+            async with asyncio.timeout(4):
+                for task_id in tasks:
+                    cancels.append(asyncio.create_task(alice.cancel_task(task_id)))
+                    await alice.send_task(plain(bob))
+            assert not any(cancel.done() for cancel in cancels)
+        await soon(asyncio.gather(*cancels))
+        assert [(await alice.get_task(task_id)).outcome for task_id in tasks] == ["canceled"] * 12
+        assert not engine.queue
 
 
 async def test_what_is_due_and_somebody_holds_keeps_nobody_else() -> None:

@@ -13,6 +13,7 @@ import sqlite3
 import time
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from contextlib import contextmanager
 from functools import wraps
 from heapq import merge
 from operator import itemgetter
@@ -214,21 +215,21 @@ class Archive:
         plain: list[Any] = []
         others: list[Any] = []
         leases: list[tuple[str, Key]] = []
-        for start in range(0, len(records), breath):
-            time.sleep(0)  # let the event loop have the interpreter
-            for key, record in records[start : start + breath]:
-                if type(record) is not TaskRecord:
-                    others += (*self._columns(key, record), encode(record))
-                    continue
-                answered_by = None if record.result is None else record.result.lease_id
-                if record.lease_history != (answered_by,):
-                    leases += [(lease_id, key) for lease_id in record.lease_history if lease_id != answered_by]
-                sender, recipient = agents.get(record.sender), agents.get(record.recipient)
-                if sender and recipient and not record.protocol and record.task.parent is None:
-                    plain += (record.sent_order, key, sender, recipient, encode(record))
-                else:
-                    others += (*self._columns(key, record), encode(record))
-        with self._writer:
+        with self._writing():
+            for start in range(0, len(records), breath):
+                time.sleep(0)  # let the event loop have the interpreter
+                for key, record in records[start : start + breath]:
+                    if type(record) is not TaskRecord:
+                        others += (*self._columns(key, record), encode(record))
+                        continue
+                    answered_by = None if record.result is None else record.result.lease_id
+                    if record.lease_history != (answered_by,):
+                        leases += [(lease_id, key) for lease_id in record.lease_history if lease_id != answered_by]
+                    sender, recipient = agents.get(record.sender), agents.get(record.recipient)
+                    if sender and recipient and not record.protocol and record.task.parent is None:
+                        plain += (record.sent_order, key, sender, recipient, encode(record))
+                    else:
+                        others += (*self._columns(key, record), encode(record))
             if gone:
                 self._writer.executemany("delete from rest where key = ?", [(key,) for key in gone])
                 sent_anew = [(key,) for key in gone if ":" not in key]
@@ -238,13 +239,27 @@ class Archive:
             if leases:
                 self._writer.executemany("insert or replace into lease values (?, ?)", leases)
 
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """All of it or nothing, and so it is with the agents that are met in it for the first time."""
+        known = len(self._agents)
+        try:
+            with self._writer:
+                yield
+        except BaseException:
+            for pubkey in [*self._agents][known:]:
+                del self._agents[pubkey]
+            raise
+
     def _insert(self, row: str, values: list[Any]) -> None:
         """Many rows in one statement, which costs each of them less and holds no Python lock. Their number is a power
         of two: so there are few statements, and SQLite has them ready."""
         width = row.count("?")
+        values_max = self._writer.getlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER)  # 999 in an older SQLite
+        most = min(_ROWS_AT_ONCE, values_max // width)
         at, end = 0, len(values)
         while at < end:
-            count = min(_ROWS_AT_ONCE, 1 << ((end - at) // width).bit_length() - 1)
+            count = 1 << min(most, (end - at) // width).bit_length() - 1
             some = values[at : at + count * width]
             self._writer.execute(f"insert or replace into rest values {', '.join([row] * count)}", some)
             at += count * width
@@ -289,7 +304,7 @@ class Archive:
     @_speaks_os
     def store_saved(self, items: Iterable[Saved]) -> None:
         """Take in what a history snapshot kept."""
-        with self._writer:
+        with self._writing():
             for item in items:
                 self._insert(_ROW, [*self._columns(item.key, item.record), _encoder.encode(item.record)])
 

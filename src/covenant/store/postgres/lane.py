@@ -48,6 +48,7 @@ TRIES_MAX: Final = 40
 TOGETHER_MAX: Final = 8  # tries of a whole batch; then each command stands for itself
 LOCK_TIMEOUT: Final = "500ms"  # for a record or for trust; others wait meanwhile
 HELD_S: Final = 0.4  # or once they have waited so long for what somebody holds; one alone is put aside
+HURRIED_S: Final = 0.05  # the same while others are aside
 LOAD_BYTES: Final = 16 << 20  # of records, in one look; at least one is loaded, and the rest when its turn comes
 SAVE_BYTES: Final = 16 << 20  # of lines, in one transaction; those of one command are not parted
 EXPIRY_STEPS: Final = 20  # of the clock, in one transaction
@@ -202,11 +203,11 @@ class Lane:
                 if tries >= TRIES_MAX or (len(batch) == 1 and batch[0].until_s <= now_s):
                     self._give_up(batch, StoreUnavailable(f"others are always at it: {conflict}", outcome="not_stored"))
                     return
-                if now_s - begun_s >= HELD_S or batch[0].is_aside:
+                held_s = HURRIED_S if self._engine.queue.hurries else HELD_S
+                if now_s - begun_s >= held_s or batch[0].is_aside:
                     batch = self._part_with_held(batch, conflict)
                 elif len(batch) > 1 and tries >= TOGETHER_MAX:
-                    self._engine.queue.put_back(batch[1:], alone=True)
-                    batch = batch[:1]
+                    batch = self._part(batch)
                 if tries > 1:
                     await asyncio.sleep(min(0.001 * tries, 0.02))
                 continue
@@ -223,8 +224,7 @@ class Lane:
                     await self.close()
                     continue
                 if len(batch) > 1:  # one of them is the cause: each on its own
-                    self._engine.queue.put_back(batch[1:], alone=True)
-                    batch = batch[:1]
+                    batch = self._part(batch)
                     continue
                 log.warning("the database refused a commit: %s", failed)
                 self._give_up(batch, told(failed, "not_stored"))
@@ -233,6 +233,12 @@ class Lane:
             if batch and done:
                 self._engine.queue.put_back(batch)
                 return
+
+    def _part(self, batch: list[Entry]) -> list[Entry]:
+        """Each of the batch stands for itself from now on: what it asks for, and not what the others did."""
+        self._asked = set()
+        self._engine.queue.put_back(batch[1:], alone=True)
+        return batch[:1]
 
     def _part_with_held(self, batch: list[Entry], conflict: BaseException) -> list[Entry]:
         """One of the batch wants what somebody holds for long. Each stands for itself from now on; one that does is put
@@ -244,8 +250,11 @@ class Lane:
             self._give_up(steps, StoreUnavailable(f"somebody holds what is due: {conflict}", outcome="not_stored"))
             self._engine.queue.put_back([entry for entry in batch if entry not in steps])
             return []
-        self._engine.queue.put_back(rest, alone=True)
-        if rest or first.is_exclusive or first.lane is not None:
+        if rest:
+            for entry in batch:
+                entry.is_aside = True  # whichever of them want it: they have waited for it once
+            return self._part(batch)
+        if first.is_exclusive or first.lane is not None:
             return [first]
         self._engine.queue.put_aside(first)
         return []
@@ -305,7 +314,7 @@ class Lane:
         if batch[0].lane not in (None, self.id):  # of a chain that has ended: the new one has its own head
             batch[0].future.set_result(None)
             return len(batch)
-        mode = 2 if batch[0].is_exclusive else 3 if batch[0].is_aside else 1
+        mode = 2 if batch[0].is_exclusive else 3 if batch[0].is_aside or engine.queue.hurries else 1
         work = self._work = Working(engine.trust, engine.depths.of)
         work.is_careful = batch[0].tries > 0 or batch[0].is_aside
         now = engine.now()
@@ -439,6 +448,7 @@ class Lane:
         heads = [at for at, first in enumerate(asked) if first.is_plain]
         others = [at for at, first in enumerate(asked) if not first.is_plain]
         found: list[list[str]] = [[] for _ in asked]
+        stood: list[list[int]] = [[] for _ in asked]
         cuts: set[int] = set()
         due: int | None = None
         trust = 0
@@ -455,6 +465,7 @@ class Lane:
                 work.take_in(key, kind, body)
                 if what >= 0:
                     found[what].append(key)
+                    stood[what].append(order)
                 else:
                     work.keyed.add(key)
             elif what == -1:  # it is there, and there was no room for it
@@ -471,7 +482,7 @@ class Lane:
                 due = order
         work.take_absent(keys)
         for at, first in enumerate(asked):
-            work.take_shelf(first, found[at], at in cuts)
+            work.take_shelf(first, found[at], at in cuts, stood[at] if first.is_plain else None)
         if trust != self._engine.known.learnt:
             await self._engine.known.learn(self._connection)
         work.trust = self._engine.trust  # another lane may have begun anew while this one looked

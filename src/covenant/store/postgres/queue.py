@@ -20,6 +20,7 @@ class Queue:
         self._aside: set[Entry] = set()  # those that want what somebody holds
         self._idle: deque[asyncio.Future[None]] = deque()
         self._is_over = False
+        self._hurries_until_s = 0.0
         self.free = 0  # lanes that have nothing to do
 
     def open(self) -> None:
@@ -93,7 +94,14 @@ class Queue:
         entry.is_aside = entry.is_alone = True
         entry.tries = 0
         self._aside.add(entry)
-        asyncio.get_running_loop().call_later(ASIDE_S, self._take_up, entry)
+        loop = asyncio.get_running_loop()
+        self._hurries_until_s = loop.time() + 2 * ASIDE_S
+        loop.call_later(ASIDE_S, self._take_up, entry)
+
+    @property
+    def hurries(self) -> bool:
+        """Somebody holds something, and perhaps more than one wants: who meets it next need not wait as long."""
+        return asyncio.get_running_loop().time() < self._hurries_until_s
 
     def _take_up(self, entry: Entry) -> None:
         if entry in self._aside:

@@ -250,6 +250,8 @@ class Reader:
         work.is_fresh = True
         for want in dict.fromkeys(want for want in wanted if type(want) is not str):
             await self._load_listing(work, want)
+            if self._held > AT_ONCE_BYTES:
+                return  # whoever asked for the others asks again
 
     def _take_in(self, work: Working, key: str, kind: bytes, body: bytes) -> None:
         self._held += len(body)

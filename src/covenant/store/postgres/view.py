@@ -145,7 +145,7 @@ class Working:
         self.is_fresh = False  # something was loaded, and so trust is up to date
         self.is_full = False  # not all that was asked for was loaded: it was too much at once
         self.keyed: set[Key] = set()  # what was locked by its key, and not as the first of its shelf
-        self.cut: set[tuple[bytes, str]] = set()  # shelves of which more was locked than loaded
+        self._looks: list[tuple[First, Sequence[Key], bool]] = []  # what was, and whether more was than was loaded
         self.is_snapshot = False  # it shows one moment, and locks nothing
         self.is_careful = False  # nothing is taken for absent that was not looked for
         self._shelves: dict[tuple[bytes, str], dict[Key, int]] = {}
@@ -166,22 +166,29 @@ class Working:
         records = self.records
         self.absent.update([key for key in keys if key not in records])
 
-    def take_shelf(self, first: First, keys: Sequence[Key], is_cut: bool = False) -> None:
+    def take_shelf(
+        self, first: First, keys: Sequence[Key], is_cut: bool = False, stood: Sequence[int] | None = None
+    ) -> None:
         """What stands first on a shelf, and was taken in already; what this transaction has put there comes after.
-        `is_cut`: there was no room for more."""
+        `is_cut`: there was no room for more. `stood`: where they were seen; one that has moved before it was locked
+        says nothing of what comes before its new place."""
         name = (first.shelf, first.name)
-        if is_cut:
-            self.is_full = True
-            self.cut.add(name)
+        self.is_full = self.is_full or is_cut
         if first.shelf == LEASE:
             self._leases.setdefault(first.name, keys[0] if keys else None)
             return
+        if first.shelf in _TAKEN:
+            self._looks.append((first, keys, is_cut))
         found: dict[Key, int] = {}
         last = -1
-        for key in keys:
+        for at, key in enumerate(keys):
             was = standing(first.shelf, key, self.were.get(key))
-            if was is not None:
+            if was is None:
+                continue
+            if stood is None or was[1] == stood[at]:
                 last = max(last, was[1])
+            else:
+                is_cut = True
         reach = last if is_cut or len(keys) >= first.limit else None
         if first.kinds is not None:
             self._fitting[first.place] = ([*keys], reach)
@@ -305,8 +312,17 @@ class Working:
         return moved
 
     def passed_by(self) -> set[tuple[bytes, str]]:
-        """The shelves of what was locked and stays there: who looked meanwhile has not seen it."""
-        found = set(self.cut)
+        """The shelves of what was locked and stays there: who looked meanwhile has not seen it. Who looked and took
+        nothing tells nobody: it would wake itself, and look again for ever."""
+        found: set[tuple[bytes, str]] = set()
+        for first, keys, is_cut in self._looks:
+            left = [key for key in keys if key not in self.touched]
+            if len(left) == len(keys):
+                continue
+            if is_cut:
+                found.add((first.shelf, first.name))
+            places = [standing(first.shelf, key, self.records.get(key)) for key in left]
+            found.update((first.shelf, place[0]) for place in places if place is not None)
         for key in self.keyed:
             was, now = self.were.get(key), self.records.get(key)
             for shelf in _TAKEN:
@@ -430,11 +446,17 @@ class Working:
         return self._portioned(TaskRecord, self._listed("children", parent, after, limit, agent))
 
     def leases(self, after: int, limit: int, agent: str | None = None) -> Sequence[TaskRecord]:
-        found = self._portioned(TaskRecord, self._listed("leases", after, limit, agent))
-        if self.is_snapshot and agent is None:
-            return found
-        held = [record for record in found if record.lease is not None]
-        return held if agent is None else [record for record in held if agent in (record.sender, record.recipient)]
+        held: list[TaskRecord] = []
+        while True:
+            listed = self._portioned(TaskRecord, self._listed("leases", after, limit, agent))
+            if agent is None and self.is_snapshot:
+                return listed
+            found = [record for record in listed if record.lease is not None]
+            held += [record for record in found if agent in (None, record.sender, record.recipient)]
+            if not self.is_snapshot or len(listed) < limit or len(held) >= limit:
+                return held[:limit]
+            assert found[-1].lease is not None
+            after = found[-1].lease.seen_order  # what others carry may look like a task of this agent: so there is more
 
     def due(self, now: int, limit: int) -> Sequence[Key]:
         keys: Sequence[Key] = self._listed("due", now, limit)

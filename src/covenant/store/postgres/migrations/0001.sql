@@ -111,8 +111,9 @@ create table seam (
 );
 
 -- Load for a command: lock the records with these keys, and the first ones of some listings, as many as there is room
--- for; a row without a body says that there is more. The heads are the commonest: what is ready or answered for somebody.
--- The last rows say how far trust is, which block of numbers was drawn, and what is due next.
+-- for; a row without a body says that there is more. The heads are the commonest: what is ready or answered for somebody,
+-- each with the number of its place, as it was before the keys were waited for. The last rows say how far trust is, which
+-- block of numbers was drawn, and what is due next.
 create function load(
     mode integer,                                 -- 0: further in a transaction; its beginning: 1, or 2 to change trust,
                                                   -- or 3 to wait for no record
@@ -148,7 +149,7 @@ begin
             union all
             select u.i, r.* from unnest(head_numbers, head_shelves, head_names, head_limits) u(i, shelf, name, most)
             cross join lateral (
-                select r.key, r.kind, r.ord, r.body from place p join record r on r.key = p.key
+                select r.key, r.kind, p.ord, r.body from place p join record r on r.key = p.key
                 where p.shelf = u.shelf and p.name = u.name
                 order by p.ord limit u.most for update of r skip locked) r) l) s;
     else
@@ -159,7 +160,7 @@ begin
             union all
             select u.i, r.* from unnest(head_numbers, head_shelves, head_names, head_limits) u(i, shelf, name, most)
             cross join lateral (
-                select r.key, r.kind, r.ord, r.body from place p join record r on r.key = p.key
+                select r.key, r.kind, p.ord, r.body from place p join record r on r.key = p.key
                 where p.shelf = u.shelf and p.name = u.name
                 order by p.ord limit u.most for update of r skip locked) r) l) s;
     end if;
