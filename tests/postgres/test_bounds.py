@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any, Final
 
 import pytest
@@ -92,6 +93,36 @@ async def test_receivers_at_the_same_time_miss_nothing_that_there_was_no_room_fo
     assert max(held) <= _BOUND + 2 * _BYTES
 
 
+@asynccontextmanager
+async def one_looks_while_another_saves(
+    monkeypatch: pytest.MonkeyPatch, engine: Any, beside: Any, taking: Any, looking: Any
+) -> AsyncIterator[tuple[asyncio.Task[Any], asyncio.Task[Any]]]:
+    """Who takes has locked what it found; who looks then finds nothing, and waits. Both must end before a slow look."""
+    has_locked, may_save, has_looked = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    save, committed = Lane._save, beside.committed
+
+    async def held_up(lane: Lane, *args: Any) -> None:
+        if lane is engine._lanes[0]:
+            has_locked.set()
+            await may_save.wait()
+        await save(lane, *args)
+
+    def noted(*args: Any) -> None:
+        committed(*args)
+        has_looked.set()
+
+    monkeypatch.setattr(Lane, "_save", held_up)
+    beside.committed = noted
+    first = asyncio.create_task(taking)
+    await soon(has_locked.wait())
+    second = asyncio.create_task(looking)
+    await soon(has_looked.wait())
+    assert not second.done()
+    may_save.set()
+    async with asyncio.timeout(POLL_S / 2):
+        yield first, second
+
+
 async def test_who_looks_while_more_is_locked_than_there_was_room_for_is_told_of_it(
     box: OpenMailbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -99,28 +130,9 @@ async def test_who_looks_while_more_is_locked_than_there_was_room_for_is_told_of
     await box.of(ALICE).send_tasks([large(number) for number in range(10)])
     async with Mailbox.open(f"{engine.where.dsn}&schema={engine.where.schema}&lanes=1") as other:
         beside: Any = other._engine
-        has_locked, may_save, has_looked = asyncio.Event(), asyncio.Event(), asyncio.Event()
-        save, committed = Lane._save, beside.committed
-
-        async def held_up(lane: Lane, *args: Any) -> None:
-            if lane is engine._lanes[0]:
-                has_locked.set()
-                await may_save.wait()
-            await save(lane, *args)
-
-        def noted(*args: Any) -> None:
-            committed(*args)
-            has_looked.set()
-
-        monkeypatch.setattr(Lane, "_save", held_up)
-        beside.committed = noted
-        first = asyncio.create_task(box.of(BOB).recv_tasks(1000))
-        await soon(has_locked.wait())
-        second = asyncio.create_task(other.of(BOB).recv_tasks(1000))
-        await soon(has_looked.wait())
-        assert not second.done()
-        may_save.set()
-        async with asyncio.timeout(POLL_S / 2):
+        async with one_looks_while_another_saves(
+            monkeypatch, engine, beside, box.of(BOB).recv_tasks(1000), other.of(BOB).recv_tasks(1000)
+        ) as (first, second):
             taken = [*await first, *await second]
         assert [delivery.task.id for delivery in taken] == [uid(number) for number in range(len(taken))]
 
@@ -139,31 +151,14 @@ async def test_who_looks_while_more_is_locked_than_an_answer_carries_is_told_of_
             while taken := await box.of(BOB).recv_tasks(10, wait_ms=0):
                 for delivery in taken:
                     await box.of(BOB).send_result(Result.ok(delivery, (Text("y" * _BYTES),)))
-        has_locked, may_save, has_looked = asyncio.Event(), asyncio.Event(), asyncio.Event()
-        save, committed = Lane._save, beside.committed
-
-        async def held_up(lane: Lane, *args: Any) -> None:
-            if lane is engine._lanes[0]:
-                has_locked.set()
-                await may_save.wait()
-            await save(lane, *args)
-
-        def noted(*args: Any) -> None:
-            committed(*args)
-            has_looked.set()
 
         def take(of: OpenMailbox) -> Any:
             return of.of(BOB).recv_tasks(100) if what == "tasks" else of.of(ALICE).recv_results(100)
 
-        monkeypatch.setattr(Lane, "_save", held_up)
-        beside.committed = noted
-        first = asyncio.create_task(take(box))
-        await soon(has_locked.wait())
-        second = asyncio.create_task(take(other))
-        await soon(has_looked.wait())
-        assert not second.done()
-        may_save.set()
-        async with asyncio.timeout(POLL_S / 2):
+        async with one_looks_while_another_saves(monkeypatch, engine, beside, take(box), take(other)) as (
+            first,
+            second,
+        ):
             assert len(await first) + len(await second) == 8
 
 
