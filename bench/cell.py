@@ -61,6 +61,7 @@ _CELLS: Final = {
     "postgres procrastinate": "postgres.procrastinate.cycles",
     "postgres dbos": "peers.dbos.cycles",
     "postgres absurd": "postgres.absurd.cycles",
+    "postgres statements": "postgres.statements.repeated",
 }
 
 

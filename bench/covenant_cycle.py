@@ -31,16 +31,17 @@ async def cycles(folder: Path, scheme: str, clients: int, warm_s: float, seconds
 
 
 async def run_clients(box: Mailbox, clients: int, warm_s: float, seconds: float, first: int = 0) -> Figures:
-    """`rate` counts cycles; the times are those of one reply, and `cycle_ms` is the mean of a whole cycle. Clients are
-    numbered from `first`: those of several processes are not the same agents."""
+    """`rate` counts cycles; the times are those of one reply, `cycle_ms` is the mean of a whole cycle and `cpu_us` what
+    it takes of this process. Clients are numbered from `first`: those of several processes are not the same agents."""
     window = Window(warm_s, seconds)
     replies = Tally(window)
-    before = _stats(box)
+    before, cpu_s = _stats(box), time.process_time()
     await asyncio.gather(*(_client(box, number, replies) for number in range(first, first + clients)))
-    after = _stats(box)
+    after, cpu_s = _stats(box), time.process_time() - cpu_s
     figures = replies.figures()
     figures["rate"] /= len(LINE_KINDS)
     figures["cycle_ms"] = clients / figures["rate"] * 1000
+    figures["cpu_us"] = cpu_s / (figures["rate"] * (warm_s + seconds)) * 1e6
     if before is not None and after is not None and after[1] > before[1]:
         figures["events_per_sync"] = (after[0] - before[0]) / (after[1] - before[1])
     return figures

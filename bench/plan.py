@@ -78,6 +78,8 @@ class Run:
         for clients in CLIENTS:
             self._window("bare", f"bare beside {clients}")
             self._window("covenant", f"covenant {clients}", scheme=self.plan.scheme, clients=clients)
+            if clients >= PEER_CLIENTS:
+                self._window("covenant", f"diskless {clients}", scheme="memory", clients=clients)
             for form in FLOOR_FORMS:
                 self._window("group", f"group {form} {clients}", writers=clients, sizes=self.sizes, form=form)
             if clients == PEER_CLIENTS:

@@ -23,6 +23,7 @@ PAST_BAR: Final = Bar(0.9, True)
 GROWTH_BAR: Final = Bar(150, False, " MiB")
 START_BAR: Final = Bar(0.2, False)
 
+_DISKLESS: Final = "... of a store that writes nothing"  # memory: what no disk can better
 _PER_S: Final = "/s"
 _MS: Final = "ms"
 _MIB: Final = "MiB"
@@ -53,6 +54,9 @@ def _cycles(rounds: Rounds) -> list[Row]:
         rows.append(
             beside(rounds, measure, _PER_S, (f"covenant {clients}", "rate"), (floor, "rate"), bar, f"{form} floor")
         )
+        if bar is not None:
+            ours = (f"diskless {clients}", "rate")
+            rows.append(beside(rounds, _DISKLESS, _PER_S, ours, (floor, "rate"), None, f"{form} floor"))
     return rows
 
 
@@ -81,6 +85,8 @@ def _replies(rounds: Rounds) -> list[Row]:
             if clients == PEER_CLIENTS:
                 paced = ("paced", f"{figure}_ms")
                 rows.append(beside(rounds, "... beside one with our bytes and gaps", _MS, ours, paced, None, "paced"))
+                ours = (f"diskless {clients}", f"{figure}_ms")
+                rows.append(beside(rounds, _DISKLESS, _MS, ours, bare, None, "fdatasync"))
     return rows
 
 

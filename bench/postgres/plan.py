@@ -48,6 +48,10 @@ class PostgresRun(AgentRun):
             self._shared("postgres covenant", ours, clients, daemons)
         if clients >= COMPARED:
             self._shared("postgres queue", f"postgres answering queue {clients}", clients, 1, answers=True)
+            self._window("covenant", f"postgres rules {clients}", scheme="memory", clients=clients)
+            with self._server_of_run.database() as url, self._server_of_run.database() as again_url:
+                name = f"postgres statements {clients}"
+                self._window("postgres statements", name, url=url, again_url=again_url, clients=clients)
         if with_peers:
             self._postgres_peers(clients, absurd_sql)
 

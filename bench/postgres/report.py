@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Final
 
 from bench.plan import Plan
@@ -14,6 +15,7 @@ QUEUE_BARS: Final = {32: Bar(1.5, True), 128: Bar(2.5, True)}
 PEERS_BAR: Final = Bar(10, True)
 IDLE_BAR: Final = Bar(0, False, " /s")
 WOKEN_BAR: Final = Bar(1, True)
+_US: Final = "us"
 _PEERS: Final = {"procrastinate": "Procrastinate", "dbos": "DBOS, by its queue", "absurd": "Absurd"}
 
 
@@ -24,6 +26,7 @@ def postgres_sections(rounds: Rounds, plan: Plan, *, with_peers: bool, with_hist
             "one daemon beside a plain queue" if daemons == 1 else f"{daemons} daemons beside {daemons} plain queues"
         )
         found.append((f"PostgreSQL: durable cycles, {title}", _cycles(rounds, daemons)))
+    found.append(("PostgreSQL: CPU of a cycle, beside what the machine has for one at the bar", _costs(rounds)))
     if with_peers:
         found.append(("PostgreSQL: durable cycles, one daemon beside the peers", _peers(rounds)))
     found.append(("PostgreSQL: time to a reply, one daemon beside a step of the plain queue", _replies(rounds)))
@@ -52,6 +55,24 @@ def _cycles(rounds: Rounds, daemons: int) -> list[Row]:
         if daemons == 1 and answering[0] in rounds.figures:
             measure = "... beside one whose sender takes the answer too"
             rows.append(beside(rounds, measure, "/s", ours, answering, None, "queue"))
+    return rows
+
+
+def _costs(rounds: Rounds) -> list[Row]:
+    """A cycle cannot cost less than clients and rules without a database, and its statements without an engine."""
+    rows = []
+    for clients, bar in QUEUE_BARS.items():
+        queue = rounds.median(f"postgres queue {clients} by 1", "rate")
+        there = None if queue is None else (os.cpu_count() or 1) * 1e6 / (bar.limit * queue)
+        figures = (("clients and rules alone", "rules", "cpu_us"), ("the driver alone", "statements", "driver_us"))
+        found = []
+        for measure, name, figure in (*figures, ("the server alone", "statements", "server_us")):
+            found.append(rounds.median(f"postgres {name} {clients}", figure))
+            rows.append(Row(measure=f"{measure}, {_clients(clients)}", covenant=found[-1], unit=_US))
+        spent = None if None in found else sum(part for part in found if part is not None)
+        ratio = None if spent is None or there is None else spent / there
+        measure, name = f"all of these, {_clients(clients)}", f"at {bar.limit:g}x the queue"
+        rows.append(Row(measure=measure, covenant=spent, unit=_US, other_name=name, other=there, ratio=ratio))
     return rows
 
 

@@ -77,7 +77,7 @@ _TRUST_EVENTS: Final = frozenset(
     )
 )
 # Arrays go out as text, which the server reads faster than the driver writes its own form of them; bodies do not.
-_LOAD: Final = """select what, key, kind, ord, body from load($1, $2, $3::text::text[],
+LOAD: Final = """select what, key, kind, ord, body from load($1, $2, $3::text::text[],
     $4::text::integer[], $5::text::"char"[], $6::text::text[], $7::text::integer[],
     $8::text::integer[], $9::text::"char"[], $10::text::text[], $11::text::integer[], $12::text::text[], $13)"""
 _names: Final = msgspec.json.Encoder()
@@ -133,7 +133,7 @@ class Lane:
                 if session != self._engine.session:  # so that who takes the new one for dead can end this session
                     await name_session(connection, self._engine.session)
                 self.hash, self.seq, self.signed, self._pending = GENESIS, 0, 0, None
-            self._load_statement = await connection.prepare(_LOAD)
+            self._load_statement = await connection.prepare(LOAD)
             self._save_statement = await connection.prepare(SAVE)
         except BaseException:
             await _close(connection)
