@@ -9,7 +9,7 @@ from typing import Final
 from covenant.model.agent import AgentId
 from covenant.model.card import Card, card_key
 from covenant.model.peer import Caller, Peer, peer_key
-from covenant.store.state import State
+from covenant.store.directory import Directory
 
 CARDS_SHOWN: Final = 10
 
@@ -19,7 +19,7 @@ class Roll(ABC):
 
     @property
     @abstractmethod
-    def trust(self) -> State:
+    def trust(self) -> Directory:
         """Where memory holds the peers, the grants and the cards."""
 
     def caller_of(self, token: str) -> Caller | None:

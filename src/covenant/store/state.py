@@ -8,16 +8,16 @@ the base holds under its key.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from itertools import islice
-from typing import Final, Protocol, TypeVar
+from typing import Final, Protocol
 
 from msgspec import Struct
 
 from covenant.model.card import Card
 from covenant.model.event import Event, Sent
 from covenant.model.limits import LEASES_REMEMBERED_MAX
-from covenant.model.peer import Caller, Grant, Peer, peer_key
+from covenant.model.peer import Grant
 from covenant.model.push import Push, pushed_task
 from covenant.model.record import (
     LATE_PREFIX,
@@ -26,7 +26,6 @@ from covenant.model.record import (
     CacheKey,
     Cascade,
     Chunk,
-    Horizon,
     Key,
     Late,
     Part,
@@ -43,13 +42,11 @@ from covenant.model.record import (
 from covenant.model.run import Entry, Mark, Run, Signal
 from covenant.rules.context import Context
 from covenant.rules.evolve import CREATING, EVOLVE
-from covenant.rules.grant import pin_of
 from covenant.rules.lease import kind_in
 from covenant.rules.retention import at_rest, is_forgotten, is_retained, tombstone_of
 from covenant.rules.sight import is_listed
+from covenant.store.directory import Directory
 from covenant.store.ledger import DueTimes, LazyLedger, Ledger, Shelf
-
-K = TypeVar("K", Peer, Grant, Push, Card, Signal)
 
 # Members that every task meets, at hand: an enum takes its time to look one up.
 _RESULT_PENDING: Final = TaskState.RESULT_PENDING
@@ -98,11 +95,11 @@ class Tally(Struct, frozen=True):
     leases: Sequence[TaskRecord]  # the longest without a sign of life first
 
 
-class State:
+class State(Directory):
     """Implements the rules' `View`."""
 
     def __init__(self, base: Base | None = None) -> None:
-        self.records: dict[Key, Record | Tombstone] = {}
+        super().__init__()
         self.gone: set[Key] = set()  # closed since the base last heard of them
         self.going: set[Key] = set()  # the base is being told of these
         self.base = base
@@ -110,7 +107,6 @@ class State:
         self.at = 0  # the time of the last commit
         self.rested: deque[Key] = deque()  # at rest and still in memory, oldest first
         self.cascades: set[Key] = set()
-        self.compaction: Horizon | None = None
         self._ready = Shelf(Ledger)
         self._ready_all: LazyLedger | None = None  # made when somebody first receives for all
         self._ready_of: dict[str | None, dict[str, LazyLedger]] = {}  # by recipient, or for all, and by kind
@@ -142,16 +138,7 @@ class State:
         self.sweeps: set[str] = set()  # runs that have something to forget
         self._signals = Shelf(Ledger)  # that wait, by run
         self._taken = Shelf(Ledger)  # of which only the key is left
-        self._cards = Ledger()
-        self._labels: dict[str, str] = {}  # display of a peer, its key
-        self._callers: dict[str, Caller] = {}  # by the digest of their token
-        self._peers = Ledger()
-        self._grants: dict[str, dict[str, dict[str, dict[str, Grant]]]] = {}  # subject, action, pin, id
-        self._granted = Ledger()
-        self._granted_to = Shelf(Ledger)
         self.signed_head: SignedHead | None = None
-        self.trust_order = 0  # the last event that touched a peer or a grant
-        self.directory_mark = object()  # another one whenever a peer or a card has changed
         self.due_times = DueTimes()
         self.watched = False  # whether anybody waits for one of these:
         self.readied: list[tuple[str, str]] = []  # recipients with new work, and its kind
@@ -223,16 +210,6 @@ class State:
         """Whether it goes on with a story whose beginning was dropped."""
         return type(event) not in CREATING and (old is None or type(old) is Tombstone)
 
-    def put(self, key: Key, record: Record | None) -> None:
-        """Hold this under the key from now on, or nothing, whatever was held before."""
-        old = self.records.get(key)
-        if record is None:
-            if old is not None:
-                self._remove(key)
-            return
-        self.records[key] = record
-        self._place(key, old, record)
-
     def restore(self, key: Key, record: Record) -> None:
         """Take a record as it was saved, in any order: ledgers find its place."""
         self.gone.discard(key)
@@ -268,19 +245,10 @@ class State:
             self._move_signal(key, old if type(old) is Signal else None, new)
         elif type(new) is Push:
             self._move_push(key, old if type(old) is Push else None, new)
-        elif type(new) is Card:
-            self.directory_mark = object()
-            if type(old) is Card:
-                self._cards.remove(old.order)
-            self._cards.add(new.order, key)
-        elif type(new) is Horizon:
-            self.compaction = new
-        elif type(new) is Peer:
-            self._move_peer(key, old if type(old) is Peer else None, new)
-        elif type(new) is Grant:
-            self._move_grant(key, old if type(old) is Grant else None, new)
         elif type(new) is SignedHead:
             self.signed_head = new
+        else:
+            super()._place(key, old, new)
 
     def _add_task(self, key: Key, new: TaskRecord) -> None:
         order = new.sent_order
@@ -527,36 +495,9 @@ class State:
         if self.on_push is not None:
             self.on_push(task_id)
 
-    def _move_peer(self, key: Key, old: Peer | None, new: Peer) -> None:
-        self.trust_order = max(self.trust_order, new.order)
-        self.directory_mark = object()
-        if old is not None:
-            self._callers.pop(old.token, None)
-            self._peers.remove(old.order)
-        self._peers.add(new.order, key)
-        self._labels[new.agent.display] = new.agent.pubkey
-        if new.revoked_ms is None:
-            self._callers[new.token] = Caller(new.agent, new.role, new.token)
-
     def _move_grant(self, key: Key, old: Grant | None, new: Grant) -> None:
-        self.trust_order = max(self.trust_order, new.order)
-        capability = new.capability
-        actions = self._grants.setdefault(capability.subject.pubkey, {})
-        pins = actions.setdefault(capability.action, {})
-        grants = pins.setdefault(pin_of(capability.scope), {})
-        if old is not None:
-            self._granted.remove(old.order)
-            self._granted_to.ledgers[capability.subject.pubkey].remove(old.order)
-        if new.revoked_ms is None:
-            grants[capability.id] = new
-            self._granted.add(new.order, key)
-            self._granted_to.add(capability.subject.pubkey, new.order, key)
-        else:
-            grants.pop(capability.id, None)
-            if not grants:
-                del pins[pin_of(capability.scope)]
-            if not pins:
-                del actions[capability.action]
+        super()._move_grant(key, old, new)
+        if new.revoked_ms is not None:
             self.rested.append(key)
         if (None if old is None else old.due_ms) != new.due_ms:
             self.due_times.set(key, new.due_ms)
@@ -595,8 +536,7 @@ class State:
         elif type(record) is Part:
             self._forget_answer(record)
         elif type(record) is Card:
-            self.directory_mark = object()
-            self._cards.remove(record.order)
+            self._drop_card(record)
         elif type(record) is Late:
             task_id = _late_task(key)
             keys = self._late[task_id]
@@ -686,23 +626,6 @@ class State:
             if len(ledger) > max(over, 0)
         ]
 
-    def grants(self, subject: str, action: str) -> Mapping[str, Mapping[str, Grant]]:
-        actions = self._grants.get(subject)
-        return {} if actions is None else actions.get(action, {})
-
-    def peer_named(self, display: str) -> str | None:
-        return self._labels.get(display)
-
-    def caller_of(self, digest: str) -> Caller | None:
-        return self._callers.get(digest)
-
-    def peers(self, after: int, limit: int) -> Sequence[Peer]:
-        return self._kept(Peer, islice(self._peers.after(after), limit))
-
-    def all_grants(self, subject: str | None, after: int, limit: int) -> Sequence[Grant]:
-        ledger = self._granted if subject is None else self._granted_to.get(subject)
-        return self._kept(Grant, islice(ledger.after(after), limit))
-
     def orders_before(self, events: Sequence[Event]) -> Sequence[int]:
         """For each event, which one last touched its record: 0 if none did. Nothing at all when that goes for all. A
         task begins with its sending, whoever had its id before."""
@@ -736,10 +659,6 @@ class State:
     def _is_gone(self, key: Key) -> bool:
         """Whatever the base says."""
         return key in self.gone or key in self.going
-
-    def _kept(self, kind: type[K], keys: Iterable[Key]) -> list[K]:
-        """What a ledger of one kind leads to."""
-        return [record for key in keys if isinstance(record := self.records[key], kind)]
 
     def _tasks(self, keys: Iterable[Key], limit: int) -> list[TaskRecord]:
         found: list[TaskRecord] = []
@@ -926,17 +845,9 @@ class State:
         """Those with webhooks."""
         return list(self._pushes)
 
-    def cards(self, after: int, limit: int) -> Sequence[Card]:
-        return self._kept(Card, islice(self._cards.after(after), limit))
-
     def dialog_count(self, sender: str, recipient: str) -> int:
         count = len(self._dialogs.get(_names(sender, recipient)))
         return count if self.base is None else count + self.base.dialog_count(sender, recipient)
-
-    def left_grants(self) -> list[str]:
-        """Revoked peers that still have open grants: somebody was interrupted in ending them."""
-        peers = {pubkey: self.records.get(peer_key(pubkey)) for pubkey, actions in self._grants.items() if actions}
-        return [pubkey for pubkey, peer in peers.items() if type(peer) is Peer and peer.revoked_ms is not None]
 
     def unsettled(self) -> list[Key]:
         """Slots whose result has not reached all their followers: work that a crash left behind."""

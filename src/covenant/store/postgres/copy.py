@@ -21,6 +21,7 @@ from covenant.model.error import CopyFailed, StoreUnavailable
 from covenant.model.peer import Peer, Role
 from covenant.model.record import Key, Record, SignedHead, TaskRecord, Tombstone
 from covenant.store.clock import RandomIds
+from covenant.store.directory import TRUSTED
 from covenant.store.journal.contents import Contents, Link
 from covenant.store.journal.engine import Head
 from covenant.store.journal.line import GENESIS
@@ -28,7 +29,7 @@ from covenant.store.journal.snapshot import saved
 from covenant.store.postgres.connection import Where, borrowed
 from covenant.store.postgres.lane import BLOCK
 from covenant.store.postgres.line import marks_of
-from covenant.store.postgres.rows import KINDS, TRUSTED, decoded, encoded, note_of, places_of, task_row
+from covenant.store.postgres.rows import KINDS, decoded, encoded, note_of, places_of, task_row
 from covenant.store.postgres.schema import migrate
 from covenant.store.postgres.verify import Verifier
 from covenant.store.process import label_of_process

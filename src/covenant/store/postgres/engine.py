@@ -48,6 +48,7 @@ from covenant.rules.lease import kind_in
 from covenant.rules.undo import undo
 from covenant.store.audit import newest_rows
 from covenant.store.clock import Clock, SystemClock, Timer
+from covenant.store.directory import TRUSTED, Directory
 from covenant.store.embedded import SYSTEM, is_under_way
 from covenant.store.engine import Notes, Place
 from covenant.store.growth import Growth
@@ -74,7 +75,6 @@ from covenant.store.postgres.rows import (
     PUSHES,
     READY,
     SWEEPS,
-    TRUSTED,
     decoded,
 )
 from covenant.store.postgres.schema import checked, migrate
@@ -82,7 +82,7 @@ from covenant.store.postgres.trust import Trust
 from covenant.store.postgres.view import Moved, Working
 from covenant.store.process import label_of_process
 from covenant.store.roll import Roll
-from covenant.store.state import Counts, State, Tally
+from covenant.store.state import Counts, Tally
 from covenant.store.waiters import ALL, Waiters
 
 POLL_S: Final = 5.0  # the slow look, in case nobody rang
@@ -525,7 +525,7 @@ class Postgres(Roll):
     # --- what is known --------------------------------------------------------------------------------------
 
     @property
-    def trust(self) -> State:
+    def trust(self) -> Directory:
         return self.known.state
 
     def _begin_anew(self) -> None:

@@ -86,7 +86,6 @@ _encoder: Final = msgspec.json.Encoder()
 _DECODERS: Final[dict[bytes, Callable[[bytes], Any]]] = {
     kind: msgspec.json.Decoder(record).decode for record, kind in KINDS.items()
 }
-TRUSTED: Final = (Peer, Grant, Card, Horizon)
 
 
 def encoded(record: Record | Tombstone) -> bytes:

@@ -17,8 +17,8 @@ from msgspec import Struct
 from covenant.model.peer import Peer
 from covenant.model.record import Key
 from covenant.rules.context import Context
+from covenant.store.directory import Directory
 from covenant.store.postgres.rows import TRUST, decoded
-from covenant.store.state import State
 
 _STORE: Final = "select pg_is_in_recovery() as is_standby, store as lineage from meta"
 # A promotion begins a new timeline, which the name of a WAL file tells.
@@ -51,7 +51,7 @@ class _Read(Struct):
 class Trust:
     def __init__(self, context: Context) -> None:
         self._context = context
-        self.state = State()
+        self.state = Directory()
         self.keys: set[str] = set()  # of daemons
         self.learnt = 0  # what the store called the last event that touched trust
         self._seen = 0  # the last one that was taken in: uses of grants are counted between those
@@ -99,7 +99,7 @@ class Trust:
         self._seen = max(self._seen, read.trust)
 
     def _begin_anew(self, read: _Read) -> None:
-        before, self.state, self.keys, self._seen = self.state, State(), set(), 0
+        before, self.state, self.keys, self._seen = self.state, Directory(), set(), 0
         # What is remembered of ways and grants goes by numbers of events, and those may come again.
         self._context.ways.clear()
         self._context.recalled.clear()

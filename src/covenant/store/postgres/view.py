@@ -35,6 +35,7 @@ from covenant.model.run import Signal
 from covenant.rules.context import Need
 from covenant.rules.evolve import CREATING, EVOLVE
 from covenant.rules.lease import kind_in
+from covenant.store.directory import Directory
 from covenant.store.postgres import rows
 from covenant.store.postgres.rows import (
     ANSWERS,
@@ -47,7 +48,6 @@ from covenant.store.postgres.rows import (
     places_of,
     standing,
 )
-from covenant.store.state import State
 
 ANYBODY: Final = "*"
 ShelfName: TypeAlias = tuple[bytes, str, frozenset[str] | None]
@@ -132,7 +132,7 @@ class Moved:
 class Working:
     """Implements the rules' `View`."""
 
-    def __init__(self, trust: State, depths: Callable[[str], int | None]) -> None:
+    def __init__(self, trust: Directory, depths: Callable[[str], int | None]) -> None:
         self.trust = trust
         self._depths = depths  # how many tasks are ready for somebody, as far as it is known
         self.order = 0  # the number of the last event
