@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,13 @@ import pytest
 
 from covenant import AgentId, Delivery, Limits, Mailbox, Result, TaskState, Text
 from covenant.exchange import receipts
-from covenant.model.command import BeatLease
+from covenant.model.command import BeatLease, Command
 from covenant.model.peer import Caller
 from covenant.store.clock import ManualClock
 from tests.conformance.support import plain, refused, uid
 from tests.daemons import NAMES, WORKING
 from tests.exchange import Site, site
+from tests.until import until
 
 
 class House:
@@ -220,3 +222,47 @@ async def test_what_is_past_its_time_costs_nothing_any_more(house: House, clock:
     clock.advance(receipts.KEPT_MS + 1)
     await house.give_back("carol@lab", "none")
     assert house.exchange._receipts.bytes == receipts.SLOT_BYTES
+
+
+# --- a store that is away ----------------------------------------------------------------------------------
+
+
+async def test_what_could_not_be_given_back_is_given_back_when_it_is_said_again(
+    tmp_path: Path, clock: ManualClock
+) -> None:
+    """Else the second answer would say that there was nothing to give back, and the lease would be nobody's."""
+    async with site(clock, f"file:{tmp_path}/data") as there:
+        house = House(there)
+        await house.enroll()
+        task_id = await house.send(there.bob, 1)
+        await house.lease("bob@lab", "r")
+        store: Any = there.exchange.store
+        store._fail(OSError(errno.EIO, "it is gone"))
+        with refused("store_unavailable"):
+            await house.give_back("bob@lab", "r")
+        clock.advance(store.limits.reopen_delay_ms)
+        await until(lambda: store.is_up)
+        assert await house.give_back("bob@lab", "r") == 1
+        assert (await there.box.get_task(task_id)).state == TaskState.QUEUED
+        assert await house.give_back("bob@lab", "r") == 0
+
+
+async def test_what_was_not_given_back_yet_when_its_caller_went_away_is_given_back_when_it_is_said_again(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task_id = await house.send(house.site.bob, 1)
+    await house.lease("bob@lab", "r")
+    begun = asyncio.Event()
+
+    async def hang(command: Command) -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    with monkeypatch.context() as slow:
+        slow.setattr(house.exchange.store, "run", hang)
+        giving = asyncio.ensure_future(house.give_back("bob@lab", "r"))
+        await begun.wait()
+        giving.cancel()
+        await asyncio.wait([giving])
+    assert await house.give_back("bob@lab", "r") == 1
+    assert (await house.site.box.get_task(task_id)).state == TaskState.QUEUED

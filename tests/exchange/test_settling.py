@@ -226,6 +226,28 @@ async def test_who_cannot_be_shown_what_it_has_sent_is_not_told_that_it_was_not_
     assert (await town.lease()).task.message is not None
 
 
+async def test_who_cannot_be_shown_what_it_has_canceled_is_not_told_that_it_was_not_stored(
+    town: Town, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(*asked: object) -> None:
+        raise StoreUnavailable("it does not answer", outcome="not_stored")
+
+    store, task_id = town.exchange.store, (await town.send()).id
+    run = store.run
+    with monkeypatch.context() as away:
+
+        async def run_and_leave(command: Any) -> Any:
+            done = await run(command)
+            away.setattr(store, "ask", fail)
+            return done
+
+        away.setattr(store, "run", run_and_leave)
+        with pytest.raises(StoreUnavailable) as refused:
+            await town.operations.cancel_task(town.alice, town.agent, a.CancelTask(id=task_id))
+    assert refused.value.details["outcome"] == "unknown"
+    assert (await town.get(task_id)).status.state == "TASK_STATE_CANCELED"
+
+
 async def test_a_stream_that_cannot_go_on_does_not_say_that_what_began_it_was_not_stored(
     town: Town, monkeypatch: pytest.MonkeyPatch
 ) -> None:

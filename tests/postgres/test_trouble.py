@@ -14,6 +14,7 @@ import pytest
 from covenant import AgentId, CovenantError, Limits, Mailbox, Result
 from covenant.exchange.realm import Realm
 from covenant.model import command as c
+from covenant.model import event as e
 from covenant.model.error import StoreUnavailable
 from covenant.model.peer import Caller, Role
 from covenant.serve.daemon import Daemon, Settings
@@ -155,6 +156,23 @@ async def test_a_bell_on_a_connection_that_says_nothing_rings_on_another(monkeyp
             assert (await soon(waiting[1])).task.id == uid(2)
             assert hands[0] is not None and hands[1] is None  # made anew, and not waited for once more
     forget(server)
+
+
+async def test_a_compaction_that_was_decided_and_finds_no_connection_is_not_said_to_be_not_stored(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It is in the store from then on, and housekeeping goes by it."""
+
+    async def fail(*where: object) -> None:
+        raise ConnectionRefusedError("nobody is there")
+
+    async with Mailbox.open(store_url()) as box:
+        monkeypatch.setattr(housekeeping, "connect", fail)
+        with pytest.raises(StoreUnavailable) as refused:
+            await box.compact(older_than_ms=0)
+        assert refused.value.details["outcome"] == "unknown"
+        (logged,) = await engine_of(box).log_back(None, 1)
+        assert [type(event) for event in logged.events] == [e.Compacted]
 
 
 async def test_housekeeping_on_a_connection_that_says_nothing_comes_to_an_end(

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from covenant import AgentId, Limits, Mailbox
+from covenant import AgentId, CovenantError, Limits, Mailbox, Task
 from covenant.exchange.realm import Realm
 from covenant.serve.daemon import Daemon, Settings
 from tests.daemons import OPERATOR_TOKEN, Realmful, start_daemon
@@ -173,6 +173,37 @@ async def test_a_rotated_token_closes_the_connections_of_the_old_one(office: Off
         assert (await line.read())["code"] == "unauthenticated"
         assert await line.is_closed()
     assert (await (await office.line(rotated["token"])).ask({"kind": "whoami"}))["agent"]["display"] == "bob@lab"
+
+
+@pytest.mark.parametrize("code", ["unauthenticated", "too_slow"])
+async def test_what_is_under_way_when_the_daemon_hangs_up_is_not_said_to_be_refused(
+    office: Office, monkeypatch: pytest.MonkeyPatch, code: str
+) -> None:
+    """The daemon says why it hangs up; of a call that it had begun, that says nothing."""
+    daemon, token = office.daemon, office.tokens["alice@lab"]
+    run, is_stored = daemon.store.run, asyncio.Event()
+
+    async def run_and_hang(command: Any) -> None:
+        await run(command)
+        is_stored.set()
+        await asyncio.Event().wait()
+
+    async with Mailbox.open(f"unix:{daemon.settings.ipc}", token=token) as alice:
+        with monkeypatch.context() as slow:
+            slow.setattr(daemon.store, "run", run_and_hang)
+            sending = asyncio.ensure_future(alice.send_task(Task(id=ABSENT, recipient=BOB, intent_text="do")))
+            await asyncio.wait_for(is_stored.wait(), 20)
+        if code == "unauthenticated":
+            await daemon.exchange.trust.rotate(daemon.exchange.authenticate(token), None)
+        else:
+            assert daemon._ipc is not None
+            for connection in list(daemon._ipc.connections):
+                connection.too_slow()
+        with pytest.raises(CovenantError) as told:
+            await asyncio.wait_for(sending, 20)
+    assert (told.value.code, told.value.details.get("outcome")) == (code, "unknown")
+    taken = await (await office.line("bob@lab")).ask({"kind": "try_recv_a2a_task"})
+    assert taken["task"]["id"] == ABSENT
 
 
 async def test_a_reader_that_does_not_read_costs_the_daemon_a_bounded_amount(office: Office) -> None:

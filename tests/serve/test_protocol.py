@@ -417,3 +417,42 @@ async def test_who_hangs_up_while_it_waits_is_noticed_also_where_it_has_said_mor
         await site.told(LAST)  # by then it has come, too
     async with asyncio.timeout(10):
         await until(lambda: waits.total == 0)
+
+
+CHUNKED: Final = ("Transfer-Encoding: chunked",)
+WAITS_BY_ASGI: Final = {
+    "in chunks": request("POST /a2a/tasks/next?wait_ms=25000", b"0\r\n\r\n", *CHUNKED, who="{carol}"),
+    "escaped": request("GET /a2a/tasks/%6eext?wait_ms=25000", who="{carol}"),
+    "a stream": request("GET /a2a/events", who="{carol}"),
+    "behind another": request("GET /whoami") + request("GET /a2a/tasks/next?wait_ms=25000", who="{carol}"),
+}
+
+
+@pytest.mark.parametrize("name", WAITS_BY_ASGI)
+@pytest.mark.parametrize("more", [1, 3])
+async def test_who_hangs_up_while_it_waits_by_way_of_asgi_is_noticed_also_where_it_has_said_more(
+    site: Site, name: str, more: int
+) -> None:
+    waits = site.daemon.exchange.waits
+    async with Line(site) as line:
+        line.say(WAITS_BY_ASGI[name])
+        await until(lambda: waits.total == 1)
+        line.say(request("GET /whoami") * more)
+        await site.told(LAST)  # by then it has come, too
+    async with asyncio.timeout(10):
+        await until(lambda: waits.total == 0)
+
+
+@pytest.mark.parametrize("name", ["in chunks", "escaped", "behind another"])
+async def test_what_is_sent_after_a_client_hung_up_is_leased_to_somebody_who_is_there(site: Site, name: str) -> None:
+    waits = site.daemon.exchange.waits
+    said = WAITS_BY_ASGI[name].replace(b"{carol}", b"{bob}")
+    await site.told(SAID["next under a receipt"] + LAST)  # what was there
+    async with Line(site) as line:
+        line.say(said + request("GET /whoami"))
+        await until(lambda: waits.total == 1)
+    async with asyncio.timeout(10):
+        await until(lambda: waits.total == 0)
+    await site.told(request("POST /a2a/tasks", {**TASK, "id": ABSENT}) + LAST)
+    taken = await site.told(request("GET /a2a/tasks/next", who="{bob}") + LAST)
+    assert ABSENT.encode() in taken

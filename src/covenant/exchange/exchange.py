@@ -201,8 +201,12 @@ class Exchange:
             raise Unauthenticated("the token is not valid (any more)")
         check_text(receipt, "receipt", self.store.limits.key_bytes_max)
         undoing = await self._receipts.forget(caller.agent.pubkey, receipt)
-        for command in undoing:
-            await self.store.run(command)
+        try:
+            for command in undoing:
+                await self.store.run(command)
+        except BaseException:
+            self._receipts.owe(caller.agent.pubkey, receipt, undoing)
+            raise
         return len(undoing)
 
     async def _take(

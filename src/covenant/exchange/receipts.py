@@ -102,6 +102,10 @@ class Receipts:
         self._keep(name, [], [])  # the receive itself may be yet to come
         return [] if kept is None else kept.undoing
 
+    def owe(self, peer: str, receipt: str, undoing: list[Command]) -> None:
+        """It could not be given back: who says so again has it done."""
+        self._keep((peer, receipt), [], undoing)
+
     # --- the shelves --------------------------------------------------------------------------------------
 
     def _keep(self, name: _Name, taken: list[Any] | None, undoing: list[Command]) -> None:

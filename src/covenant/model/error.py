@@ -5,7 +5,7 @@ One hierarchy in one file. Each error has a stable `code`; surfaces map codes, n
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 
 class CovenantError(Exception):
@@ -20,6 +20,12 @@ class CovenantError(Exception):
 
     def to_wire(self) -> dict[str, Any]:
         return {"kind": "error", "code": self.code, "message": self.message, **self.details}
+
+    def saying(self, **details: Any) -> Self:
+        """The same refusal with these details. Another one, as this may be told to others, too."""
+        other = type(self).__new__(type(self), *self.args)
+        vars(other).update(vars(self), details={**self.details, **details})
+        return other
 
 
 # --- bad input: nothing was stored -------------------------------------------------------------------------

@@ -22,6 +22,7 @@ import msgspec
 
 from covenant.client.socketpath import within_reach
 from covenant.exchange.exchange import Exchange
+from covenant.exchange.outcome import UNKNOWN
 from covenant.model.error import (
     BadSetting,
     CovenantError,
@@ -337,10 +338,11 @@ class _Connection(asyncio.Protocol):
             self._transport.write(b"".join(unsent))
 
     def part(self, why: CovenantError) -> None:
-        """Say why, and close."""
+        """Say why, and close. What is under way then gets no other answer, and may be done: so it is told that, too."""
         if self._transport is None or self._transport.is_closing():
             return
-        self._refuse(None, why)
+        is_of_all = self.caller is not None and not isinstance(why, TooLarge)  # that is one frame's, which is not begun
+        self._refuse(None, why.saying(outcome=UNKNOWN) if is_of_all and self._running else why)
         for task in list(self._running):
             task.cancel()
         self._flush()

@@ -21,7 +21,7 @@ from functools import lru_cache
 from typing import Any, Final, TypeVar
 
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from covenant.model.error import CovenantError, HeadTooLarge, TooLarge, TooManyConnections, TooSlow
 from covenant.serve.connections import NEVER, Connections
@@ -97,6 +97,7 @@ class HttpProtocol(HttpToolsProtocol):
         self.due = NEVER
         self._http = http
         self._plain: _Plain | None = None  # that is being answered
+        self._scoped: RequestResponseCycle | None = None  # the same, by way of ASGI
         self._answering: asyncio.Task[None] | None = None  # by which, from the first one on
         self._idle: asyncio.Future[None] | None = None  # until there is another one
         self._known: Known | None = None  # the head of the one before it
@@ -121,6 +122,9 @@ class HttpProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._crowd.leave(self)
+        if self._scoped is not None:
+            self._scoped.disconnected = True  # uvicorn tells only the one that came in last
+            self._scoped.message_event.set()
         if self._plain is not None:
             self._plain.hang_up()
         elif self._idle is not None and not self._idle.done():
@@ -194,7 +198,9 @@ class HttpProtocol(HttpToolsProtocol):
         self.url, self.expect_100_continue = url, expects
         self.headers += headers  # which the scope has by now
         super().on_headers_complete()
-        if self._plain is not None and len(self.pipeline) < _PIPELINED_MAX:
+        if not self.pipeline:
+            self._scoped = self.cycle
+        elif len(self.pipeline) < _PIPELINED_MAX:
             self.flow.resume_reading()  # who does not read does not notice either that the client hangs up
 
     def on_body(self, body: bytes) -> None:
@@ -297,6 +303,7 @@ class HttpProtocol(HttpToolsProtocol):
     # --- what comes of it ---------------------------------------------------------------------------------
 
     def on_response_complete(self) -> None:
+        self._scoped = self.pipeline[-1][0] if self.pipeline else None  # the next one begins
         if self.pipeline or self.transport.is_closing():
             super().on_response_complete()
             return

@@ -25,10 +25,11 @@ from covenant.a2a.fault import (
 )
 from covenant.exchange.exchange import Exchange
 from covenant.exchange.follow import follow
+from covenant.exchange.outcome import committed
 from covenant.model import command as c
 from covenant.model import query as q
 from covenant.model.agent import AgentId
-from covenant.model.error import CovenantError, RateLimited, StoreUnavailable, TaskTerminal, TooManyWaiters
+from covenant.model.error import CovenantError, TaskTerminal
 from covenant.model.message import Message
 from covenant.model.peer import Caller
 from covenant.model.protocol import GENERATION_MAX, RESTARTED, State, StreamResponse, TaskShown
@@ -83,9 +84,10 @@ class Operations:
         else:
             done = await self._exchange.run(caller, command)
             if agent.replies:
-                with suppress(RateLimited, TooManyWaiters, StoreUnavailable):  # without a wait: it has been sent
+                with suppress(CovenantError):  # without a wait: it has been sent
                     await self._begin(caller, done.task_id, done.generation)
-        dialog = await self._shown(caller, done.task_id, settings.history_length)
+        with committed:
+            dialog = await self._shown(caller, done.task_id, settings.history_length)
         if dialog.reply is not None:
             return wire.SendReply(message=dialog.reply)
         return wire.SendReply(task=dialog.task)
@@ -100,27 +102,22 @@ class Operations:
             command = self._first(caller, agent, request, key) or await self._more(caller, agent, request, key)
             done = await self._exchange.run(caller, command)
             if agent.replies:
-                with suppress(StoreUnavailable):
+                with suppress(CovenantError):  # as above
                     await self._begin(caller, done.task_id, done.generation, has_place=True)
-            dialog = await self._shown(caller, done.task_id, request.configuration.history_length)
-            if dialog.reply is not None:
-                yield Event(dialog.generation, StreamResponse(message=dialog.reply))
-                return
-            try:
+            with committed:
+                dialog = await self._shown(caller, done.task_id, request.configuration.history_length)
+                if dialog.reply is not None:
+                    yield Event(dialog.generation, StreamResponse(message=dialog.reply))
+                    return
                 async for event in self._from_snapshot(caller, agent, dialog):
                     yield event
-            except StoreUnavailable as away:
-                raise _of_unknown_outcome(away) from away
 
     async def _shown(self, caller: Caller, task_id: str, history: int | None) -> Dialog:
         """The message that is the whole answer, or the task. A task that was shown is not taken back."""
-        try:
+        dialog = await self._asked(caller, task_id, history, artifacts=True, direct=True)
+        if dialog.is_hidden:
+            await self._exchange.run(caller, c.ShowTask(self._exchange.by(caller), task_id))
             dialog = await self._asked(caller, task_id, history, artifacts=True, direct=True)
-            if dialog.is_hidden:
-                await self._exchange.run(caller, c.ShowTask(self._exchange.by(caller), task_id))
-                dialog = await self._asked(caller, task_id, history, artifacts=True, direct=True)
-        except StoreUnavailable as away:
-            raise _of_unknown_outcome(away) from away
         return dialog
 
     def _first(self, caller: Caller, agent: Agent, request: wire.SendMessage, key: str | None) -> c.SendTask | None:
@@ -216,7 +213,8 @@ class Operations:
             await self._exchange.run(caller, command)
         except TaskTerminal as ended:
             raise Fault(NOT_CANCELABLE, ended.message, taskId=task_id) from None
-        return (await self._dialog(caller, agent, request.id, None)).task
+        with committed:
+            return (await self._dialog(caller, agent, request.id, None)).task
 
     async def subscribe(
         self, caller: Caller, agent: Agent, request: wire.SubscribeToTask, after: int | None = None
@@ -340,11 +338,6 @@ def _whole(request: wire.SendMessage) -> Message:
         return message
     said = {name: value for name, value in ((REQUEST_METADATA, beside), (OUTPUT_MODES, modes)) if value}
     return structs.replace(message, metadata={**(message.metadata or {}), **said})
-
-
-def _of_unknown_outcome(away: StoreUnavailable) -> StoreUnavailable:
-    """What was sent is stored, also where it cannot be looked at: who is told otherwise sends it again."""
-    return type(away)(away.message, **{**away.details, "outcome": "unknown"})
 
 
 def _check_history(length: int | None) -> None:

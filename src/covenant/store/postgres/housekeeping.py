@@ -103,11 +103,12 @@ class Housekeeper:
         self.sign: Sign | None = None
 
     async def tidy(self) -> tuple[int, int]:
-        """How many tasks were buried, and how many tombstones forgotten."""
+        """How many tasks were buried, and how many tombstones forgotten. Who asked for it has moved the horizon before:
+        whatever fails here, that is stored."""
         try:
             connection = await connect(self._engine.where, COMMAND_S)
         except (*LOST, asyncpg.PostgresError) as failed:
-            raise told(failed, "not_stored") from failed
+            raise told(failed, "unknown") from failed
         try:
             buried = forgotten = 0
             self._passed = self._retired = 0
