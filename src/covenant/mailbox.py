@@ -7,6 +7,7 @@ received.
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import Collection, Coroutine, Sequence
 from enum import StrEnum
@@ -469,13 +470,19 @@ class OpenMailbox(Mailbox):
 
     def __init__(self, engine: Engine, incarnation: str) -> None:
         super().__init__(engine, None, incarnation)
+        self._turn = asyncio.Lock()  # one at a time opens it, or closes it
+        self._is_open = False
 
     def __await__(self) -> Any:
         return self.__aenter__().__await__()
 
     async def __aenter__(self) -> OpenMailbox:
-        await self._engine.open()
-        self._agent = getattr(self._engine, "agent", None)  # a peer's token opens that peer's box
+        """What is open already stays as it is: `async with await Mailbox.open(url)` opens it once."""
+        async with self._turn:
+            if not self._is_open:
+                await self._engine.open()
+                self._agent = getattr(self._engine, "agent", None)  # a peer's token opens that peer's box
+                self._is_open = True
         return self
 
     async def __aexit__(
@@ -484,7 +491,9 @@ class OpenMailbox(Mailbox):
         await self.close()
 
     async def close(self) -> None:
-        await self._engine.close()
+        async with self._turn:
+            self._is_open = False
+            await self._engine.close()
 
 
 def _lease_id(lease: Delivery | str) -> str:
