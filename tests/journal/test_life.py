@@ -11,15 +11,16 @@ import subprocess
 import sys
 import threading
 import uuid
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
 from covenant import CovenantError, Idempotency, Limits, Mailbox, OpenMailbox, Result, Task, TaskState, Text
 from covenant.model import command as c
-from covenant.model.error import StoreClosed
+from covenant.model.error import StoreClosed, StoreUnavailable
 from covenant.model.record import TaskRecord
 from covenant.model.run import Memo, Run, Wait, run_key, step_key
 from covenant.store.clock import ManualClock
@@ -30,6 +31,8 @@ from covenant.store.journal.verify import verify
 from tests.conformance.runs import RUN, answer, parked_on, step
 from tests.journal.support import SMALL, FailingFiles, busy_run, dump, journal_of, open_journal, tidy
 from tests.until import until
+
+T = TypeVar("T")
 
 
 def task_for(box: OpenMailbox, text: str = "work") -> Task:
@@ -440,6 +443,52 @@ async def test_a_damaged_archive_is_rebuilt_when_it_is_found_out(tmp_path: Path)
         assert refusals == 1
         for task_id in ids:
             assert (await box.get_task(task_id)).state == TaskState.RESOLVED
+
+
+async def in_the_end(box: OpenMailbox, clock: ManualClock, call: Callable[[], Awaitable[T]]) -> T:
+    """What is answered once the archive is rebuilt, if it has to be."""
+    for _ in range(3):
+        try:
+            return await call()
+        except StoreUnavailable:
+            await until(lambda: not journal_of(box).is_up)
+            clock.advance(SMALL.reopen_delay_ms)
+            await until(lambda: journal_of(box).is_up)
+    return await call()
+
+
+@pytest.mark.parametrize("page", ["zeros", "text"])
+async def test_whatever_page_of_the_archive_is_lost_it_is_rebuilt(tmp_path: Path, page: str) -> None:
+    """At the start, by a read, or where it is written; the store opens, and nothing is missing."""
+    async with open_journal(tmp_path / "whole") as box:
+        done = [await cycle(box) for _ in range(30)]
+        await box.compact()
+        done.append(await cycle(box))
+    whole = (tmp_path / "whole" / "archive.sqlite3").read_bytes()
+    lost = {"zeros": b"\0", "text": b"x"}[page] * 4096
+    for at in range(0, len(whole), 4096):
+        shutil.copytree(tmp_path / "whole", tmp_path / "data")
+        (tmp_path / "data" / "archive.sqlite3").write_bytes(whole[:at] + lost + whole[at + 4096 :])
+        clock = ManualClock()
+        async with open_journal(tmp_path / "data", clock=clock) as box:
+            await in_the_end(box, clock, box.compact)
+            found = await in_the_end(box, clock, lambda: box.recent_tasks(100))
+            assert [task.id for task in reversed(found)] == done, at
+        shutil.rmtree(tmp_path / "data")
+
+
+async def test_a_record_in_the_archive_that_does_not_read_is_made_again(tmp_path: Path) -> None:
+    async with open_journal(tmp_path / "data") as box:
+        done = [await cycle(box) for _ in range(10)]
+        await box.compact()
+    with sqlite3.connect(tmp_path / "data" / "archive.sqlite3") as archive:
+        archive.execute("update rest set body = substr(body, 2) where key = ?", (done[0],))
+    archive.close()
+    clock = ManualClock()
+    async with open_journal(tmp_path / "data", clock=clock) as box:
+        with pytest.raises(StoreUnavailable):
+            await box.get_task(done[0])
+        assert (await in_the_end(box, clock, lambda: box.get_task(done[0]))).state == TaskState.RESOLVED
 
 
 async def test_a_full_archive_does_not_keep_the_store_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

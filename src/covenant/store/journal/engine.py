@@ -311,9 +311,9 @@ class Journal(Embedded):
         self._reopen_later()
 
     def _on_damage(self, failed: OSError) -> None:
-        """The archive does not read. It is never the truth: start again without it."""
+        """The archive does not read, whichever thread found out. It is never the truth: start again without it."""
         self._archive_is_lost = True
-        self._loop.call_soon(lambda: self._fail(failed) if self._refusal is None else None)
+        self._loop.call_soon_threadsafe(lambda: self._fail(failed) if self._refusal is None else None)
 
     def _reopen_later(self) -> None:
         self._timer = self._clock.call_at(self._clock.now_ms() + self.limits.reopen_delay_ms, self._on_reopen)
@@ -353,7 +353,11 @@ class Journal(Embedded):
     async def compact(self, command: CompactHistory | Call) -> Compaction:
         await self.run(command)
         assert self._keeper is not None
-        return await self._keeper.compact()
+        try:
+            return await self._keeper.compact()
+        except OSError as failed:
+            kind = StoreFull if failed.errno in _NO_ROOM else StoreUnavailable
+            raise kind(f"the compaction was not finished: {failed.strerror}", outcome="unknown") from failed
 
     async def run_by_itself(self, command: Command) -> Any:
         reply = self._commit(command, SYSTEM).reply
