@@ -381,6 +381,28 @@ async def test_removing_the_lock_file_lets_nobody_in(tmp_path: Path) -> None:
         assert refused.value.code == "store_locked"
 
 
+def test_a_journal_says_on_another_event_loop_that_it_is_at_home_elsewhere(tmp_path: Path) -> None:
+    """As a client of a daemon does; and where its own loop is closed, it can still be closed."""
+
+    async def opened() -> OpenMailbox:
+        box: OpenMailbox = await Mailbox.open(f"file:{tmp_path}/data")
+        return box
+
+    async def used(box: OpenMailbox) -> None:
+        for call in (box.of("ann@lab").send_task(task_for(box)), box.recent_tasks(), box.recv_tasks(1)):
+            with pytest.raises(CovenantError) as refused:
+                await call
+            assert refused.value.code == "malformed"
+        await box.close()
+        with pytest.raises(StoreClosed):
+            await box.recent_tasks()
+        async with Mailbox.open(f"file:{tmp_path}/data") as here:
+            await cycle(here)
+
+    asyncio.run(used(asyncio.run(opened())))
+    assert verify(tmp_path / "data").is_sound
+
+
 async def test_a_forked_child_does_not_keep_the_folder(tmp_path: Path) -> None:
     box = await Mailbox.open(f"file:{tmp_path}/data")
     read_end, write_end = os.pipe()
