@@ -719,6 +719,27 @@ async def test_who_lost_its_lease_learns_from_the_archive_that_the_task_is_over(
             assert refused.value.code == "task_terminal"
 
 
+async def test_who_lost_its_lease_learns_from_the_history_that_the_task_is_over(tmp_path: Path) -> None:
+    """The segments that told of the lease are gone, and the archive is lost."""
+    clock, limits = ManualClock(), Limits(segment_bytes=1)
+    async with open_journal(tmp_path / "data", limits=limits, clock=clock) as box:
+        eve, dan = box.of("eve@lab"), box.of("dan@lab")
+        await eve.send_task(Task(recipient=dan.agent, intent_text="work"))
+        lost = await dan.recv_task()
+        await dan.release(lost, reason="not now")
+        clock.advance(limits.retention_ms)
+        await eve.cancel_task(lost.task.id)
+        await eve.recv_result()
+        clock.advance(1)
+        assert (await box.compact()).segments_dropped
+    for derived in [*(tmp_path / "data").glob("archive*"), *(tmp_path / "data").glob("snapshot-*")]:
+        derived.unlink()
+    async with open_journal(tmp_path / "data", limits=limits, clock=clock) as box:
+        with pytest.raises(CovenantError) as refused:
+            await box.of("dan@lab").heartbeat(lost.lease_id)
+        assert refused.value.code == "task_terminal"
+
+
 async def test_a_parked_run_is_counted_after_a_restart_as_before(tmp_path: Path) -> None:
     async with open_journal(tmp_path / "data") as box:
         await parked_on(box.of("eve@lab"), box.of("dan@lab"), Wait(signals=("go",)))

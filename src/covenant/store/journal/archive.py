@@ -81,7 +81,7 @@ create index rest_slot on rest (kind) where kind = 'slot';
 create index rest_slot_sender on rest (sender) where kind = 'slot';
 create index rest_slot_recipient on rest (recipient) where kind = 'slot';
 create table agent (id integer primary key, pubkey text not null unique);
--- Leases that ended without an answer of their holder: it may still come and ask.
+-- Leases whose holders may still come and ask: all but those under which a result was posted.
 create table lease (lease_id text primary key, task text not null) without rowid;
 create index lease_task on lease (task);
 """
@@ -236,9 +236,7 @@ class Archive:
                     if type(record) is not TaskRecord:
                         others += (*self._columns(key, record), encode(record))
                         continue
-                    answered_by = None if record.result is None else record.result.lease_id
-                    if record.lease_history != (answered_by,):
-                        leases += [(lease_id, key) for lease_id in record.lease_history if lease_id != answered_by]
+                    leases += _leases_to_know(key, record)
                     sender, recipient = agents.get(record.sender), agents.get(record.recipient)
                     if sender and recipient and not record.protocol and record.task.parent is None:
                         plain += (record.sent_order, key, sender, recipient, encode(record))
@@ -250,8 +248,7 @@ class Archive:
                 self._writer.executemany("delete from lease where task = ?", sent_anew)
             self._insert(_PLAIN_ROW, plain)
             self._insert(_ROW, others)
-            if leases:
-                self._writer.executemany("insert or replace into lease values (?, ?)", leases)
+            self._insert_leases(leases)
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -277,6 +274,10 @@ class Archive:
             some = values[at : at + count * width]
             self._writer.execute(f"insert or replace into rest values {', '.join([row] * count)}", some)
             at += count * width
+
+    def _insert_leases(self, leases: Sequence[tuple[str, Key]]) -> None:
+        if leases:
+            self._writer.executemany("insert or replace into lease values (?, ?)", leases)
 
     @_speaks_os
     def settle(self) -> None:
@@ -321,6 +322,8 @@ class Archive:
         with self._writing():
             for item in items:
                 self._insert(_ROW, [*self._columns(item.key, item.record), _encoder.encode(item.record)])
+                if type(item.record) is TaskRecord:
+                    self._insert_leases(_leases_to_know(item.key, item.record))
 
     @_speaks_os
     def bury(self, ctx: Context, in_memory: Set[Key]) -> tuple[int, int]:
@@ -511,6 +514,14 @@ class Archive:
         for (task,) in self._rows("select task from lease where lease_id = ?", (lease_id,)):
             return str(task)
         return None
+
+
+def _leases_to_know(key: Key, record: TaskRecord) -> list[tuple[str, Key]]:
+    """Who has posted a result knows of the end, and names the task if it posts it again. Who rejected the task, replied
+    to it or ended its run names nothing but its lease."""
+    history, result = record.lease_history, record.result
+    posted_by = None if result is None or result.message is not None or record.is_run else result.lease_id
+    return [] if history == (posted_by,) else [(lease_id, key) for lease_id in history if lease_id != posted_by]
 
 
 def _connect(path: Path) -> sqlite3.Connection:
