@@ -63,7 +63,7 @@ from covenant.model.view import (
 )
 from covenant.rules.card import plain_card
 from covenant.rules.context import Ids
-from covenant.rules.envelope import check_batch, check_count, check_text
+from covenant.rules.envelope import check_batch, check_count, check_json, check_text
 from covenant.store.clock import Clock, RandomIds, SystemClock
 from covenant.store.engine import Engine
 from covenant.store.registry import engine_for
@@ -352,7 +352,7 @@ class Mailbox:
     ) -> Signaled:
         """Tell a run something. Under the same key it is told once; with `start`, the run begins with it if there is
         none yet."""
-        command = c.SignalRun(self._agent, task_id, name, _raw(value), key, start)
+        command = c.SignalRun(self._agent, task_id, name, _raw(value, self.limits), key, start)
         signaled: Signaled = await self._engine.run(command)
         return signaled
 
@@ -360,7 +360,7 @@ class Mailbox:
         self, task_id: str, effect: str, verdict: Verdict, *, reason: str, value: Any = None
     ) -> Moved:
         """Say what became of an effect that is in doubt: `done` with its value, `failed` with a message, or `retry`."""
-        command = c.JudgeEffect(self._agent, task_id, effect, verdict, reason, _raw(value))
+        command = c.JudgeEffect(self._agent, task_id, effect, verdict, reason, _raw(value, self.limits))
         moved: Moved = await self._engine.run(command)
         return moved
 
@@ -507,8 +507,14 @@ def said(what: Message | str, role: Role = "ROLE_AGENT") -> Message:
     return what
 
 
-def _raw(value: Any) -> Raw:
-    return NOTHING if value is None else Raw(encode(value))
+def _raw(value: Any, limits: Limits) -> Raw:
+    if value is None:
+        return NOTHING
+    check_json(value, limits)  # an encoder would quietly make null of what JSON does not have
+    try:
+        return Raw(encode(value))
+    except (TypeError, ValueError) as wrong:
+        raise Malformed(f"value: {wrong}", field="value") from None
 
 
 def _asks(asks: Asks | str) -> Asks:
