@@ -499,6 +499,27 @@ async def test_whatever_page_of_the_archive_is_lost_it_is_rebuilt(tmp_path: Path
         shutil.rmtree(tmp_path / "data")
 
 
+async def test_an_older_copy_of_the_archive_is_not_leaned_on(tmp_path: Path) -> None:
+    """Contract 5, 11: what it lacks would be taken for what never was, and be done again."""
+    keyed = Idempotency("idempotent", "key")
+    async with open_journal(tmp_path / "data") as box:
+        await cycle(box)
+        await box.compact()
+    older = (tmp_path / "data" / "archive.sqlite3").read_bytes()
+    async with open_journal(tmp_path / "data") as box:
+        eve, dan = box.of("eve@lab"), box.of("dan@lab")
+        await eve.send_task(Task(recipient=dan.agent, intent_text="pay", idempotency=keyed))
+        done = await dan.recv_task()
+        await dan.send_result(Result.ok(done, [Text("paid")]))
+        await eve.recv_result()
+        await box.compact()
+    (tmp_path / "data" / "archive.sqlite3").write_bytes(older)
+    async with open_journal(tmp_path / "data") as box:
+        eve, dan = box.of("eve@lab"), box.of("dan@lab")
+        assert (await eve.get_task(done.task.id)).state == TaskState.RESOLVED
+        assert (await eve.send_task(Task(recipient=dan.agent, intent_text="pay", idempotency=keyed))).replayed
+
+
 async def test_a_record_in_the_archive_that_does_not_read_is_made_again(tmp_path: Path) -> None:
     async with open_journal(tmp_path / "data") as box:
         done = [await cycle(box) for _ in range(10)]

@@ -210,6 +210,13 @@ class Archive:
         row = self._writer.execute("select value from meta where name = 'id'").fetchone()
         return None if row is None else str(row[0])
 
+    @property
+    @_speaks_os
+    def settled(self) -> int:
+        """The newest event at which a snapshot has leaned on it: an older copy of this file does not bear that one."""
+        row = self._writer.execute("select cast(value as integer) from meta where name = 'settled'").fetchone()
+        return 0 if row is None else int(row[0])
+
     @_speaks_os
     def set_id(self, value: str) -> None:
         with self._writer:
@@ -280,12 +287,18 @@ class Archive:
             self._writer.executemany("insert or replace into lease values (?, ?)", leases)
 
     @_speaks_os
-    def settle(self) -> None:
-        """Make everything stored so far durable: a snapshot is about to lean on it. What comes after a snapshot may be
-        lost in a crash, since the segments behind that snapshot still tell it.
+    def settle(self, seq: int) -> None:
+        """Make everything stored so far durable: a snapshot at this event is about to lean on it. What comes after a
+        snapshot may be lost in a crash, since the segments behind that snapshot still tell it.
 
         What is committed lies in SQLite's log or, checkpointed, in the file; syncing the log is enough. The checkpoint
         only keeps the log short: the first pass lets writers go on, the second finds little left to do."""
+        with self._checkpointer:
+            self._checkpointer.execute(
+                "insert into meta values ('settled', ?) "
+                "on conflict do update set value = max(cast(value as integer), cast(excluded.value as integer))",
+                (seq,),
+            )
         wal = self.path.with_name(f"{self.path.name}-wal")
         if wal.exists():
             fd = os.open(wal, os.O_RDONLY | os.O_CLOEXEC)

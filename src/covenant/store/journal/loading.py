@@ -122,6 +122,9 @@ def _from_snapshot(
             continue
         if header.seq < dropped:
             continue  # a history has taken the place of the segment that it stands in
+        if header.archive == archive.id and header.seq > archive.settled:
+            log.warning("the archive is older than %s and is rebuilt", name)
+            return None
         if header.archive == archive.id:
             _check_place(files, header.position)
             state = _restored(header, records, archive)
