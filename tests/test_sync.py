@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import os
+import signal
 import threading
 from pathlib import Path
 
@@ -82,3 +84,21 @@ def test_closing_twice_does_no_harm_and_a_call_afterwards_has_a_code() -> None:
         with pytest.raises(CovenantError) as refused:
             box.recent_tasks()
         assert refused.value.code == "store_closed"
+
+
+def test_a_forked_process_is_told_that_the_box_is_not_its_own(tmp_path: Path) -> None:
+    """It has no copy of the thread that the box lives in: a call would wait for ever, and so would its closing."""
+    told = tmp_path / "told"
+    with Mailbox.open(f"file:{tmp_path}/data") as box:
+        child = os.fork()
+        if child == 0:
+            signal.alarm(20)
+            try:
+                box.recent_tasks()
+            except CovenantError as refusal:
+                told.write_text(refusal.code)
+            box.close()
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert told.read_text() == "malformed"
+        box.of("ann@lab").send_task(Task(recipient=box.of("bob@lab").agent, intent_text="still here"))

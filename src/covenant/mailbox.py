@@ -7,6 +7,7 @@ received.
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import Collection, Coroutine, Sequence
 from enum import StrEnum
@@ -62,7 +63,7 @@ from covenant.model.view import (
 )
 from covenant.rules.card import plain_card
 from covenant.rules.context import Ids
-from covenant.rules.envelope import check_batch, check_count, check_text
+from covenant.rules.envelope import check_batch, check_count, check_json, check_text
 from covenant.store.clock import Clock, RandomIds, SystemClock
 from covenant.store.engine import Engine
 from covenant.store.registry import engine_for
@@ -351,7 +352,7 @@ class Mailbox:
     ) -> Signaled:
         """Tell a run something. Under the same key it is told once; with `start`, the run begins with it if there is
         none yet."""
-        command = c.SignalRun(self._agent, task_id, name, _raw(value), key, start)
+        command = c.SignalRun(self._agent, task_id, name, _raw(value, self.limits), key, start)
         signaled: Signaled = await self._engine.run(command)
         return signaled
 
@@ -359,7 +360,7 @@ class Mailbox:
         self, task_id: str, effect: str, verdict: Verdict, *, reason: str, value: Any = None
     ) -> Moved:
         """Say what became of an effect that is in doubt: `done` with its value, `failed` with a message, or `retry`."""
-        command = c.JudgeEffect(self._agent, task_id, effect, verdict, reason, _raw(value))
+        command = c.JudgeEffect(self._agent, task_id, effect, verdict, reason, _raw(value, self.limits))
         moved: Moved = await self._engine.run(command)
         return moved
 
@@ -469,13 +470,19 @@ class OpenMailbox(Mailbox):
 
     def __init__(self, engine: Engine, incarnation: str) -> None:
         super().__init__(engine, None, incarnation)
+        self._turn = asyncio.Lock()  # one at a time opens it, or closes it
+        self._is_open = False
 
     def __await__(self) -> Any:
         return self.__aenter__().__await__()
 
     async def __aenter__(self) -> OpenMailbox:
-        await self._engine.open()
-        self._agent = getattr(self._engine, "agent", None)  # a peer's token opens that peer's box
+        """What is open already stays as it is: `async with await Mailbox.open(url)` opens it once."""
+        async with self._turn:
+            if not self._is_open:
+                await self._engine.open()
+                self._agent = getattr(self._engine, "agent", None)  # a peer's token opens that peer's box
+                self._is_open = True
         return self
 
     async def __aexit__(
@@ -484,7 +491,9 @@ class OpenMailbox(Mailbox):
         await self.close()
 
     async def close(self) -> None:
-        await self._engine.close()
+        async with self._turn:
+            self._is_open = False
+            await self._engine.close()
 
 
 def _lease_id(lease: Delivery | str) -> str:
@@ -498,8 +507,14 @@ def said(what: Message | str, role: Role = "ROLE_AGENT") -> Message:
     return what
 
 
-def _raw(value: Any) -> Raw:
-    return NOTHING if value is None else Raw(encode(value))
+def _raw(value: Any, limits: Limits) -> Raw:
+    if value is None:
+        return NOTHING
+    check_json(value, limits)  # an encoder would quietly make null of what JSON does not have
+    try:
+        return Raw(encode(value))
+    except (TypeError, ValueError) as wrong:
+        raise Malformed(f"value: {wrong}", field="value") from None
 
 
 def _asks(asks: Asks | str) -> Asks:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import os
 import threading
 from collections.abc import Callable, Coroutine
 from types import TracebackType
@@ -17,7 +18,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from covenant import mailbox
 from covenant.model.agent import AgentId
-from covenant.model.error import StoreClosed
+from covenant.model.error import Malformed, StoreClosed
 from covenant.model.limits import Limits
 
 P = ParamSpec("P")
@@ -33,6 +34,7 @@ class _LoopThread:
         self._loop = asyncio.new_event_loop()
         self._gate = threading.Lock()
         self._is_open = True
+        self._process = os.getpid()
         self._thread = threading.Thread(target=self._run, name="covenant-sync", daemon=True)
         self._thread.start()
 
@@ -41,6 +43,9 @@ class _LoopThread:
         self._loop.run_forever()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
+        if self._is_forked:
+            work.close()
+            raise Malformed("this mailbox was opened by the process that forked this one: open one of its own here")
         with self._gate:
             if not self._is_open:
                 work.close()
@@ -52,8 +57,15 @@ class _LoopThread:
             future.cancel()
             raise
 
+    @property
+    def _is_forked(self) -> bool:
+        """A forked process has no copy of the thread: a call would wait for ever."""
+        return os.getpid() != self._process
+
     def stop(self, last: Callable[[], Coroutine[Any, Any, None]] | None = None) -> None:
         """Once: take no more calls, answer those that are under way, do the last thing, and end the thread."""
+        if self._is_forked:
+            return
         with self._gate:
             if not self._is_open:
                 return

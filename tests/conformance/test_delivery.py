@@ -181,3 +181,14 @@ async def test_a_batch_keeps_its_order_and_refuses_one_by_one(alice: Mailbox, bo
     assert [getattr(reply, "code", None) for reply in replies] == [None, "blank_text", None]
     assert [(await take(bob)).task.id for _ in range(2)] == [uid(1), uid(3)]
     assert await nothing_for(bob)
+
+
+async def test_a_box_that_is_open_is_not_opened_again(box: OpenMailbox, alice: Mailbox, bob: Mailbox) -> None:
+    """Contract 1: `async with await Mailbox.open(url)` is one opening, and so are two at once."""
+    await asyncio.gather(box.__aenter__(), box.__aenter__())
+    await alice.send_task(plain(bob, id=uid(1)))
+    async with await box:
+        await alice.send_task(plain(bob, id=uid(2)))
+        assert [(await take(bob)).task.id for _ in range(2)] == [uid(1), uid(2)]
+    with refused("store_closed"):
+        await alice.send_task(plain(bob))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from covenant import Mailbox, OpenMailbox, Outcome, Result, TaskState, Text
+from covenant.mailbox import said
 from covenant.model.message import Artifact, Message, Part
 from covenant.model.record import Asks
 from covenant.model.view import Inputs
@@ -176,6 +177,19 @@ async def test_a_rejected_task_ends_with_the_reason(alice: Mailbox, bob: Mailbox
     answer = await drain(alice)
     assert (answer.status, answer.error_message) == ("error", "rejected: not my trade")
     assert (await alice.get_task(uid(1))).outcome is Outcome.REJECTED
+
+
+async def test_who_did_not_hear_that_it_had_rejected_a_task_is_told_again_however_late(
+    box: OpenMailbox, alice: Mailbox, bob: Mailbox
+) -> None:
+    """Also when the task has left the memory of the store."""
+    await alice.send_task(plain(bob))
+    delivery = await take(bob)
+    message = said("not that one")
+    moved = await bob.reject(delivery, message)
+    await drain(alice)
+    await box.compact()
+    assert await bob.reject(delivery, message) == moved
 
 
 async def test_a_rejected_task_goes_to_its_follower(alice: Mailbox, bob: Mailbox) -> None:

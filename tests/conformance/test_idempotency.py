@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from msgspec import structs
 
 from covenant import (
     ForceError,
@@ -19,6 +20,7 @@ from covenant import (
     TaskState,
     Text,
 )
+from covenant.mailbox import said
 from covenant.model.limits import ERROR_TTL_MS
 from covenant.store.clock import ManualClock
 
@@ -131,6 +133,25 @@ async def test_a_cached_result_is_replayed_at_once(alice: Mailbox, bob: Mailbox)
     entry = await alice.get_task(uid(2))
     assert (entry.replayed, entry.outcome, entry.generation) == (True, Outcome.ANSWERED, sent.generation)
     assert not (await alice.get_task(uid(1))).replayed
+
+
+async def test_what_was_said_with_a_result_is_said_to_followers_and_replays_too(
+    alice: Mailbox, bob: Mailbox, reopen: Reopen
+) -> None:
+    """Contract 11: a message may be the whole answer. It belongs to the task that it is the answer to."""
+    await alice.send_task(keyed(bob, id=uid(1)))
+    await alice.send_task(keyed(bob, id=uid(2)))
+    delivery = await take(bob)
+    message = structs.replace(said("forty-two"), task_id=uid(1), context_id="talk")
+    await bob.send_result(structs.replace(Result.ok(delivery), message=message))
+    answers = await drain_many(alice, 2)
+    assert [answer.result.message for answer in answers] == [
+        message,
+        structs.replace(message, task_id=None, context_id=None),
+    ]
+    alice = (await reopen()).of("alice@lab")
+    assert (await alice.send_task(keyed(bob, id=uid(3)))).replayed
+    assert (await drain(alice)).result == Result(uid(3), "ok", message=answers[1].result.message)
 
 
 async def test_a_replay_sent_again_is_the_same_replay(alice: Mailbox, bob: Mailbox) -> None:

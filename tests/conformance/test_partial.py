@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from covenant import Mailbox, OpenMailbox, Result, TaskState, Text
+from covenant.mailbox import said
 
 from .support import (
     DONE,
@@ -31,6 +32,18 @@ async def test_a_partial_result_does_not_end_the_lease(alice: Mailbox, bob: Mail
     assert (entry.state, entry.lease_id, entry.attempt) == (TaskState.IN_FLIGHT, delivery.lease_id, 1)
     assert (await bob.heartbeat(delivery)).lease_id == delivery.lease_id
     assert await alice.get_result(uid(1)) is None
+
+
+async def test_a_partial_result_says_what_it_was_posted_with(alice: Mailbox, bob: Mailbox) -> None:
+    """Contract 4: nothing of it is left out, and with another message it is another one."""
+    await alice.send_task(plain(bob))
+    delivery = await take(bob)
+    half = Result(delivery.task.id, "partial", (Text("half"),), None, delivery.lease_id, 1, said("half-way"))
+    await bob.send_result(half)
+    assert (await bob.send_result(half)).duplicate
+    with refused("result_conflict"):
+        await bob.send_result(Result.partial(delivery, half.content, 1))
+    assert (await drain(alice)).result == half
 
 
 async def test_partials_are_delivered_in_order_and_then_the_final_result(alice: Mailbox, bob: Mailbox) -> None:

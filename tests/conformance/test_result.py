@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from covenant import CovenantError, ForceError, Json, Mailbox, OpenMailbox, RepairRequest, Result, TaskState, Text
+from covenant.mailbox import said
 from covenant.store.clock import ManualClock
 
 from .support import (
@@ -105,7 +106,7 @@ async def test_the_same_result_after_a_restart_is_still_the_same(alice: Mailbox,
 
 
 @pytest.mark.parametrize("drained", [False, True], ids=["pending", "drained"])
-@pytest.mark.parametrize("other", ["content", "status", "message"])
+@pytest.mark.parametrize("other", ["content", "status", "message", "said"])
 async def test_another_result_is_a_conflict(alice: Mailbox, bob: Mailbox, drained: bool, other: str) -> None:
     """Contract 3: the first writer wins, and the second is told so."""
     await alice.send_task(plain(bob))
@@ -117,6 +118,7 @@ async def test_another_result_is_a_conflict(alice: Mailbox, bob: Mailbox, draine
         "content": Result(delivery.task.id, "error", (Text("else"),), "broken", delivery.lease_id),
         "status": Result(delivery.task.id, "ok", DONE, "broken", delivery.lease_id),
         "message": Result(delivery.task.id, "error", DONE, "otherwise", delivery.lease_id),
+        "said": Result(delivery.task.id, "error", DONE, "broken", delivery.lease_id, None, said("sorry")),
     }
     with refused("result_conflict"):
         await bob.send_result(others[other])

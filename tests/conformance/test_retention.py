@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from covenant import Json, Limits, Mailbox, OpenMailbox, TaskState, Text
@@ -254,3 +256,11 @@ async def test_a_clock_set_back_after_compaction_hides_no_new_result(
     clock.advance(-30_000)
     await finish(alice, bob, plain(bob, id=uid(2)))
     assert await alice.get_result(uid(2)) is not None
+
+
+@pytest.mark.parametrize("age", [-1, True, "1d"])
+async def test_an_age_that_is_none_is_refused_as_an_age(box: OpenMailbox, age: Any) -> None:
+    """Contract 9: `older_than_ms` is how old, and not a time."""
+    with refused("malformed") as caught:
+        await box.compact(older_than_ms=age)
+    assert "Unix" not in caught.value.message

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from covenant import Limits, Mailbox, Result, TaskState
@@ -181,3 +183,16 @@ async def test_only_who_sees_a_run_signals_it(alice: Mailbox, bob: Mailbox, caro
         await carol.signal_run(RUN, "go")
     with refused("unknown_task"):
         await alice.signal_run(uid(2), "go")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [float("nan"), [float("inf")], object(), {None: 1}, "\ud800"],
+    ids=["nan", "infinity", "object", "key", "surrogate"],
+)
+async def test_a_value_that_json_does_not_have_is_refused(alice: Mailbox, bob: Mailbox, value: Any) -> None:
+    """Contract 22: a run hears what was said, and not what an encoder made of it."""
+    await parked_on(alice, bob, GO)
+    with refused("malformed"):
+        await alice.signal_run(RUN, "go", value)
+    assert (await bob.get_run(RUN)).signals == []

@@ -11,15 +11,16 @@ import subprocess
 import sys
 import threading
 import uuid
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
 from covenant import CovenantError, Idempotency, Limits, Mailbox, OpenMailbox, Result, Task, TaskState, Text
 from covenant.model import command as c
-from covenant.model.error import StoreClosed
+from covenant.model.error import StoreClosed, StoreUnavailable
 from covenant.model.record import TaskRecord
 from covenant.model.run import Memo, Run, Wait, run_key, step_key
 from covenant.store.clock import ManualClock
@@ -30,6 +31,8 @@ from covenant.store.journal.verify import verify
 from tests.conformance.runs import RUN, answer, parked_on, step
 from tests.journal.support import SMALL, FailingFiles, busy_run, dump, journal_of, open_journal, tidy
 from tests.until import until
+
+T = TypeVar("T")
 
 
 def task_for(box: OpenMailbox, text: str = "work") -> Task:
@@ -378,6 +381,28 @@ async def test_removing_the_lock_file_lets_nobody_in(tmp_path: Path) -> None:
         assert refused.value.code == "store_locked"
 
 
+def test_a_journal_says_on_another_event_loop_that_it_is_at_home_elsewhere(tmp_path: Path) -> None:
+    """As a client of a daemon does; and where its own loop is closed, it can still be closed."""
+
+    async def opened() -> OpenMailbox:
+        box: OpenMailbox = await Mailbox.open(f"file:{tmp_path}/data")
+        return box
+
+    async def used(box: OpenMailbox) -> None:
+        for call in (box.of("ann@lab").send_task(task_for(box)), box.recent_tasks(), box.recv_tasks(1)):
+            with pytest.raises(CovenantError) as refused:
+                await call
+            assert refused.value.code == "malformed"
+        await box.close()
+        with pytest.raises(StoreClosed):
+            await box.recent_tasks()
+        async with Mailbox.open(f"file:{tmp_path}/data") as here:
+            await cycle(here)
+
+    asyncio.run(used(asyncio.run(opened())))
+    assert verify(tmp_path / "data").is_sound
+
+
 async def test_a_forked_child_does_not_keep_the_folder(tmp_path: Path) -> None:
     box = await Mailbox.open(f"file:{tmp_path}/data")
     read_end, write_end = os.pipe()
@@ -440,6 +465,73 @@ async def test_a_damaged_archive_is_rebuilt_when_it_is_found_out(tmp_path: Path)
         assert refusals == 1
         for task_id in ids:
             assert (await box.get_task(task_id)).state == TaskState.RESOLVED
+
+
+async def in_the_end(box: OpenMailbox, clock: ManualClock, call: Callable[[], Awaitable[T]]) -> T:
+    """What is answered once the archive is rebuilt, if it has to be."""
+    for _ in range(3):
+        try:
+            return await call()
+        except StoreUnavailable:
+            await until(lambda: not journal_of(box).is_up)
+            clock.advance(SMALL.reopen_delay_ms)
+            await until(lambda: journal_of(box).is_up)
+    return await call()
+
+
+@pytest.mark.parametrize("page", ["zeros", "text"])
+async def test_whatever_page_of_the_archive_is_lost_it_is_rebuilt(tmp_path: Path, page: str) -> None:
+    """At the start, by a read, or where it is written; the store opens, and nothing is missing."""
+    async with open_journal(tmp_path / "whole") as box:
+        done = [await cycle(box) for _ in range(30)]
+        await box.compact()
+        done.append(await cycle(box))
+    whole = (tmp_path / "whole" / "archive.sqlite3").read_bytes()
+    lost = {"zeros": b"\0", "text": b"x"}[page] * 4096
+    for at in range(0, len(whole), 4096):
+        shutil.copytree(tmp_path / "whole", tmp_path / "data")
+        (tmp_path / "data" / "archive.sqlite3").write_bytes(whole[:at] + lost + whole[at + 4096 :])
+        clock = ManualClock()
+        async with open_journal(tmp_path / "data", clock=clock) as box:
+            await in_the_end(box, clock, box.compact)
+            found = await in_the_end(box, clock, lambda: box.recent_tasks(100))
+            assert [task.id for task in reversed(found)] == done, at
+        shutil.rmtree(tmp_path / "data")
+
+
+async def test_an_older_copy_of_the_archive_is_not_leaned_on(tmp_path: Path) -> None:
+    """Contract 5, 11: what it lacks would be taken for what never was, and be done again."""
+    keyed = Idempotency("idempotent", "key")
+    async with open_journal(tmp_path / "data") as box:
+        await cycle(box)
+        await box.compact()
+    older = (tmp_path / "data" / "archive.sqlite3").read_bytes()
+    async with open_journal(tmp_path / "data") as box:
+        eve, dan = box.of("eve@lab"), box.of("dan@lab")
+        await eve.send_task(Task(recipient=dan.agent, intent_text="pay", idempotency=keyed))
+        done = await dan.recv_task()
+        await dan.send_result(Result.ok(done, [Text("paid")]))
+        await eve.recv_result()
+        await box.compact()
+    (tmp_path / "data" / "archive.sqlite3").write_bytes(older)
+    async with open_journal(tmp_path / "data") as box:
+        eve, dan = box.of("eve@lab"), box.of("dan@lab")
+        assert (await eve.get_task(done.task.id)).state == TaskState.RESOLVED
+        assert (await eve.send_task(Task(recipient=dan.agent, intent_text="pay", idempotency=keyed))).replayed
+
+
+async def test_a_record_in_the_archive_that_does_not_read_is_made_again(tmp_path: Path) -> None:
+    async with open_journal(tmp_path / "data") as box:
+        done = [await cycle(box) for _ in range(10)]
+        await box.compact()
+    with sqlite3.connect(tmp_path / "data" / "archive.sqlite3") as archive:
+        archive.execute("update rest set body = substr(body, 2) where key = ?", (done[0],))
+    archive.close()
+    clock = ManualClock()
+    async with open_journal(tmp_path / "data", clock=clock) as box:
+        with pytest.raises(StoreUnavailable):
+            await box.get_task(done[0])
+        assert (await in_the_end(box, clock, lambda: box.get_task(done[0]))).state == TaskState.RESOLVED
 
 
 async def test_a_full_archive_does_not_keep_the_store_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -646,6 +738,27 @@ async def test_who_lost_its_lease_learns_from_the_archive_that_the_task_is_over(
             with pytest.raises(CovenantError) as refused:
                 await dan.heartbeat(lease_id)
             assert refused.value.code == "task_terminal"
+
+
+async def test_who_lost_its_lease_learns_from_the_history_that_the_task_is_over(tmp_path: Path) -> None:
+    """The segments that told of the lease are gone, and the archive is lost."""
+    clock, limits = ManualClock(), Limits(segment_bytes=1)
+    async with open_journal(tmp_path / "data", limits=limits, clock=clock) as box:
+        eve, dan = box.of("eve@lab"), box.of("dan@lab")
+        await eve.send_task(Task(recipient=dan.agent, intent_text="work"))
+        lost = await dan.recv_task()
+        await dan.release(lost, reason="not now")
+        clock.advance(limits.retention_ms)
+        await eve.cancel_task(lost.task.id)
+        await eve.recv_result()
+        clock.advance(1)
+        assert (await box.compact()).segments_dropped
+    for derived in [*(tmp_path / "data").glob("archive*"), *(tmp_path / "data").glob("snapshot-*")]:
+        derived.unlink()
+    async with open_journal(tmp_path / "data", limits=limits, clock=clock) as box:
+        with pytest.raises(CovenantError) as refused:
+            await box.of("dan@lab").heartbeat(lost.lease_id)
+        assert refused.value.code == "task_terminal"
 
 
 async def test_a_parked_run_is_counted_after_a_restart_as_before(tmp_path: Path) -> None:

@@ -6,6 +6,8 @@ the result is cached and the followers get it; when the leader ends without an a
 
 from __future__ import annotations
 
+from msgspec import structs
+
 from covenant.model import event as e
 from covenant.model.agent import AgentId
 from covenant.model.audit import AuditRow
@@ -28,7 +30,8 @@ def answer_from(slot: Slot, task_id: str) -> e.Answered:
     """The cached result, as the answer to another task."""
     assert slot.result is not None
     cached = slot.result
-    return e.Answered(task_id, Result(task_id, cached.status, cached.content, cached.error_message))
+    answer = Result(task_id, cached.status, cached.content, cached.error_message, message=cached.message)
+    return e.Answered(task_id, answer)
 
 
 def keep_answer(record: TaskRecord, final: Result, view: View, ctx: Context) -> tuple[list[e.Event], list[Command]]:
@@ -38,7 +41,10 @@ def keep_answer(record: TaskRecord, final: Result, view: View, ctx: Context) -> 
         return [], []
     view.get(slot)  # a key that a commit names is read first: on a shared store, that is what locks it
     expires_ms = None if final.status == "ok" else ctx.now + ctx.limits.error_ttl_ms
-    kept = Result(final.task_id, final.status, final.content, final.error_message)
+    message = final.message
+    if message is not None:  # what was said to one is said to all: it belongs to no task
+        message = structs.replace(message, task_id=None, context_id=None)
+    kept = Result(final.task_id, final.status, final.content, final.error_message, message=message)
     then: list[Command] = [SettleSlot(None, slot)] if view.followers(slot, 1) else []
     return [e.SlotCached(slot, final.task_id, kept, expires_ms)], then
 

@@ -393,5 +393,6 @@ def same_answer(one: Result, other: Result) -> bool:
     return (
         one.status == other.status
         and one.error_message == other.error_message
+        and one.message == other.message
         and _SORTED.encode(one.content) == _SORTED.encode(other.content)
     )

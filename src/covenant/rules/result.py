@@ -74,7 +74,7 @@ def _accept_partial(result: Result, lease_id: str, record: TaskRecord, view: Vie
         if isinstance(known, Part) and same_answer(known.result, result):
             return Commit((), Posted(task_id, known.generation, duplicate=True, sequence=result.sequence))
         raise ResultConflict(f"partial {result.sequence} has other content", task_id=task_id)
-    part = Result(task_id, "partial", result.content, result.error_message, lease_id, number)
+    part = Result(task_id, "partial", result.content, result.error_message, lease_id, number, result.message)
     generation = record.generation + 1
     key = part_key(task_id, record.partials_total + 1)
     is_kept = record.protocol or record.run is not None

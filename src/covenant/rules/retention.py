@@ -26,11 +26,13 @@ from covenant.model.record import (
 )
 from covenant.model.run import Entry, Mark, Run
 from covenant.rules.context import Commit, Context, View
-from covenant.rules.envelope import check_time, digest_of
+from covenant.rules.envelope import check_count, digest_of
 
 # Members that every task meets, at hand: an enum takes its time to look one up.
 _RESOLVED: Final = TaskState.RESOLVED
 _PENDING: Final = Cascade.PENDING
+
+_AGE_MS_MAX: Final = 2**53
 
 
 def at_rest(record: Record) -> bool:
@@ -81,5 +83,5 @@ def compact(command: CompactHistory, view: View, ctx: Context) -> Commit:
     """Move the horizon; engines let go of what lies behind it."""
     age_ms = ctx.limits.retention_ms
     if command.older_than_ms is not None:
-        age_ms = min(age_ms, check_time(command.older_than_ms, "older_than_ms"))
+        age_ms = min(age_ms, check_count(command.older_than_ms, "older_than_ms", _AGE_MS_MAX))
     return Commit((e.Compacted(HORIZON_KEY, max(0, ctx.now - age_ms)),))

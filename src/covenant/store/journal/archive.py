@@ -18,7 +18,7 @@ from functools import wraps
 from heapq import merge
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, Final, ParamSpec, TypeVar, cast
+from typing import Any, Concatenate, Final, ParamSpec, TypeVar
 
 import msgspec
 
@@ -81,7 +81,7 @@ create index rest_slot on rest (kind) where kind = 'slot';
 create index rest_slot_sender on rest (sender) where kind = 'slot';
 create index rest_slot_recipient on rest (recipient) where kind = 'slot';
 create table agent (id integer primary key, pubkey text not null unique);
--- Leases that ended without an answer of their holder: it may still come and ask.
+-- Leases whose holders may still come and ask: all but those under which a result was posted.
 create table lease (lease_id text primary key, task text not null) without rowid;
 create index lease_task on lease (task);
 """
@@ -116,19 +116,32 @@ class ArchiveFailed(OSError):
         return cls(errno.ENOSPC if full else errno.EIO, f"archive: {failed}")
 
 
+_DAMAGE: Final = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+_DOES_NOT_READ: Final = (KeyError, UnicodeDecodeError, msgspec.MsgspecError)
+
+
+def _is_damage(failed: sqlite3.Error) -> bool:
+    return getattr(failed, "sqlite_errorcode", 0) & 0xFF in _DAMAGE  # the rest of the code is more of the detail
+
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def _speaks_os(method: Callable[P, T]) -> Callable[P, T]:
+def _speaks_os(
+    method: Callable[Concatenate[Archive, P], T],
+) -> Callable[Concatenate[Archive, P], T]:
     """What goes wrong in the file is told as any file's trouble is."""
 
     @wraps(method)
-    def call(*args: P.args, **kwargs: P.kwargs) -> T:
+    def call(self: Archive, /, *args: P.args, **kwargs: P.kwargs) -> T:
         try:
-            return method(*args, **kwargs)
+            return method(self, *args, **kwargs)
         except sqlite3.Error as failed:
-            raise ArchiveFailed.of(failed) from failed
+            told = ArchiveFailed.of(failed)
+            if _is_damage(failed):
+                self.on_damage(told)
+            raise told from failed
 
     return call
 
@@ -174,7 +187,7 @@ class Archive:
     @_speaks_os
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.on_damage: Callable[[OSError], None] = lambda failed: None
+        self.on_damage: Callable[[OSError], None] = lambda failed: None  # called from any thread
         self._writer = _connect(path)
         version = self._writer.execute("pragma user_version").fetchone()[0]
         if version == 0:
@@ -191,10 +204,18 @@ class Archive:
     # --- identity -----------------------------------------------------------------------------------------
 
     @property
+    @_speaks_os
     def id(self) -> str | None:
         """What a snapshot names to say that it leans on this very archive."""
         row = self._writer.execute("select value from meta where name = 'id'").fetchone()
         return None if row is None else str(row[0])
+
+    @property
+    @_speaks_os
+    def settled(self) -> int:
+        """The newest event at which a snapshot has leaned on it: an older copy of this file does not bear that one."""
+        row = self._writer.execute("select cast(value as integer) from meta where name = 'settled'").fetchone()
+        return 0 if row is None else int(row[0])
 
     @_speaks_os
     def set_id(self, value: str) -> None:
@@ -222,9 +243,7 @@ class Archive:
                     if type(record) is not TaskRecord:
                         others += (*self._columns(key, record), encode(record))
                         continue
-                    answered_by = None if record.result is None else record.result.lease_id
-                    if record.lease_history != (answered_by,):
-                        leases += [(lease_id, key) for lease_id in record.lease_history if lease_id != answered_by]
+                    leases += _leases_to_know(key, record)
                     sender, recipient = agents.get(record.sender), agents.get(record.recipient)
                     if sender and recipient and not record.protocol and record.task.parent is None:
                         plain += (record.sent_order, key, sender, recipient, encode(record))
@@ -236,8 +255,7 @@ class Archive:
                 self._writer.executemany("delete from lease where task = ?", sent_anew)
             self._insert(_PLAIN_ROW, plain)
             self._insert(_ROW, others)
-            if leases:
-                self._writer.executemany("insert or replace into lease values (?, ?)", leases)
+            self._insert_leases(leases)
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -264,13 +282,23 @@ class Archive:
             self._writer.execute(f"insert or replace into rest values {', '.join([row] * count)}", some)
             at += count * width
 
+    def _insert_leases(self, leases: Sequence[tuple[str, Key]]) -> None:
+        if leases:
+            self._writer.executemany("insert or replace into lease values (?, ?)", leases)
+
     @_speaks_os
-    def settle(self) -> None:
-        """Make everything stored so far durable: a snapshot is about to lean on it. What comes after a snapshot may be
-        lost in a crash, since the segments behind that snapshot still tell it.
+    def settle(self, seq: int) -> None:
+        """Make everything stored so far durable: a snapshot at this event is about to lean on it. What comes after a
+        snapshot may be lost in a crash, since the segments behind that snapshot still tell it.
 
         What is committed lies in SQLite's log or, checkpointed, in the file; syncing the log is enough. The checkpoint
         only keeps the log short: the first pass lets writers go on, the second finds little left to do."""
+        with self._checkpointer:
+            self._checkpointer.execute(
+                "insert into meta values ('settled', ?) "
+                "on conflict do update set value = max(cast(value as integer), cast(excluded.value as integer))",
+                (seq,),
+            )
         wal = self.path.with_name(f"{self.path.name}-wal")
         if wal.exists():
             fd = os.open(wal, os.O_RDONLY | os.O_CLOEXEC)
@@ -307,6 +335,8 @@ class Archive:
         with self._writing():
             for item in items:
                 self._insert(_ROW, [*self._columns(item.key, item.record), _encoder.encode(item.record)])
+                if type(item.record) is TaskRecord:
+                    self._insert_leases(_leases_to_know(item.key, item.record))
 
     @_speaks_os
     def bury(self, ctx: Context, in_memory: Set[Key]) -> tuple[int, int]:
@@ -314,16 +344,13 @@ class Archive:
         that is in memory is out of date: it was given back, or its id is used anew."""
         buried = forgotten = after = 0
         gone: set[Key] = set()  # with this pass
-        while rows := self._writer.execute(
-            "select n, key, kind, body from rest where n > ? and kind != 'slot' order by n limit ?",
-            (after, _PRUNE_ROWS),
-        ).fetchall():
+        while rows := self._page("kind != 'slot'", after):
             after = rows[-1][0]
             with self._writer:
                 for n, key, kind, body in rows:
                     if key in in_memory:
                         continue
-                    record = _DECODERS[kind].decode(body)
+                    record = self._read(kind, body)
                     if type(record) is TaskRecord and not is_retained(record, ctx):
                         self._drop_pieces(key, record)
                         record = tombstone_of(record)
@@ -369,13 +396,28 @@ class Archive:
     def beyond_segments(self, dropped_until: int) -> Iterator[Saved]:
         """Everything that cannot be told from the segments behind this event alone."""
         after = 0
-        while rows := self._writer.execute(
-            "select n, key, kind, body from rest where n > ? and (n <= ? or kind != 'task') order by n limit ?",
-            (after, dropped_until, _PRUNE_ROWS),
-        ).fetchall():
+        while rows := self._page("(n <= ? or kind != 'task')", after, dropped_until):
             after = rows[-1][0]
             for _, key, kind, body in rows:
-                yield saved(key, _DECODERS[kind].decode(body))
+                yield saved(key, self._read(kind, body))
+
+    @_speaks_os
+    def _page(self, where: str, after: int, *values: Any) -> list[Any]:
+        """The next rows of a long way through the file."""
+        sql = f"select n, key, kind, body from rest where n > ? and {where} order by n limit ?"
+        return self._writer.execute(sql, (after, *values, _PRUNE_ROWS)).fetchall()
+
+    def _read(self, kind: str, body: bytes) -> Any:
+        """A record as it was stored."""
+        try:
+            return _DECODERS[kind].decode(body)
+        except _DOES_NOT_READ as failed:
+            raise self._given_up(ArchiveFailed(errno.EIO, f"archive: {failed}")) from failed
+
+    def _given_up(self, failed: ArchiveFailed) -> StoreUnavailable:
+        """A file that does not read is given up: the segments tell what it held."""
+        self.on_damage(failed)
+        return StoreUnavailable("the archive does not read; it is rebuilt", outcome="unknown")
 
     # --- the filter ---------------------------------------------------------------------------------------
 
@@ -408,16 +450,15 @@ class Archive:
         if self._filter is not None and key not in self._filter:
             return None
         for kind, body in self._rows("select kind, body from rest where key = ?", (key,)):
-            return cast("Record | Tombstone", _DECODERS[kind].decode(body))
+            record: Record | Tombstone = self._read(kind, body)
+            return record
         return None
 
     def _rows(self, sql: str, values: tuple[Any, ...]) -> Iterator[Any]:
-        """A file that does not read is given up: the segments tell what it held."""
         try:
             yield from self._reader.execute(sql, values)
         except sqlite3.Error as failed:
-            self.on_damage(ArchiveFailed.of(failed))
-            raise StoreUnavailable("the archive does not read; it is rebuilt", outcome="unknown") from failed
+            raise self._given_up(ArchiveFailed.of(failed)) from failed
 
     def _listed(self, agent: str | None, where: str, *values: Any, newest: bool = False) -> Iterator[tuple[Key, Any]]:
         """In the order of their making. What is an agent's lies in two indexes, one for each side that it can be on."""
@@ -430,7 +471,7 @@ class Archive:
             received = self._rows(f"{select} recipient = ? and sender != recipient and {where} {order}", own)
             rows = merge(sent, received, key=itemgetter(0), reverse=newest)
         for _, key, kind, body in rows:
-            yield key, _DECODERS[kind].decode(body)
+            yield key, self._read(kind, body)
 
     def recent(self, agent: str | None, before: int | None) -> Iterator[TaskRecord]:
         end = _N_MAX if before is None else before
@@ -446,7 +487,7 @@ class Archive:
         sql = "select body from rest where sender = ? and recipient = ? and status < ? order by status desc"
         parties = (self._agents.get(sender, 0), self._agents.get(recipient, 0))
         for (body,) in self._rows(sql, (*parties, before)):
-            yield _DECODERS["task"].decode(body)
+            yield self._read("task", body)
 
     def moved_dialogs(self, sender: str, recipient: str, since: int, after: int) -> Iterator[TaskRecord]:
         """Few of all have moved since: those are found by their status, and then put in order."""
@@ -457,7 +498,7 @@ class Archive:
         parties = (self._agents.get(sender, 0), self._agents.get(recipient, 0))
         for (n,) in self._rows(sql, (*parties, since, after, since)):
             for (body,) in self._rows("select body from rest where n = ?", (n,)):
-                yield _DECODERS["task"].decode(body)
+                yield self._read("task", body)
 
     def dialog_count(self, sender: str, recipient: str) -> int:
         sql = "select count(*) from rest where sender = ? and recipient = ? and status is not null"
@@ -468,7 +509,7 @@ class Archive:
         first = f"{LATE_PREFIX}{task_id}:"
         rows = self._rows("select key, body from rest where key >= ? and key < ? order by n", (first, first[:-1] + ";"))
         for key, body in rows:
-            yield key, _DECODERS["late"].decode(body)
+            yield key, self._read("late", body)
 
     def pieces(self, prefix: Key, numbers: Set[int]) -> Iterator[tuple[int, Record]]:
         """Of the records under a prefix that ends in a colon, those with these numbers."""
@@ -476,7 +517,7 @@ class Archive:
         for key, kind, body in self._rows(sql, (prefix, prefix[:-1] + ";")):
             number = int(key[len(prefix) :])
             if number in numbers:
-                yield number, _DECODERS[kind].decode(body)
+                yield number, self._read(kind, body)
 
     def pieces_of(self, task_id: str) -> list[Key]:
         sql = "select key from rest where key >= ? and key < ?"
@@ -486,6 +527,14 @@ class Archive:
         for (task,) in self._rows("select task from lease where lease_id = ?", (lease_id,)):
             return str(task)
         return None
+
+
+def _leases_to_know(key: Key, record: TaskRecord) -> list[tuple[str, Key]]:
+    """Who has posted a result knows of the end, and names the task if it posts it again. Who rejected the task, replied
+    to it or ended its run names nothing but its lease."""
+    history, result = record.lease_history, record.result
+    posted_by = None if result is None or result.message is not None or record.is_run else result.lease_id
+    return [] if history == (posted_by,) else [(lease_id, key) for lease_id in history if lease_id != posted_by]
 
 
 def _connect(path: Path) -> sqlite3.Connection:

@@ -21,12 +21,14 @@ from msgspec import Struct
 
 from covenant.model.audit import AuditRow, Logged
 from covenant.model.command import Call, Command, CompactHistory
-from covenant.model.error import CovenantError, StoreClosed, StoreFull, StoreUnavailable
+from covenant.model.error import CovenantError, Malformed, StoreClosed, StoreFull, StoreUnavailable
 from covenant.model.event import Event
 from covenant.model.limits import Limits
+from covenant.model.peer import Caller
+from covenant.model.query import Query
 from covenant.model.record import Key
 from covenant.model.view import Compaction
-from covenant.rules.context import Context, Ids
+from covenant.rules.context import Commit, Context, Ids
 from covenant.store.clock import Clock
 from covenant.store.embedded import SYSTEM, Embedded
 from covenant.store.journal.archive import Archive
@@ -155,6 +157,11 @@ class Journal(Embedded):
         """Everything acknowledged is on disk already; what is still on its way is waited for."""
         if self._lock is None:
             return
+        if self._loop.is_closed():  # nobody waits there any more
+            self._refusal = StoreClosed("the mailbox was closed")
+            self._let_go()
+            return
+        self._check_loop()
         try:
             await self.write_out()
         except CovenantError as failed:
@@ -179,6 +186,21 @@ class Journal(Embedded):
         if self._lock is not None:
             self._lock.release()
             self._lock = None
+
+    def _check_loop(self) -> None:
+        """The store lives on the loop that opened it: only there commands take turns, and callers are woken."""
+        if asyncio.get_running_loop() is not self._loop:
+            raise Malformed("this mailbox was opened on another event loop: open one of its own here", field="loop")
+
+    def _commit(self, command: Command | Call, by: str | None = None) -> Commit:
+        if self._refusal is None:
+            self._check_loop()
+        return super()._commit(command, by)
+
+    async def ask(self, query: Query, caller: Caller | None = None) -> Any:
+        if self._refusal is None:
+            self._check_loop()
+        return await super().ask(query, caller)
 
     # --- writing ------------------------------------------------------------------------------------------
 
@@ -311,9 +333,9 @@ class Journal(Embedded):
         self._reopen_later()
 
     def _on_damage(self, failed: OSError) -> None:
-        """The archive does not read. It is never the truth: start again without it."""
+        """The archive does not read, whichever thread found out. It is never the truth: start again without it."""
         self._archive_is_lost = True
-        self._loop.call_soon(lambda: self._fail(failed) if self._refusal is None else None)
+        self._loop.call_soon_threadsafe(lambda: self._fail(failed) if self._refusal is None else None)
 
     def _reopen_later(self) -> None:
         self._timer = self._clock.call_at(self._clock.now_ms() + self.limits.reopen_delay_ms, self._on_reopen)
@@ -353,7 +375,11 @@ class Journal(Embedded):
     async def compact(self, command: CompactHistory | Call) -> Compaction:
         await self.run(command)
         assert self._keeper is not None
-        return await self._keeper.compact()
+        try:
+            return await self._keeper.compact()
+        except OSError as failed:
+            kind = StoreFull if failed.errno in _NO_ROOM else StoreUnavailable
+            raise kind(f"the compaction was not finished: {failed.strerror}", outcome="unknown") from failed
 
     async def run_by_itself(self, command: Command) -> Any:
         reply = self._commit(command, SYSTEM).reply

@@ -198,7 +198,7 @@ class Housekeeper:
                 yield from (item for item in archive.beyond_segments(dropped_until) if item.key not in hidden)
 
         await self._house.settled()
-        await self._aside(archive.settle)
+        await self._aside(archive.settle, header.seq)
         size = await self._aside(write_snapshot, self._files, prefix, header, items())
         if prefix == PLAIN:
             self.snapshot_bytes = size

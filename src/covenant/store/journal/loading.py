@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import errno
 import logging
+from contextlib import ExitStack
 
 from msgspec import Struct
 
-from covenant.model.error import StoreDamaged
+from covenant.model.error import StoreDamaged, StoreUnavailable
 from covenant.model.limits import Limits
 from covenant.model.record import Key, Record, Tombstone
 from covenant.rules.context import Ids
@@ -53,12 +54,7 @@ def load(files: Files, limits: Limits, ids: Ids) -> Loaded:
     for name in segment_names(files):
         if name not in kept:
             files.remove(name)  # a crash interrupted its going
-    found = _from_snapshot(files, dropped) or _from_the_beginning(files, limits, ids)
-    try:
-        return _replayed(files, limits, *found)
-    except BaseException:
-        found[1].close()
-        raise
+    return _by_snapshot(files, limits, dropped) or _anew(files, limits, ids)
 
 
 def _replayed(
@@ -85,17 +81,39 @@ def _bytes_until(files: Files, position: Position) -> int:
     return sum(files.size(name) for name in before) + position.offset
 
 
-def _from_snapshot(files: Files, dropped: int) -> tuple[State, Archive, Reader, int] | None:
+def _by_snapshot(files: Files, limits: Limits, dropped: int) -> Loaded | None:
+    """None where no snapshot fits, or the archive that they lean on does not read."""
     names = snapshot_names(files, PLAIN)
     if not names or not files.exists(archives.FILE):
         return None
+    with ExitStack() as failing:
+        try:
+            archive = Archive(files.folder / archives.FILE)
+            failing.callback(archive.close)
+            found = _from_snapshot(files, names, archive, dropped)
+            loaded = None if found is None else _replayed(files, limits, *found)
+        except (ArchiveFailed, StoreUnavailable) as damaged:
+            if isinstance(damaged, OSError) and damaged.errno == errno.ENOSPC:
+                raise
+            log.warning("the archive does not read and is rebuilt: %s", damaged)
+            return None
+        if loaded is not None:
+            failing.pop_all()
+        return loaded
+
+
+def _anew(files: Files, limits: Limits, ids: Ids) -> Loaded:
+    found = _from_the_beginning(files, limits, ids)
     try:
-        archive = Archive(files.folder / archives.FILE)
-    except ArchiveFailed as damaged:
-        if damaged.errno == errno.ENOSPC:
-            raise
-        log.warning("the archive does not open and is rebuilt: %s", damaged)
-        return None
+        return _replayed(files, limits, *found)
+    except BaseException:
+        found[1].close()
+        raise
+
+
+def _from_snapshot(
+    files: Files, names: list[str], archive: Archive, dropped: int
+) -> tuple[State, Archive, Reader, int] | None:
     for name in reversed(names):
         try:
             header, records = read_snapshot(files, name)
@@ -104,15 +122,13 @@ def _from_snapshot(files: Files, dropped: int) -> tuple[State, Archive, Reader, 
             continue
         if header.seq < dropped:
             continue  # a history has taken the place of the segment that it stands in
+        if header.archive == archive.id and header.seq > archive.settled:
+            log.warning("the archive is older than %s and is rebuilt", name)
+            return None
         if header.archive == archive.id:
-            try:
-                _check_place(files, header.position)
-            except StoreDamaged:
-                archive.close()
-                raise
+            _check_place(files, header.position)
             state = _restored(header, records, archive)
             return state, archive, Reader(files, header.position), files.size(name)
-    archive.close()
     return None
 
 
