@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import abstractmethod
+from asyncio import get_running_loop
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Any, Final, TypeAlias
@@ -27,7 +28,7 @@ from covenant.model.command import (
     SweepRun,
 )
 from covenant.model.daemon import DaemonState, DaemonView
-from covenant.model.error import CovenantError, StoreClosed
+from covenant.model.error import CovenantError, Malformed, StoreClosed
 from covenant.model.event import Event
 from covenant.model.limits import Limits
 from covenant.model.peer import Caller
@@ -84,6 +85,7 @@ class Embedded(Roll):
         self._pubkey = ""
         self._ids = ids
         self._daemon_id: str | None = None
+        self._home: asyncio.AbstractEventLoop | None = None  # of a store that lives on the loop that opened it
         self._opened_ms: int | None = None
 
     is_shared = False
@@ -178,6 +180,10 @@ class Embedded(Roll):
         why = self._refusal
         assert why is not None
         return type(why)(why.message, **why.details)
+
+    def _elsewhere(self) -> CovenantError:
+        """Only at home commands take turns, and callers are woken."""
+        return Malformed("this mailbox was opened on another event loop: open one of its own here", field="loop")
 
     def _stop(self, why: CovenantError) -> None:
         self._refusal = why
@@ -284,7 +290,7 @@ class Embedded(Roll):
                 return taken
             wait_s = None
             if wait_ms is not None:
-                now = asyncio.get_running_loop().time()
+                now = get_running_loop().time()
                 until = now + wait_ms / 1000 if until is None else until
                 if now >= until:
                     return []
@@ -309,6 +315,9 @@ class Embedded(Roll):
     async def ask(self, query: Query, caller: Caller | None = None) -> Any:
         if self._refusal is not None:
             raise self._refused()
+        home = self._home
+        if home is not None and home is not get_running_loop():
+            raise self._elsewhere()
         self._ctx.now = self._clock.now_ms()
         try:
             if caller is not None:
@@ -427,6 +436,9 @@ class Embedded(Roll):
     def _commit(self, command: Command | Call, by: str | None = None) -> Commit:
         if self._refusal is not None:
             raise self._refused()
+        home = self._home
+        if home is not None and home is not get_running_loop():
+            raise self._elsewhere()
         ctx = self._ctx
         now = self._clock.now_ms()
         due = self._timer_ms
@@ -498,7 +510,7 @@ class Embedded(Roll):
                 self._apply(commit, self._ctx.now, SYSTEM)
             self._steps.extend(commit.then)
         if self._steps:
-            asyncio.get_running_loop().call_soon(self._go_on)
+            get_running_loop().call_soon(self._go_on)
 
     def _go_on(self) -> None:
         if self._refusal is None:

@@ -21,14 +21,12 @@ from msgspec import Struct
 
 from covenant.model.audit import AuditRow, Logged
 from covenant.model.command import Call, Command, CompactHistory
-from covenant.model.error import CovenantError, Malformed, StoreClosed, StoreFull, StoreUnavailable
+from covenant.model.error import CovenantError, StoreClosed, StoreFull, StoreUnavailable
 from covenant.model.event import Event
 from covenant.model.limits import Limits
-from covenant.model.peer import Caller
-from covenant.model.query import Query
 from covenant.model.record import Key
 from covenant.model.view import Compaction
-from covenant.rules.context import Commit, Context, Ids
+from covenant.rules.context import Context, Ids
 from covenant.store.clock import Clock
 from covenant.store.embedded import SYSTEM, Embedded
 from covenant.store.journal.archive import Archive
@@ -112,7 +110,7 @@ class Journal(Embedded):
     # --- life ---------------------------------------------------------------------------------------------
 
     async def open(self) -> None:
-        self._loop = asyncio.get_running_loop()
+        self._loop = self._home = asyncio.get_running_loop()
         try:
             self._files.make_folder()
             self._lock = self._files.lock(LOCK)
@@ -161,7 +159,8 @@ class Journal(Embedded):
             self._refusal = StoreClosed("the mailbox was closed")
             self._let_go()
             return
-        self._check_loop()
+        if asyncio.get_running_loop() is not self._loop:
+            raise self._elsewhere()
         try:
             await self.write_out()
         except CovenantError as failed:
@@ -186,21 +185,6 @@ class Journal(Embedded):
         if self._lock is not None:
             self._lock.release()
             self._lock = None
-
-    def _check_loop(self) -> None:
-        """The store lives on the loop that opened it: only there commands take turns, and callers are woken."""
-        if asyncio.get_running_loop() is not self._loop:
-            raise Malformed("this mailbox was opened on another event loop: open one of its own here", field="loop")
-
-    def _commit(self, command: Command | Call, by: str | None = None) -> Commit:
-        if self._refusal is None:
-            self._check_loop()
-        return super()._commit(command, by)
-
-    async def ask(self, query: Query, caller: Caller | None = None) -> Any:
-        if self._refusal is None:
-            self._check_loop()
-        return await super().ask(query, caller)
 
     # --- writing ------------------------------------------------------------------------------------------
 
