@@ -197,7 +197,7 @@ async def test_one_step_that_is_refused_does_not_keep_the_others_from_being_done
     async with Mailbox.open(store_url()) as box:
         engine: Any = box._engine
         asked: list[str] = []
-        submit = engine._submit
+        submit = engine.submit
 
         def refuses(command: c.Command, by: str | None = None) -> Any:
             entry = submit(c.Expire(None), by)
@@ -206,7 +206,7 @@ async def test_one_step_that_is_refused_does_not_keep_the_others_from_being_done
                 entry.fail(CovenantError("not today"))
             return entry
 
-        monkeypatch.setattr(engine, "_submit", refuses)
+        monkeypatch.setattr(engine, "submit", refuses)
         monkeypatch.setattr(engine.trust, "left_grants", lambda: ["one", "two", "three"])
         await engine._go_on()
         assert asked == ["one", "two", "three"]
@@ -218,7 +218,7 @@ async def test_a_step_that_cannot_be_done_does_not_keep_the_slow_look(monkeypatc
     async with Mailbox.open(url) as here, Mailbox.open(url) as there:
         engine: Any = there._engine
         monkeypatch.setattr(engine, "rung", lambda *rung: None)
-        begun, submit = asyncio.Event(), engine._submit
+        begun, submit = asyncio.Event(), engine.submit
 
         def never(command: c.Command, by: str | None = None) -> Any:
             if not isinstance(command, c.EndGrants):
@@ -226,7 +226,7 @@ async def test_a_step_that_cannot_be_done_does_not_keep_the_slow_look(monkeypatc
             begun.set()
             return engine.entry(command, by)
 
-        monkeypatch.setattr(engine, "_submit", never)
+        monkeypatch.setattr(engine, "submit", never)
         monkeypatch.setattr(engine.trust, "left_grants", lambda: ["one"])
         await begun.wait()
         waiting = asyncio.create_task(there.of("bob@lab").recv_task())

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Sequence
 from typing import Any, Final
 from zlib import crc32
 
@@ -47,20 +47,21 @@ from covenant.rules.context import Context, Ids, actor
 from covenant.rules.lease import kind_in
 from covenant.rules.undo import undo
 from covenant.store.audit import newest_rows
-from covenant.store.clock import Clock, SystemClock, Timer
+from covenant.store.clock import Clock, SystemClock
 from covenant.store.embedded import SYSTEM, is_under_way
 from covenant.store.engine import Notes, Place
 from covenant.store.growth import Growth
 from covenant.store.postgres.bell import Bell
 from covenant.store.postgres.connection import LOST, Where, borrowed, told
 from covenant.store.postgres.depth import Depths
+from covenant.store.postgres.due import Due
 from covenant.store.postgres.entry import Entry, observed
 from covenant.store.postgres.housekeeping import Housekeeper
-from covenant.store.postgres.lane import EXPIRY_STEPS, Lane, is_exclusive
+from covenant.store.postgres.lane import Lane, is_exclusive
 from covenant.store.postgres.log import CommitLog
 from covenant.store.postgres.notes import SharedNotes
 from covenant.store.postgres.pulse import LAPSE_S, Pulse, session_of
-from covenant.store.postgres.queue import ASIDE_S, Queue
+from covenant.store.postgres.queue import Queue
 from covenant.store.postgres.reader import Reader
 from covenant.store.postgres.rows import (
     ANSWERS,
@@ -136,11 +137,10 @@ class Postgres(Roll):
         self._refreshing: asyncio.Task[int] | None = None
         self.is_closing = True
         self.space = crc32(self.where.schema.encode()) & 0x7FFFFFFF
-        self.expiring = asyncio.Lock()
         self._clock = clock
         self._ids = ids
         self.queue = Queue()
-        self._due_again_s = 0.0
+        self.due = Due(self, clock)
         self._lanes: list[Lane] = []
         self._reader = Reader(self)
         self.channel = f"covenant_{self.where.schema}"
@@ -157,9 +157,6 @@ class Postgres(Roll):
         self._change_waiters = Waiters(limits.waiters_max)
         self._waiters = (self._ready_waiters, self._answer_waiters, self._change_waiters)
         self._growth = Growth()
-        self._timer: Timer | None = None
-        self._expiring: asyncio.Task[None] | None = None
-        self._timer_ms: int | None = None
         self._pushed: set[str] = set()  # tasks with webhooks
         self._watched: dict[Key, int] = {}  # tasks that somebody waits for, as the last slow look saw them
         self._on_push: Callable[[str], None] | None = None
@@ -286,9 +283,7 @@ class Postgres(Roll):
         if self._steps:
             await asyncio.wait(set(self._steps))  # and not for those that others begin meanwhile
         self.is_closing = True
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self.due.close()
         self.queue.end()
         await asyncio.wait(self._writing, timeout=_ENDING_S)  # what was begun gets its true answer
         for job in self._jobs:
@@ -331,23 +326,25 @@ class Postgres(Roll):
         entry.is_exclusive = is_exclusive(command)
         return entry
 
-    def _submit(self, command: Command | Call, by: str | None = None) -> Entry:
+    def submit(self, command: Command | Call, by: str | None = None) -> Entry:
         if self.is_closing:
             raise self.closed_error()
         entry = self.entry(command, by)
         self.queue.append(entry)
         return entry
 
-    def leave_due(self) -> None:
-        """Somebody holds what is due: it is not looked for before every batch."""
-        self._due_again_s = asyncio.get_running_loop().time() + ASIDE_S
+    def begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Something that is done before this store is closed."""
+        task = asyncio.ensure_future(work)
+        self._steps.add(task)
+        task.add_done_callback(self._steps.discard)
+        return task
 
-    @property
-    def heeds_due(self) -> bool:
-        return self.is_on_time and asyncio.get_running_loop().time() >= self._due_again_s
+    async def fetch(self, sql: str, *values: Any) -> list[Any]:
+        return await self._reader.fetch(sql, *values)
 
     async def run(self, command: Command | Call) -> Any:
-        return await self._replied(self._submit(command))
+        return await self._replied(self.submit(command))
 
     async def _replied(self, entry: Entry) -> Any:
         """The reply. Who goes away before has taken nothing: what was taken is given back first, unless that lasts."""
@@ -362,7 +359,7 @@ class Postgres(Roll):
             raise
 
     async def run_all(self, commands: Sequence[Command | Call]) -> list[Any]:
-        entries = [self._submit(command) for command in commands]
+        entries = [self.submit(command) for command in commands]
         replies = await asyncio.gather(*(entry.future for entry in entries), return_exceptions=True)
         for reply in replies:
             if isinstance(reply, BaseException) and not isinstance(reply, CovenantError):
@@ -403,7 +400,7 @@ class Postgres(Roll):
             ticket = waiters.enter(name, kinds)  # before the look: what comes after it is not missed
             is_used = False
             try:
-                entry = self._submit(command)
+                entry = self.submit(command)
                 reply = None
                 try:
                     reply = await self._replied(entry)
@@ -430,7 +427,7 @@ class Postgres(Roll):
             elif shelf == ANSWERS:
                 answered.append(name)
             elif shelf == DUE:
-                self._heed(order)
+                self.due.heed(order)
             elif shelf == PUSHES:
                 self._pushed.add(name)
                 changed.append(name)
@@ -474,9 +471,7 @@ class Postgres(Roll):
         if type(entry.command) is Expire:  # whoever asked for it asks again by itself
             then = tuple(step for step in then if type(step) is not Expire)
         if then and not entry.is_step:
-            steps = asyncio.create_task(self._run_steps(entry, then))
-            self._steps.add(steps)
-            steps.add_done_callback(self._steps.discard)
+            self.begin(self._run_steps(entry, then))
         else:
             self._reply(entry)
 
@@ -497,7 +492,7 @@ class Postgres(Roll):
         if not commands:
             entry.settle()
         for command in commands:
-            given = self._submit(command).future
+            given = self.submit(command).future
             given.add_done_callback(observed)
             given.add_done_callback(lambda _: entry.settle())
 
@@ -510,7 +505,7 @@ class Postgres(Roll):
                 if count == _STEPS_AT_ONCE:
                     is_answered = True
                     self._reply(entry)
-                step = self._submit(steps.popleft(), SYSTEM)
+                step = self.submit(steps.popleft(), SYSTEM)
                 step.is_step = True
                 await step.future
                 assert step.commit is not None
@@ -539,8 +534,7 @@ class Postgres(Roll):
     async def ask(self, query: Query, caller: Caller | None = None) -> Any:
         if self.is_closing:
             raise self.closed_error()
-        if self._expiring is not None:
-            await asyncio.wait([self._expiring])  # the clock came first
+        await self.due.passed()  # the clock came first
         return await self._reader.ask(query, caller)
 
     async def watch(
@@ -711,57 +705,6 @@ class Postgres(Roll):
         if self._on_push is not None and self.leads():
             self._on_push(task_id)
 
-    # --- time -----------------------------------------------------------------------------------------------
-
-    def _set_timer(self, due_ms: int | None) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        self._timer_ms = due_ms
-        if due_ms is not None and not self.is_closing:
-            self._timer = self._clock.call_at(due_ms, self._on_timer)
-
-    def _heed(self, due_ms: int) -> None:
-        """Something is due then. An earlier time stays: who read this one may not have seen the last commit, and to
-        wake up in vain does no harm."""
-        if self._timer_ms is None or due_ms < self._timer_ms:
-            self._set_timer(due_ms)
-
-    def _on_timer(self) -> None:
-        self._timer = None
-        if self.is_closing or self._timer_ms is None:
-            return
-        if self._timer_ms > self.now():
-            self._set_timer(self._timer_ms)
-            return
-        self._timer_ms = None
-        if not self.is_on_time:  # the next look sets it again
-            return
-        self._expiring = asyncio.ensure_future(self._expire())
-        self._steps.add(self._expiring)
-        self._expiring.add_done_callback(self._expired)
-
-    def _expired(self, done: asyncio.Task[None]) -> None:
-        self._steps.discard(done)
-        if done is self._expiring:
-            self._expiring = None
-
-    async def _expire(self) -> None:
-        try:
-            while True:
-                entries = [self._submit(Expire(None), SYSTEM) for _ in range(EXPIRY_STEPS)]
-                await asyncio.gather(*(entry.future for entry in entries))
-                commit = entries[-1].commit
-                if commit is None or not commit.events:
-                    break
-            found = await self._reader.fetch(
-                "select ord from place where shelf = $1 and name = '' order by ord limit 1", DUE
-            )
-            if found:
-                self._heed(found[0]["ord"])
-        except CovenantError as failed:
-            log.warning("what is due is left for later: %s", failed)
-
     # --- housekeeping ---------------------------------------------------------------------------------------
 
     async def compact(self, command: CompactHistory | Call) -> Compaction:
@@ -876,7 +819,7 @@ class Postgres(Roll):
         for waiters in (self._ready_waiters, self._answer_waiters):
             waiters.wake_some(ALL)
         if told_of.get("d") and self.is_on_time:
-            self._heed(int(told_of["d"][0]))
+            self.due.heed(int(told_of["d"][0]))
         await self._look_at_watched()
         pushed = set(told_of.get("u", ()))
         for task_id in pushed - self._pushed:
@@ -899,7 +842,7 @@ class Postgres(Roll):
         steps += [EndGrants(None, pubkey) for pubkey in self.trust.left_grants()]
         for step in steps:
             try:
-                await self._submit(step, SYSTEM).future
+                await self.submit(step, SYSTEM).future
             except CovenantError as refused:  # one of them, and no reason to leave the others
                 log.warning("a step is left for later: %s", refused)
 

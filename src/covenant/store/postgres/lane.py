@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import asyncpg
@@ -20,6 +20,7 @@ from covenant.model import event as e
 from covenant.model.audit import Logged
 from covenant.model.card import CARD_PREFIX
 from covenant.model.error import CovenantError, StoreUnavailable
+from covenant.model.record import Key
 from covenant.rules.context import Commit, Need
 from covenant.rules.decide import decide
 from covenant.store.embedded import SYSTEM
@@ -27,6 +28,7 @@ from covenant.store.journal.line import GENESIS, Line
 from covenant.store.postgres.array import numbers, texts
 from covenant.store.postgres.chain import Chain
 from covenant.store.postgres.connection import LANE_CLOSED, LOST, RETRIED, connect, told
+from covenant.store.postgres.due import EXPIRY_STEPS
 from covenant.store.postgres.entry import Entry, observed
 from covenant.store.postgres.hint import hint
 from covenant.store.postgres.listing import DEEP, DIALOG_COUNT, LISTINGS, only_keys
@@ -51,7 +53,6 @@ HELD_S: Final = 0.4  # or once they have waited so long for what somebody holds;
 HURRIED_S: Final = 0.05  # the same while others are aside
 LOAD_BYTES: Final = 16 << 20  # of records, in one look; at least one is loaded, and the rest when its turn comes
 SAVE_BYTES: Final = 16 << 20  # of lines, in one transaction; those of one command are not parted
-EXPIRY_STEPS: Final = 20  # of the clock, in one transaction
 _EXCLUSIVE: Final = (
     c.EnrollPeer,
     c.RotateToken,
@@ -80,6 +81,7 @@ _TRUST_EVENTS: Final = frozenset(
 _LOAD: Final = """select what, key, kind, ord, body from load($1, $2, $3::text::text[],
     $4::text::integer[], $5::text::"char"[], $6::text::text[], $7::text::integer[],
     $8::text::integer[], $9::text::"char"[], $10::text::text[], $11::text::integer[], $12::text::text[], $13)"""
+_FREE: Final = "select key from record where key = any($1) for update skip locked"
 _names: Final = msgspec.json.Encoder()
 
 log = logging.getLogger("covenant.store")
@@ -183,6 +185,7 @@ class Lane:
         begun_s = loop.time()
         self._asked: set[str] = set()
         self._heeds_clock = True
+        self._stuck: Key | None = None  # what was due and being ended when something was found to be held
         while batch:
             if batch[0].is_exclusive and len(batch) > 1:
                 self._engine.queue.put_back(batch[1:])
@@ -199,13 +202,16 @@ class Lane:
                     continue
                 tries += 1
                 batch[0].tries += 1
+                if type(batch[0].command) is c.Expire and (held := self._engine.due.held & await self._stuck_at()):
+                    batch = self._go_on_without(held, batch, conflict)
+                    continue
                 now_s = loop.time()
                 if tries >= TRIES_MAX or (len(batch) == 1 and batch[0].until_s <= now_s):
                     self._give_up(batch, StoreUnavailable(f"others are always at it: {conflict}", outcome="not_stored"))
                     return
                 held_s = HURRIED_S if self._engine.queue.hurries else HELD_S
                 if now_s - begun_s >= held_s or batch[0].is_aside:
-                    batch = self._part_with_held(batch, conflict)
+                    batch = await self._part_with_held(batch, conflict)
                 elif len(batch) > 1 and tries >= TOGETHER_MAX:
                     batch = self._part(batch)
                 if tries > 1:
@@ -240,16 +246,12 @@ class Lane:
         self._engine.queue.put_back(batch[1:], alone=True)
         return batch[:1]
 
-    def _part_with_held(self, batch: list[Entry], conflict: BaseException) -> list[Entry]:
+    async def _part_with_held(self, batch: list[Entry], conflict: BaseException) -> list[Entry]:
         """One of the batch wants what somebody holds for long. Each stands for itself from now on; one that does is put
         aside, so that others go on. What is left to do here."""
         first, rest = batch[0], batch[1:]
         if type(first.command) is c.Expire:
-            steps = [entry for entry in batch if type(entry.command) is c.Expire]
-            self._engine.leave_due()
-            self._give_up(steps, StoreUnavailable(f"somebody holds what is due: {conflict}", outcome="not_stored"))
-            self._engine.queue.put_back([entry for entry in batch if entry not in steps])
-            return []
+            return self._go_on_without(await self._stuck_at(), batch, conflict)
         if rest:
             for entry in batch:
                 entry.is_aside = True  # whichever of them want it: they have waited for it once
@@ -259,10 +261,34 @@ class Lane:
         self._engine.queue.put_aside(first)
         return []
 
+    def _go_on_without(self, held: Collection[Key], batch: list[Entry], conflict: BaseException) -> list[Entry]:
+        """Somebody holds these, which are due, or what goes with them: the steps of the clock end the others."""
+        steps = [entry for entry in batch if type(entry.command) is c.Expire]
+        self._engine.queue.put_back([entry for entry in batch if entry not in steps])
+        self._asked, self._stuck = set(), None
+        if self._engine.due.leave(held):
+            return steps
+        self._give_up(steps, StoreUnavailable(f"somebody holds what is due: {conflict}", outcome="not_stored"))
+        return []
+
+    async def _stuck_at(self) -> set[Key]:
+        """Which of what is due cannot be ended now."""
+        held = await self._held_of(self._work.listed_as_due())
+        return held or ({self._stuck} if self._stuck is not None else set())
+
+    async def _held_of(self, keys: Collection[Key]) -> set[Key]:
+        """Those that cannot be locked now."""
+        try:
+            connection = await self._connected()
+            free = await connection.fetch(_FREE, list(keys))
+        except (*LOST, asyncpg.PostgresError):
+            return set()
+        return set(keys).difference(row["key"] for row in free)
+
     async def _expire(self) -> None:
         """What the clock has to say, first of all, and by one lane at a time."""
         engine, asked = self._engine, self._asked
-        async with engine.expiring:
+        async with engine.due.turn:
             while True:
                 steps = [engine.entry(c.Expire(None), SYSTEM) for _ in range(EXPIRY_STEPS)]
                 for step in steps:
@@ -326,8 +352,8 @@ class Lane:
         if not connection.is_in_transaction():
             await connection.execute("begin")
         try:
-            due = await self._load(work, mode, wanted)
-            if due is not None and due <= now and not is_expiry and self._heeds_clock and engine.heeds_due:
+            due_ms = await self._load(work, mode, wanted)
+            if not is_expiry and self._heeds_clock and await engine.due.comes_first(connection, due_ms, now):
                 raise DueFirst
             chain = Chain(self.hash)
             self._moved = Moved()
@@ -358,6 +384,7 @@ class Lane:
                     if commit.events or commit.audit:
                         chain.append(self._apply(entry, commit, work, now))
                     entry.commit = commit
+                work.ending = None
                 if type(entry.command) is not c.Expire:  # one step of the clock goes on from what the one before saw
                     work.lists.clear()
                 done += 1
@@ -368,6 +395,7 @@ class Lane:
             await connection.execute("commit and chain" if engine.queue else "commit")
         except BaseException:
             if self._pending is None:
+                self._stuck = work.ending or self._stuck
                 await self._roll_back(connection)
             raise
         if self._pending is not None:
@@ -514,7 +542,7 @@ class Lane:
         else:
             args = listing.args
             if listing.method == "due":  # enough for all the steps of one transaction
-                args = (args[0], args[1] * EXPIRY_STEPS)
+                args = (args[0], args[1] * EXPIRY_STEPS, list(self._engine.due.left))
             sql, values = only_keys(LISTINGS[listing.method](*args))
             work.lists[listing] = [row["key"] for row in await self._connection.fetch(sql, *values)]
 

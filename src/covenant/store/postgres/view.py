@@ -142,6 +142,7 @@ class Working:
         self.were: dict[Key, Record | Tombstone] = {}  # as they were loaded
         self.touched: dict[Key, None] = {}
         self.lists: dict[Listing, Any] = {}
+        self.ending: Key | None = None  # which of those that are due the rules have come to
         self.is_fresh = False  # something was loaded, and so trust is up to date
         self.is_full = False  # not all that was asked for was loaded: it was too much at once
         self.keyed: set[Key] = set()  # what was locked by its key, and not as the first of its shelf
@@ -463,7 +464,14 @@ class Working:
         missing = [key for key in keys if key not in self.records and key not in self.absent]
         if missing:
             raise Need(*missing)
-        return list(islice((key for key in keys if self._due_ms(key) <= now), limit))
+        return Portioned(self._come_to, list(islice((key for key in keys if self._due_ms(key) <= now), limit)))
+
+    def _come_to(self, key: Key) -> Key:
+        self.ending = key
+        return key
+
+    def listed_as_due(self) -> Sequence[Key]:
+        return [key for listing, keys in self.lists.items() if listing.method == "due" for key in keys]
 
     def _due_ms(self, key: Key) -> int:
         due_ms: int | None = getattr(self.records.get(key), "due_ms", None)
