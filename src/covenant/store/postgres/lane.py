@@ -294,8 +294,9 @@ class Lane:
                 for step in steps:
                     step.future.add_done_callback(observed)
                 await self._do([*steps])
-                commit = steps[-1].commit
-                if commit is None or not commit.events:
+                ended = [step.commit is not None and bool(step.commit.events) for step in steps if not step.is_over]
+                is_cut = not steps[-1].is_over and steps[-1].commit is None  # there was no room for all
+                if not any(ended if is_cut else ended[-1:]):
                     break
         self._asked, self._heeds_clock = asked, False
 
