@@ -22,8 +22,8 @@ from covenant.store.clock import ManualClock
 from covenant.store.postgres import lane as lanes
 from covenant.store.postgres import reader as readers
 from covenant.store.postgres.connection import borrowed
-from covenant.store.postgres.engine import POLL_S
 from covenant.store.postgres.lane import Lane
+from covenant.store.postgres.rounds import POLL_S
 from covenant.store.postgres.view import Working
 from tests.a2a.stage import message
 from tests.conformance.support import DONE, soon, take, uid
@@ -227,7 +227,7 @@ async def test_many_large_tasks_whose_deadline_passes_at_once_are_loaded_in_port
         held.clear()
         if is_timer:
             clock.advance(2000)
-            await until(lambda: not engine_of(box)._steps)
+            await until(lambda: not engine_of(box).replies.under_way)
         else:
             clock._now_ms += 2000  # and nobody is woken
             with pytest.raises(TaskTerminal):  # all that is due comes before it, portion by portion

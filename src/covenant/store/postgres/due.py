@@ -20,6 +20,7 @@ from covenant.model.record import Key
 from covenant.store.clock import Clock, Timer
 from covenant.store.embedded import SYSTEM
 from covenant.store.postgres.queue import ASIDE_S
+from covenant.store.postgres.reader import Reader
 from covenant.store.postgres.rows import DUE
 
 if TYPE_CHECKING:
@@ -35,9 +36,10 @@ log = logging.getLogger("covenant.store")
 
 
 class Due:
-    def __init__(self, engine: Postgres, clock: Clock) -> None:
+    def __init__(self, engine: Postgres, clock: Clock, reader: Reader) -> None:
         self._engine = engine
         self._clock = clock
+        self._reader = reader
         self.turn = asyncio.Lock()  # of the lanes: one at a time says what the clock has to say
         self._timer: Timer | None = None
         self._timer_ms: int | None = None
@@ -79,7 +81,7 @@ class Due:
         self._timer_ms = None
         if not self._engine.is_on_time:  # the next look sets it again
             return
-        self._expiring = self._engine.begin(self._expire())
+        self._expiring = self._engine.replies.begin(self._expire())
         self._expiring.add_done_callback(self._expired)
 
     def _expired(self, done: asyncio.Task[None]) -> None:
@@ -100,7 +102,7 @@ class Due:
                 if commit is None or not commit.events:
                     break
             self.held = self.left
-            found = await self._engine.fetch(_NEXT, DUE, list(self.held))
+            found = await self._reader.fetch(_NEXT, DUE, list(self.held))
             if found:
                 self.heed(found[0]["ord"])
         except CovenantError as failed:
@@ -125,7 +127,7 @@ class Due:
         self._again = None
         self.left, self._is_all_left = frozenset(), False
         if self._engine.is_on_time and not self._engine.is_closing:
-            self._engine.begin(self._expire())  # and nobody's question waits for it
+            self._engine.replies.begin(self._expire())  # and nobody's question waits for it
 
     async def comes_first(self, connection: asyncpg.Connection[Any], first_ms: int | None, now: int) -> bool:
         """Whether the clock has something to say before a command that finds this due first."""

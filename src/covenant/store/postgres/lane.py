@@ -126,14 +126,16 @@ class Lane:
         lane's own row tells, once whoever still works on it is done."""
         if self._connection is not None and not self._connection.is_closed():
             return self._connection
-        session = self._engine.session
+        session = self._engine.member.session
         connection = await connect(self._engine.where, application_name=session, lock_timeout=LOCK_TIMEOUT)
         try:
             await self._engine.known.meet(connection)
             if self.id == 0:
-                self.id = await self._engine.open_lane(connection, GENESIS.decode())
-                if session != self._engine.session:  # so that who takes the new one for dead can end this session
-                    await name_session(connection, self._engine.session)
+                self.id = await self._engine.member.open_lane(connection, GENESIS.decode())
+                if (
+                    session != self._engine.member.session
+                ):  # so that who takes the new one for dead can end this session
+                    await name_session(connection, self._engine.member.session)
                 self.hash, self.seq, self.signed, self._pending = GENESIS, 0, 0, None
             self._load_statement = await connection.prepare(_LOAD)
             self._save_statement = await connection.prepare(SAVE)

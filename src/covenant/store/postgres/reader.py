@@ -78,7 +78,7 @@ class Reader:
 
     async def connected(self) -> asyncpg.Connection[Any]:
         if self._connection is None or self._connection.is_closed():
-            connection = await connect(self._engine.where, application_name=self._engine.session)
+            connection = await connect(self._engine.where, application_name=self._engine.member.session)
             try:
                 if not self._engine.is_closing:  # at the start there may be no store yet
                     await self._engine.known.meet(connection)
