@@ -14,7 +14,7 @@ from covenant import AgentId, Mailbox, OpenMailbox
 from covenant.model import command as c
 from covenant.store.clock import ManualClock
 from covenant.store.postgres import due
-from covenant.store.postgres.lane import Lane
+from covenant.store.postgres.lane import Lane, Tried
 from tests.conformance.support import answer_next, drain, drain_many, keyed, nothing_for, plain, soon, uid
 from tests.postgres import store_url
 from tests.postgres.support import sql, until
@@ -130,14 +130,14 @@ async def test_what_is_held_is_tried_again_from_time_to_time_and_not_all_the_tim
     box: OpenMailbox, url: str, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tries: list[float] = []
-    transact, loop = Lane._transact, asyncio.get_running_loop()
+    transact, loop = Lane.transact, asyncio.get_running_loop()
 
-    async def noted(lane: Lane, batch: list[Any]) -> int:
+    async def noted(lane: Lane, batch: list[Any], tried: Tried) -> int:
         if type(batch[0].command) is c.Expire:
             tries.append(loop.time())
-        return await transact(lane, batch)
+        return await transact(lane, batch, tried)
 
-    monkeypatch.setattr(Lane, "_transact", noted)
+    monkeypatch.setattr(Lane, "transact", noted)
     alice, bob = box.of(ALICE), box.of(BOB)
     await alice.send_task(plain(bob, id=uid(1), deadline_ms=clock.now_ms() + 1000))
     async with holding(url, uid(1)):

@@ -18,6 +18,7 @@ from covenant.model.error import StoreUnavailable
 from covenant.model.peer import Caller, Role
 from covenant.serve.daemon import Daemon, Settings
 from covenant.store.clock import ManualClock
+from covenant.store.postgres import batch as trying
 from covenant.store.postgres import entry as entries
 from covenant.store.postgres import housekeeping, rounds
 from covenant.store.postgres import lane as lanes
@@ -25,7 +26,7 @@ from covenant.store.postgres import pulse as pulses
 from covenant.store.postgres import reader as readers
 from covenant.store.postgres.connection import IDLE_S, PROBE_S, PROBES, UNHEARD_MS, Where, connect
 from covenant.store.postgres.engine import Postgres
-from covenant.store.postgres.lane import Lane
+from covenant.store.postgres.lane import Lane, Tried
 from covenant.store.postgres.verify import StoreReport, verify
 from tests.conformance.support import DAY_MS, DONE, drain, plain, soon, take, uid
 from tests.daemons import OPERATOR_TOKEN
@@ -383,20 +384,20 @@ async def test_what_somebody_holds_for_long_is_waited_for_as_long_as_a_database_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(lanes, "LOCK_TIMEOUT", "5ms")
-    monkeypatch.setattr(lanes, "HELD_S", 0.0)
+    monkeypatch.setattr(trying, "HELD_S", 0.0)
     monkeypatch.setattr(entries, "PATIENCE_S", 0.0)
     url = f"{store_url()}&lanes=1"
     async with Mailbox.open(url) as box, sql(url) as owner:
         alice, bob = box.of(ALICE), box.of(BOB)
         await alice.send_task(plain(bob, id=uid(1)))
         delivery = await take(bob)
-        transact, batches = Lane._transact, []
+        transact, batches = Lane.transact, []
 
-        async def noted(lane: Lane, batch: list[Any]) -> int:
+        async def noted(lane: Lane, batch: list[Any], tried: Tried) -> int:
             batches.append(len(batch))
-            return await transact(lane, batch)
+            return await transact(lane, batch, tried)
 
-        monkeypatch.setattr(Lane, "_transact", noted)
+        monkeypatch.setattr(Lane, "transact", noted)
         async with owner.transaction():
             await owner.execute("select from record where key = $1 for update", uid(1))
             post = bob.send_result(Result.ok(delivery, DONE))

@@ -31,6 +31,7 @@ from covenant.store.audit import newest_rows
 from covenant.store.clock import Clock, SystemClock
 from covenant.store.embedded import SYSTEM, is_under_way
 from covenant.store.engine import Notes, Place
+from covenant.store.postgres.batch import Batches
 from covenant.store.postgres.bell import Bell
 from covenant.store.postgres.connection import LOST, Where, borrowed, told
 from covenant.store.postgres.depth import Depths
@@ -146,7 +147,7 @@ class Postgres(Roll):
         except CovenantError:
             await self._let_go()
             raise
-        self._writing = [asyncio.create_task(lane.work()) for lane in self._lanes]
+        self._writing = [asyncio.create_task(Batches(self, lane).work()) for lane in self._lanes]
         others = (self._reader.work(), self._bell.work(), self._pulse.work(), *self._rounds.all())
         self._jobs = [*self._writing, *(asyncio.create_task(work) for work in others)]
         await self._rounds.look()
