@@ -125,6 +125,6 @@ async def test_a_time_that_is_set_during_a_look_at_times_is_kept(when: str, monk
             await engine._rounds.look()
         await take(bob)
         waiting = asyncio.create_task(take(bob))
-        await until(lambda: engine.waits.ready.count == 1 and engine.queue.free == len(engine._lanes))
+        await until(lambda: engine.waking.ready.count == 1 and engine.queue.free == len(engine._lanes))
         clock.advance(30_000)
         assert (await waiting).task.id == uid(7)

@@ -137,6 +137,6 @@ async def test_more_than_a_bell_keeps_is_told_as_one_ring_for_everybody(
     monkeypatch.setattr(bells, "_KEPT_MAX", 3)
     async with Mailbox.open(url) as here, Mailbox.open(url) as there:
         woken: list[Any] = []
-        monkeypatch.setattr(engine_of(there).waits, "wake_all", lambda: woken.append(None))
+        monkeypatch.setattr(engine_of(there).waking, "wake_all", lambda: woken.append(None))
         engine_of(here)._bell.ring([f"{number}" for number in range(4)], (), (), False)
         await until(lambda: bool(woken))

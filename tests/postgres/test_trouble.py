@@ -437,7 +437,7 @@ async def test_who_watches_a_task_misses_nothing_though_no_ring_is_heard(monkeyp
         monkeypatch.setattr(deaf, "rung", lambda *rung: None)
         sent = await here.of(ALICE).send_task(plain(here.of(BOB)))
         watching = asyncio.create_task(there.of(ALICE).wait_generation(sent.task_id, after=1))
-        await until(lambda: bool(deaf.waits.changes.count))
+        await until(lambda: bool(deaf.waking.changes.count))
         await take(here.of(BOB))
         assert (await soon(watching)).generation == 2
 
@@ -452,7 +452,7 @@ async def test_who_waits_for_work_finds_it_though_no_ring_is_heard(
         deaf = engine_of(there)
         monkeypatch.setattr(deaf, "rung", lambda *rung: None)
         waiting = asyncio.create_task(there.of(BOB).recv_tasks(1, kinds=kinds))
-        await until(lambda: bool(deaf.waits.ready.count))
+        await until(lambda: bool(deaf.waking.ready.count))
         await here.of(ALICE).send_task(plain(here.of(BOB), task_kind="saw"))
         assert len(await soon(waiting)) == 1
 

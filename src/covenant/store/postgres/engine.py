@@ -53,7 +53,7 @@ from covenant.store.postgres.schema import checked, migrate
 from covenant.store.postgres.tally import tallied
 from covenant.store.postgres.trust import Trust
 from covenant.store.postgres.view import Moved, Working
-from covenant.store.postgres.waits import Waits, is_dealt_with
+from covenant.store.postgres.waking import Waking, is_dealt_with
 from covenant.store.roll import Roll
 from covenant.store.state import State, Tally
 
@@ -84,7 +84,7 @@ class Postgres(Roll):
         self.queue = Queue()
         self.replies = Replies(self)
         self.hooks = Hooks(self.leads)
-        self.waits = Waits(limits.waiters_max, self.hooks)
+        self.waking = Waking(limits.waiters_max, self.hooks)
         self.depths = Depths(limits.queue_depth_max)
         self._lanes: list[Lane] = []
         self._reader = Reader(self)
@@ -197,7 +197,7 @@ class Postgres(Roll):
         for entry in [entry for lane in self._lanes for entry in lane.own]:
             entry.fail(self.closed_error())
         self.queue.fail(self.closed_error())
-        self.waits.wake_all()
+        self.waking.wake_all()
         await self._say_goodbye()
         await self._let_go()
 
@@ -265,7 +265,7 @@ class Postgres(Roll):
     async def _take(self, command: LeaseTasks | DrainResults | Call, waits: bool) -> Entry:
         asked = command.command if type(command) is Call else command
         assert isinstance(asked, (LeaseTasks, DrainResults))
-        waiters, name, kinds = self.waits.place_of(asked)
+        waiters, name, kinds = self.waking.place_of(asked)
         is_woken, woken_by = False, None
         while True:
             ticket = waiters.enter(name, kinds)  # before the look: what comes after it is not missed
@@ -316,7 +316,7 @@ class Postgres(Roll):
                     self.known.put(key, now)
                 is_trust = is_trust or not isinstance(now, Grant) or not isinstance(was, Grant) or now.uses == was.uses
         if work.touched:
-            self.waits.wake(readied, answered, changed)
+            self.waking.wake(readied, answered, changed)
             if self._pulse.companions > 1:
                 self._bell.ring([name for name, _ in readied], answered, changed, is_trust)
         if passed := work.passed_by():
@@ -328,7 +328,7 @@ class Postgres(Roll):
         """Who looked while it was locked has not seen it, and may wait for it."""
         readied = [name for shelf, name in shelves if shelf == READY]
         answered = [name for shelf, name in shelves if shelf == ANSWERS]
-        self.waits.rung(readied, answered, ())
+        self.waking.rung(readied, answered, ())
         if self._pulse.companions > 1:
             self._bell.ring(readied, answered, (), False)
 
@@ -342,7 +342,7 @@ class Postgres(Roll):
         """The store is not what it was: nothing that was counted there holds."""
         self.depths.forget()
         self._log.forget()
-        self.waits.wake_all()
+        self.waking.wake_all()
 
     # --- questions ------------------------------------------------------------------------------------------
 
@@ -369,7 +369,7 @@ class Postgres(Roll):
         try:
             async with asyncio.timeout(None if wait_ms is None else wait_ms / 1000):
                 while not is_there():
-                    with self.waits.changes.ticket(entry.task.id) as ticket:
+                    with self.waking.changes.ticket(entry.task.id) as ticket:
                         entry = await self.ask(query, caller)
                         if not is_there():
                             await ticket
@@ -388,7 +388,7 @@ class Postgres(Roll):
         try:
             async with asyncio.timeout(None if wait_ms is None else wait_ms / 1000):
                 while not heard.inputs and heard.cancel_requested == cancel_known:
-                    with self.waits.changes.ticket(heard.task_id) as ticket:
+                    with self.waking.changes.ticket(heard.task_id) as ticket:
                         heard = await self.ask(query, caller)
                         if not heard.inputs and heard.cancel_requested == cancel_known:
                             await ticket
@@ -409,7 +409,7 @@ class Postgres(Roll):
 
     async def settle(self, task_id: str) -> None:
         while not self.is_closing:
-            with self.waits.changes.ticket(task_id) as ticket:
+            with self.waking.changes.ticket(task_id) as ticket:
                 if not is_under_way(await self._record(task_id)):
                     return
                 await ticket
@@ -449,13 +449,13 @@ class Postgres(Roll):
         return await self._log.trail(seq, key, limit)
 
     def growth(self) -> asyncio.Future[None]:
-        return self.waits.growth.future()
+        return self.waking.growth.future()
 
     # --- waking ---------------------------------------------------------------------------------------------
 
     def rung(self, readied: Sequence[str], answered: Sequence[str], changed: Sequence[Key], is_trust: bool) -> None:
         """Another daemon has committed, or has just come."""
-        self.waits.rung(readied, answered, changed)
+        self.waking.rung(readied, answered, changed)
         if is_trust and not self.is_closing:
             refreshing = asyncio.ensure_future(self.refresh())
             refreshing.add_done_callback(observed)

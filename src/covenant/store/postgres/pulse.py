@@ -106,7 +106,7 @@ class Pulse:
                 if self._ears is None or self._ears.is_closed():
                     self.close()
                     await self.open()
-                    self._engine.waits.wake_all()
+                    self._engine.waking.wake_all()
                 else:
                     await self._beat(self._ears)
                 is_told = False
@@ -205,11 +205,11 @@ class Pulse:
         try:
             who, is_trust, readied, answered, changed = msgspec.json.decode(payload)
         except (msgspec.MsgspecError, ValueError):
-            self._engine.waits.wake_all()
+            self._engine.waking.wake_all()
             return
         if who == self._engine.member.id:
             return
         self.companions = max(2, self.companions)
         if readied is None:
-            self._engine.waits.wake_all()
+            self._engine.waking.wake_all()
         self._engine.rung(readied or (), answered or (), changed or (), is_trust)

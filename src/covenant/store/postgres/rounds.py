@@ -87,15 +87,15 @@ class Rounds:
     async def look(self) -> None:
         """What should have been noticed and may not have been."""
         engine = self._engine
-        recipients, senders, tasks = engine.waits.waited_for()
+        recipients, senders, tasks = engine.waking.waited_for()
         told_of: dict[str, list[str]] = {"r": [], "a": [], "u": [], "d": []}
         for what, name in await self._reader.fetch(_LOOK, recipients, senders, PUSHES, DUE):
             told_of[what].append(name)
-        engine.waits.found(told_of["r"], told_of["a"])
+        engine.waking.found(told_of["r"], told_of["a"])
         if told_of["d"] and engine.is_on_time:
             engine.due.heed(int(told_of["d"][0]))
         orders = await self._reader.fetch("select key, ord from record where key = any($1)", tasks) if tasks else ()
-        engine.waits.saw({row["key"]: row["ord"] for row in orders})
+        engine.waking.saw({row["key"]: row["ord"] for row in orders})
         engine.hooks.replace(set(told_of["u"]))
 
     async def go_on(self) -> None:

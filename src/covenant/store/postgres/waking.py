@@ -21,7 +21,7 @@ from covenant.store.waiters import ALL, Waiters
 _WATCHED_MAX: Final = 20_000
 
 
-class Waits:
+class Waking:
     def __init__(self, waiters_max: int, hooks: Hooks) -> None:
         self.ready = Waiters(waiters_max)
         self.answers = Waiters(waiters_max)
