@@ -35,7 +35,7 @@ async def test_one_that_was_taken_for_dead_goes_on_under_one_new_name(caplog: py
                 assert await other.fetchval("select count(*) from daemon") == 1 + burial
                 assert await other.fetchval("select count(*) from daemon where ended is null") == 1
                 open_lanes = await other.fetch("select daemon from lane where not closed")
-                assert {row["daemon"] for row in open_lanes} <= {engine.daemon_id}
+                assert {row["daemon"] for row in open_lanes} <= {engine.member.id}
         finally:
             await other.close()
         delivery = await take(bob)

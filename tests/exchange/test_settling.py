@@ -18,6 +18,7 @@ from covenant.model.error import StoreUnavailable
 from covenant.model.peer import Caller
 from covenant.model.record import Asks
 from covenant.store.engine import Store
+from covenant.store.postgres.engine import Postgres
 from tests.a2a.conftest import Town, says
 from tests.a2a.towns import place
 from tests.conformance.support import soon, uid
@@ -40,7 +41,9 @@ async def town(request: pytest.FixtureRequest, tmp_path: Path, limits: Limits) -
 def waiting_in(store: Store) -> int:
     """Those who wait now, or look whether they have to."""
     there: Any = store
-    return sum(waiters._waiting for waiters in there._waiters)
+    waking = there.waking if isinstance(store, Postgres) else None
+    everywhere = there._waiters if waking is None else (waking.ready, waking.answers, waking.changes)
+    return sum(waiters._waiting for waiters in everywhere)
 
 
 async def begun(store: Store, work: Any, already: int = 0) -> asyncio.Task[Any]:

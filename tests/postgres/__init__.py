@@ -87,8 +87,8 @@ async def store_for(folder: str) -> str:
 async def settle(engine: Postgres) -> None:
     """Until what the clock and the last commits have set going is done."""
     await asyncio.sleep(0)
-    while engine._steps:
-        await asyncio.wait(engine._steps)
+    while engine.replies.under_way:
+        await asyncio.wait(engine.replies.under_way)
 
 
 Row: TypeAlias = tuple[Place, str, str | None]

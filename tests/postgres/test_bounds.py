@@ -12,18 +12,23 @@ from msgspec import structs
 
 from covenant import AgentId, Json, Mailbox, OpenMailbox, Result, Task, Text
 from covenant.model import command as c
-from covenant.model.error import UnknownTask
+from covenant.model import query as q
+from covenant.model.error import TaskTerminal, UnknownTask
 from covenant.model.limits import Limits
 from covenant.model.peer import Capability, Grant, Role
+from covenant.model.protocol import State
 from covenant.model.record import TaskRecord
+from covenant.store.clock import ManualClock
 from covenant.store.postgres import lane as lanes
 from covenant.store.postgres import reader as readers
 from covenant.store.postgres.connection import borrowed
-from covenant.store.postgres.engine import POLL_S
 from covenant.store.postgres.lane import Lane
+from covenant.store.postgres.rounds import POLL_S
 from covenant.store.postgres.view import Working
-from tests.conformance.support import DONE, soon, uid
+from tests.a2a.stage import message
+from tests.conformance.support import DONE, soon, take, uid
 from tests.postgres import store_url
+from tests.postgres.support import engine_of, until
 
 ALICE, BOB = AgentId.named("alice@lab"), AgentId.named("bob@lab")
 _BYTES: Final = 20_000
@@ -209,6 +214,31 @@ async def test_results_of_large_tasks_at_the_same_time_all_find_their_task(box: 
     assert max(held) <= _BOUND + 2 * _BYTES
 
 
+@pytest.mark.parametrize("is_timer", [True, False], ids=["timer", "command"])
+async def test_many_large_tasks_whose_deadline_passes_at_once_are_loaded_in_portions(
+    is_timer: bool, monkeypatch: pytest.MonkeyPatch, held: list[int]
+) -> None:
+    monkeypatch.setattr(lanes, "LOAD_BYTES", _BOUND)
+    clock = ManualClock()
+    async with Mailbox.open(f"{store_url()}&lanes=1", clock=clock) as box:
+        alice = box.of(ALICE)
+        for number in range(60):
+            await alice.send_task(structs.replace(large(number), deadline_ms=clock.now_ms() + 1000))
+        held.clear()
+        if is_timer:
+            clock.advance(2000)
+            await until(lambda: not engine_of(box).replies.under_way)
+        else:
+            clock._now_ms += 2000  # and nobody is woken
+            with pytest.raises(TaskTerminal):  # all that is due comes before it, portion by portion
+                await soon(alice.cancel_task(uid(59)))
+        assert max(held) <= _BOUND + 2 * _BYTES
+        ended: list[str] = []
+        while len(ended) < 60:
+            ended += [answer.task_id for answer in await soon(alice.recv_results(100))]
+        assert sorted(ended) == [uid(number) for number in range(60)]
+
+
 async def test_a_receive_of_some_kinds_locks_what_it_takes_and_nothing_else(
     box: OpenMailbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -337,6 +367,122 @@ async def test_a_listing_of_large_tasks_loads_as_many_as_an_answer_carries(
             assert tree.truncated
         assert 8 <= len(shown) < 12
         assert sum(loaded) <= 2 * (3 * _BOUND + 2 * _BYTES)  # a finished task has its result beside it
+
+
+@pytest.fixture
+async def narrow(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[OpenMailbox]:
+    """Sixty large tasks of which one is like no other, and a reader that holds a few of them at once."""
+    monkeypatch.setattr(readers, "READ_BYTES", _BOUND)
+    monkeypatch.setattr(readers, "AT_ONCE_BYTES", 2 * _BOUND)
+    async with Mailbox.open(f"{store_url()}&lanes=1") as box:
+        deadline_ms = 2**50
+        for number in range(60):
+            task = large(number)
+            task = structs.replace(task, deadline_ms=deadline_ms if number == 50 else None)
+            await box.of(ALICE).send_task(task)
+        yield box
+
+
+@pytest.fixture
+def pages(monkeypatch: pytest.MonkeyPatch, narrow: OpenMailbox) -> list[int]:
+    """The bytes that the reader held at the end of each look."""
+    seen: list[int] = []
+    take_in = readers.Reader._take_in
+
+    def noted(reader: readers.Reader, *args: Any) -> None:
+        take_in(reader, *args)
+        seen.append(reader._held)
+
+    monkeypatch.setattr(readers.Reader, "_take_in", noted)
+    return seen
+
+
+@pytest.mark.parametrize("by", ["operator", "peer"])
+@pytest.mark.parametrize("ask", ["deadline", "state", "lease age", "leases"])
+async def test_a_filter_that_passes_few_of_many_large_tasks_holds_few_of_them_at_once(
+    ask: str, by: str, narrow: OpenMailbox, pages: list[int]
+) -> None:
+    """A page ends early with a cursor, as behind `scan_max` tasks, and the next one goes on there."""
+    box = narrow if by == "operator" else narrow.of(BOB)
+    filters: dict[str, Any] = {"deadline_within_ms": 2**50}
+    if ask != "deadline":
+        for delivery in [await take(narrow.of(BOB)) for _ in range(51)][:50]:
+            if ask == "state":
+                await narrow.of(BOB).send_result(Result.ok(delivery, DONE))
+        filters = {"state": "in_flight"} if ask == "state" else {"deadline_within_ms": 2**50, "min_lease_age_ms": 0}
+        if ask == "leases":
+            filters["state"] = "in_flight"
+    found, cursor, count = [], None, 0
+    while True:
+        page = await soon(box.task_queue(100, cursor=cursor, **filters))
+        assert not page.results or by == "operator"
+        found += [entry.task.id for entry in page.tasks]
+        count, cursor = count + 1, page.cursor
+        if cursor is None:
+            break
+    assert found == [uid(50)]
+    assert max(pages) <= 2 * _BOUND + _BOUND + 2 * _BYTES
+    assert count > 3 or ask == "state"
+
+
+async def test_a_look_for_the_newest_results_ends_where_it_would_hold_too_much(
+    narrow: OpenMailbox, pages: list[int]
+) -> None:
+    """As it does behind `scan_max` tasks."""
+    await narrow.of(BOB).send_result(Result.ok(await take(narrow.of(BOB)), DONE))
+    assert await soon(narrow.of(ALICE).recent_results(10)) == []
+    assert max(pages) <= 2 * _BOUND + _BOUND + 2 * _BYTES
+
+
+async def test_a_listing_of_runs_goes_past_many_large_tasks_in_pages(narrow: OpenMailbox, pages: list[int]) -> None:
+    engine: Any = narrow._engine
+    cursor, count = None, 0
+    while True:
+        page = await soon(engine.ask(q.ListRuns(None, 100, None, cursor)))
+        assert page.runs == []
+        count, cursor = count + 1, page.cursor
+        if cursor is None:
+            break
+    assert count > 3
+    assert max(pages) <= 2 * _BOUND + _BOUND + 2 * _BYTES
+
+
+async def test_a_listing_of_the_protocol_goes_past_many_large_tasks_in_pages(
+    narrow: OpenMailbox, pages: list[int]
+) -> None:
+    engine: Any = narrow._engine
+    dan = AgentId.named("dan@lab")
+    for number in range(100, 160):
+        task = structs.replace(large(number), recipient=dan, message=message())
+        await engine.run(c.SendTask(ALICE, task, True, True))
+    for _ in range(59):
+        await take(narrow.of(dan))
+    pages.clear()
+    found, cursor, count = [], None, 0
+    while True:
+        page = await soon(engine.ask(q.ListDialogs(ALICE, dan.pubkey, 50, cursor, state=State.SUBMITTED)))
+        found += [task.id for task in page.tasks]
+        count, cursor = count + 1, page.cursor
+        if cursor is None:
+            break
+    assert found == [uid(159)] and count > 3
+    assert max(pages) <= 2 * _BOUND + _BOUND + 2 * _BYTES
+
+
+async def test_leases_of_others_that_look_like_ones_own_do_not_end_a_listing(
+    narrow: OpenMailbox, pages: list[int]
+) -> None:
+    eve = AgentId.named("eve@lab")
+    decoy = (Json({"sender": eve.pubkey, "x": "x" * _BYTES}),)
+    mallory = narrow.of("mallory@lab")
+    for _ in range(60):
+        await narrow.of(ALICE).send_task(Task(recipient=mallory.agent, intent_text="x", content=decoy))
+    await mallory.recv_tasks(60, wait_ms=0)
+    own = await narrow.of(eve).send_task(Task(recipient=BOB, intent_text="x"))
+    while (await take(narrow.of(BOB))).task.id != own.task_id:
+        pass
+    page = await soon(narrow.of(eve).task_queue(100, state="in_flight"))
+    assert [entry.task.id for entry in page.tasks] == [own.task_id] and page.cursor is None
 
 
 async def test_a_commit_may_have_more_events_than_a_block_of_numbers(box: OpenMailbox) -> None:

@@ -12,8 +12,8 @@ import pytest
 from covenant import AgentId, Limits, Mailbox, Result, TaskState
 from covenant.model.error import ClockAstray
 from covenant.store.clock import ManualClock, SystemClock
-from covenant.store.postgres import engine as engines
 from covenant.store.postgres import pulse as pulses
+from covenant.store.postgres import rounds
 from covenant.store.postgres.rows import DUE
 from tests.conformance.support import DONE, drain, plain, take, uid
 from tests.postgres import settle, store_url
@@ -48,8 +48,8 @@ async def test_a_clock_that_goes_wrong_ends_nothing_until_it_is_right_again(
 ) -> None:
     monkeypatch.setattr(pulses, "BEAT_S", 0.05)
     monkeypatch.setattr(pulses, "SILENCE_BEATS", 100)
-    monkeypatch.setattr(engines, "POLL_S", 0.05)
-    monkeypatch.setattr(engines, "TIDY_S", 0.05)
+    monkeypatch.setattr(rounds, "POLL_S", 0.05)
+    monkeypatch.setattr(rounds, "TIDY_S", 0.05)
     url, clock = store_url(), Shifted()
     async with Mailbox.open(url) as right, Mailbox.open(url, clock=clock, limits=Limits()) as box:
         alice, bob, engine = box.of(ALICE), box.of(BOB), engine_of(box)
@@ -67,14 +67,14 @@ async def test_a_clock_that_goes_wrong_ends_nothing_until_it_is_right_again(
         with pytest.raises(ClockAstray):
             await box.compact()
         looks = 0
-        look = engine._look
+        look = engine._rounds.look
 
         async def noted() -> None:
             nonlocal looks
             await look()
             looks += 1
 
-        monkeypatch.setattr(engine, "_look", noted)
+        monkeypatch.setattr(engine._rounds, "look", noted)
         await alice.send_task(plain(bob))
         await until(lambda: looks > 2)
         for task_id, state in ((done.task_id, TaskState.RESOLVED), (due.task_id, TaskState.QUEUED)):
@@ -97,7 +97,7 @@ async def test_a_slow_answer_is_no_wrong_clock() -> None:
 @pytest.mark.parametrize("when", ["slow look", "expiry"])
 async def test_a_time_that_is_set_during_a_look_at_times_is_kept(when: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the look found may be older than what was committed meanwhile."""
-    monkeypatch.setattr(engines, "POLL_S", 3_600)
+    monkeypatch.setattr(rounds, "POLL_S", 3_600)
     clock = ManualClock()
     async with Mailbox.open(store_url(), clock=clock) as box:
         alice, bob = box.of("alice@lab"), box.of("bob@lab")
@@ -122,9 +122,9 @@ async def test_a_time_that_is_set_during_a_look_at_times_is_kept(when: str, monk
             clock.advance(1_000)
             await settle(engine)
             monkeypatch.setattr(engine._reader, "fetch", slow)
-            await engine._look()
+            await engine._rounds.look()
         await take(bob)
         waiting = asyncio.create_task(take(bob))
-        await until(lambda: engine._ready_waiters.count == 1 and engine.queue.free == len(engine._lanes))
+        await until(lambda: engine.waking.ready.count == 1 and engine.queue.free == len(engine._lanes))
         clock.advance(30_000)
         assert (await waiting).task.id == uid(7)

@@ -37,7 +37,7 @@ async def test_a_daemon_without_a_sign_of_life_is_shown_as_silent() -> None:
     store = store_url()
     dead = await start_daemon(store, Limits())
     looking = await start_daemon(store, Limits())
-    (name,) = {row[0] for row in await listed(looking)} - {getattr(looking.store, "daemon_id")}  # noqa: B009
+    (name,) = {row[0] for row in await listed(looking)} - {getattr(looking.store, "member").id}  # noqa: B009
     async with sql(store) as connection:
         await connection.execute("update daemon set seen = seen - interval '1 minute' where id = $1", name)
     assert dict(row[:2] for row in await listed(looking))[name] is DaemonState.SILENT

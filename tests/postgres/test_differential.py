@@ -25,7 +25,7 @@ from covenant.model.run import Run, RunStatus
 from covenant.model.view import Pushed
 from covenant.rules.evolve import CREATING
 from covenant.store.clock import ManualClock
-from covenant.store.postgres import engine as engine_module
+from covenant.store.postgres import rounds
 from covenant.store.postgres.engine import Postgres
 from covenant.store.postgres.entry import Drawn, Entry
 from tests.postgres import misplaced, settle, store_for
@@ -305,7 +305,7 @@ async def play(folder: Path, seed: int, length: int, limits: Limits = LIMITS) ->
 @pytest.fixture(autouse=True)
 def untidy(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is past its time goes when it is told to, and not when real time has passed."""
-    monkeypatch.setattr(engine_module, "TIDY_S", float("inf"))
+    monkeypatch.setattr(rounds, "TIDY_S", float("inf"))
 
 
 @pytest.mark.parametrize("seed", range(2))

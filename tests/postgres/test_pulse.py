@@ -11,8 +11,8 @@ import pytest
 from covenant import AgentId, Mailbox
 from covenant.model.daemon import DaemonState
 from covenant.store.postgres import bell as bells
-from covenant.store.postgres import engine as engines
 from covenant.store.postgres import pulse as pulses
+from covenant.store.postgres import rounds
 from covenant.store.postgres.engine import Postgres
 from tests.conformance.support import plain, soon
 from tests.postgres import store_url
@@ -28,7 +28,7 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beats that come often, and no look that could hide what a ring does."""
     monkeypatch.setattr(pulses, "BEAT_S", 0.05)
     monkeypatch.setattr(pulses, "SILENCE_BEATS", 100)
-    monkeypatch.setattr(engines, "POLL_S", 600.0)
+    monkeypatch.setattr(rounds, "POLL_S", 600.0)
 
 
 async def state_of(looking: Postgres, daemon_id: str) -> DaemonState:
@@ -42,15 +42,15 @@ async def test_a_slow_question_does_not_make_a_daemon_look_dead(fast: None) -> N
         await owner.execute("select pg_advisory_lock(7)")
         asked = asyncio.create_task(engine._reader.fetch("select pg_advisory_lock(7)"))
         seen = "select seen from daemon where id = $1"
-        before = await owner.fetchval(seen, engine.daemon_id)
+        before = await owner.fetchval(seen, engine.member.id)
         async with asyncio.timeout(10):
-            while await owner.fetchval(seen, engine.daemon_id) <= before or not await owner.fetchval(
+            while await owner.fetchval(seen, engine.member.id) <= before or not await owner.fetchval(
                 "select exists (select from pg_locks where locktype = 'advisory' and objid = 7 and not granted)"
             ):
                 pass
-        later = await owner.fetchval(seen, engine.daemon_id)
+        later = await owner.fetchval(seen, engine.member.id)
         async with asyncio.timeout(10):
-            while await owner.fetchval(seen, engine.daemon_id) <= later:
+            while await owner.fetchval(seen, engine.member.id) <= later:
                 pass
         assert not asked.done() and engine.is_up
         await owner.execute("select pg_advisory_unlock(7)")
@@ -61,23 +61,23 @@ async def test_an_idle_daemon_that_was_taken_for_dead_registers_anew_by_itself(f
     url = f"{store_url()}&lanes=1"
     async with Mailbox.open(url) as here, Mailbox.open(url) as there, sql(url) as owner:
         idle, other = engine_of(there), engine_of(here)
-        name = idle.daemon_id
+        name = idle.member.id
         waiting = asyncio.create_task(there.of(BOB).recv_task())
         await there.of(BOB).recent_tasks(1)  # asked behind it, and answered
         await owner.execute(BURY, name)
         await owner.execute(CLOSE_LANES, name)
-        await until(lambda: idle.daemon_id != name)
+        await until(lambda: idle.member.id != name)
         async with asyncio.timeout(10):
-            while idle.daemon_id not in {one.id for one in await other.daemons()}:
+            while idle.member.id not in {one.id for one in await other.daemons()}:
                 pass
-        assert await state_of(other, idle.daemon_id) is DaemonState.ALIVE
+        assert await state_of(other, idle.member.id) is DaemonState.ALIVE
         assert await state_of(other, name) is DaemonState.SILENT
         await until(lambda: other.companions() == 2)
         sent = await here.of(ALICE).send_task(plain(there.of(BOB)))
         async with asyncio.timeout(10):
             assert (await waiting).task.id == sent.task_id
         named = "select count(*) from pg_stat_activity where application_name = $1"
-        assert await owner.fetchval(named, idle.session) >= 2  # the lane, and the pulse
+        assert await owner.fetchval(named, idle.member.session) >= 2  # the lane, and the pulse
 
 
 async def test_a_daemon_that_the_store_has_forgotten_is_in_it_again(fast: None) -> None:
@@ -91,7 +91,7 @@ async def test_a_daemon_that_the_store_has_forgotten_is_in_it_again(fast: None) 
             while not await owner.fetchval("select exists (select from daemon where ended is null)"):
                 pass
         await box.of(ALICE).send_task(plain(box.of(BOB)))
-        assert await state_of(engine, engine.daemon_id) is DaemonState.ALIVE
+        assert await state_of(engine, engine.member.id) is DaemonState.ALIVE
 
 
 async def test_the_others_know_of_a_daemon_once_it_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,6 +137,6 @@ async def test_more_than_a_bell_keeps_is_told_as_one_ring_for_everybody(
     monkeypatch.setattr(bells, "_KEPT_MAX", 3)
     async with Mailbox.open(url) as here, Mailbox.open(url) as there:
         woken: list[Any] = []
-        monkeypatch.setattr(engine_of(there), "wake_all", lambda: woken.append(None))
+        monkeypatch.setattr(engine_of(there).waking, "wake_all", lambda: woken.append(None))
         engine_of(here)._bell.ring([f"{number}" for number in range(4)], (), (), False)
         await until(lambda: bool(woken))

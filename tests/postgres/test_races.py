@@ -193,7 +193,7 @@ async def test_a_lane_that_was_closed_never_gets_another_line(both: tuple[OpenMa
     alice, bob = one.of(ALICE), one.of(BOB)
     await asyncio.gather(*(alice.send_task(plain(bob)) for _ in range(20)))
     engine = engine_of(one)
-    name = engine.daemon_id
+    name = engine.member.id
     fetch = engine_of(other)._reader.fetch
     await fetch("update daemon set ended = clock_timestamp(), proof = 'silent' where id = $1", name)
     await fetch("update lane set closed = true where daemon = $1", name)
@@ -201,7 +201,7 @@ async def test_a_lane_that_was_closed_never_gets_another_line(both: tuple[OpenMa
     before = {row["lane"]: row["lines"] for row in await fetch(of_lanes, name)}
     await soon(asyncio.gather(*(alice.send_task(plain(bob)) for _ in range(20))))
     assert {row["lane"]: row["lines"] for row in await fetch(of_lanes, name)} == before
-    assert engine.daemon_id != name
+    assert engine.member.id != name
     assert len(await other.recent_tasks(1000)) == 40
     assert len(await whole_log(other)) == 40
 
@@ -220,7 +220,7 @@ async def test_what_was_given_back_while_a_receive_waited_stands_behind_what_is_
             posting = asyncio.create_task(bob.send_result(Result.ok(held, DONE)))
             receiving = asyncio.create_task(bob.recv_tasks(1, wait_ms=0))
             async with asyncio.timeout(10):
-                while not await owner.fetchval(WAITING, engine_of(one).session):
+                while not await owner.fetchval(WAITING, engine_of(one).member.session):
                     pass
             away = other.of(BOB)
             await away.release(await take(away), reason="not now")

@@ -16,8 +16,9 @@ from covenant.model import command as c
 from covenant.model.error import TooManyWaiters
 from covenant.model.peer import Caller, Role
 from covenant.store.clock import ManualClock, SystemClock
-from covenant.store.postgres import engine as engines
+from covenant.store.postgres import rounds
 from covenant.store.postgres.engine import Postgres
+from covenant.store.postgres.replies import Replies
 from tests.conformance.runs import entry, step
 from tests.conformance.support import DONE, drain, plain, take, turn, uid
 from tests.postgres import store_url
@@ -66,7 +67,7 @@ async def test_who_waits_for_all_finds_its_kind_at_once(is_heard: bool, monkeypa
             monkeypatch.setattr(engine, "rung", lambda *rung: None)
         await here.of(ALICE).send_task(plain(bob, task_kind="d"))
         if not is_heard:
-            await engine._look()
+            await engine._rounds.look()
         async with asyncio.timeout(PATIENCE_S):
             assert len(await waiting[-1]) == 1
         for receiver in waiting:
@@ -117,17 +118,17 @@ async def test_who_is_woken_while_it_takes_something_else_wakes_the_next(monkeyp
     async with Mailbox.open(store_url()) as box:
         alice, bob, engine = box.of(ALICE), box.of("bob@lab"), box._engine
         await alice.send_task(plain(bob, id=uid(1)))
-        took, goes_on, replied = asyncio.Event(), asyncio.Event(), Postgres._replied
+        took, goes_on, replied = asyncio.Event(), asyncio.Event(), Replies.to
 
-        async def slow(engine: Postgres, entry: Any) -> Any:
-            reply = await replied(engine, entry)
+        async def slow(replies: Replies, entry: Any) -> Any:
+            reply = await replied(replies, entry)
             if isinstance(entry.command, c.LeaseTasks) and not took.is_set():
                 took.set()
                 await goes_on.wait()
             return reply
 
         assert isinstance(engine, Postgres)
-        monkeypatch.setattr(Postgres, "_replied", slow)
+        monkeypatch.setattr(Replies, "to", slow)
         first = asyncio.create_task(bob.recv_task())
         await took.wait()
         second = asyncio.create_task(bob.recv_task())
@@ -197,7 +198,7 @@ async def test_one_step_that_is_refused_does_not_keep_the_others_from_being_done
     async with Mailbox.open(store_url()) as box:
         engine: Any = box._engine
         asked: list[str] = []
-        submit = engine._submit
+        submit = engine.submit
 
         def refuses(command: c.Command, by: str | None = None) -> Any:
             entry = submit(c.Expire(None), by)
@@ -206,19 +207,19 @@ async def test_one_step_that_is_refused_does_not_keep_the_others_from_being_done
                 entry.fail(CovenantError("not today"))
             return entry
 
-        monkeypatch.setattr(engine, "_submit", refuses)
+        monkeypatch.setattr(engine, "submit", refuses)
         monkeypatch.setattr(engine.trust, "left_grants", lambda: ["one", "two", "three"])
-        await engine._go_on()
+        await engine._rounds.go_on()
         assert asked == ["one", "two", "three"]
 
 
 async def test_a_step_that_cannot_be_done_does_not_keep_the_slow_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engines, "POLL_S", 0.05)
+    monkeypatch.setattr(rounds, "POLL_S", 0.05)
     url = store_url()
     async with Mailbox.open(url) as here, Mailbox.open(url) as there:
         engine: Any = there._engine
         monkeypatch.setattr(engine, "rung", lambda *rung: None)
-        begun, submit = asyncio.Event(), engine._submit
+        begun, submit = asyncio.Event(), engine.submit
 
         def never(command: c.Command, by: str | None = None) -> Any:
             if not isinstance(command, c.EndGrants):
@@ -226,7 +227,7 @@ async def test_a_step_that_cannot_be_done_does_not_keep_the_slow_look(monkeypatc
             begun.set()
             return engine.entry(command, by)
 
-        monkeypatch.setattr(engine, "_submit", never)
+        monkeypatch.setattr(engine, "submit", never)
         monkeypatch.setattr(engine.trust, "left_grants", lambda: ["one"])
         await begun.wait()
         waiting = asyncio.create_task(there.of("bob@lab").recv_task())

@@ -19,15 +19,15 @@ from covenant.model.error import StoreUnavailable
 from covenant.model.peer import Caller, Role
 from covenant.serve.daemon import Daemon, Settings
 from covenant.store.clock import ManualClock
-from covenant.store.postgres import engine as engines
+from covenant.store.postgres import batch as trying
 from covenant.store.postgres import entry as entries
-from covenant.store.postgres import housekeeping
+from covenant.store.postgres import housekeeping, rounds
 from covenant.store.postgres import lane as lanes
 from covenant.store.postgres import pulse as pulses
 from covenant.store.postgres import reader as readers
 from covenant.store.postgres.connection import IDLE_S, PROBE_S, PROBES, UNHEARD_MS, Where, connect
 from covenant.store.postgres.engine import Postgres
-from covenant.store.postgres.lane import Lane
+from covenant.store.postgres.lane import Lane, Tried
 from covenant.store.postgres.verify import StoreReport, verify
 from tests.conformance.support import DAY_MS, DONE, drain, plain, soon, take, uid
 from tests.daemons import OPERATOR_TOKEN
@@ -133,7 +133,7 @@ async def test_a_line_is_probed_from_both_ends() -> None:
 
 async def test_a_bell_on_a_connection_that_says_nothing_rings_on_another(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connect, "__defaults__", (0.3,))
-    monkeypatch.setattr(engines, "POLL_S", 600.0)
+    monkeypatch.setattr(rounds, "POLL_S", 600.0)
     server = started_server()
     async with over_a_line(server) as (line, port):
         ours = "schema=silent&lanes=1"
@@ -253,7 +253,7 @@ async def test_the_sessions_of_one_that_is_taken_for_dead_are_ended(monkeypatch:
         lane: Any = frozen._lanes[0]
         pids = [lane._connection.get_server_pid(), frozen._reader._connection.get_server_pid()]  # type: ignore[union-attr]
         monkeypatch.setattr(frozen._pulse, "_beat", lambda ears: asyncio.sleep(0))  # it gives no sign of life
-        await owner.execute("update daemon set seen = seen - interval '1 minute' where id = $1", frozen.daemon_id)
+        await owner.execute("update daemon set seen = seen - interval '1 minute' where id = $1", frozen.member.id)
         async with asyncio.timeout(10):
             while await owner.fetchval("select exists (select from pg_stat_activity where pid = any($1))", pids):
                 pass
@@ -331,9 +331,9 @@ async def test_steps_of_a_cascade_that_want_what_somebody_holds_keep_nobody_else
                 asyncio.create_task(alice.cancel_task(uid(number), reason="x", cascade=True)) for number in (1, 3, 5)
             ]
             async with asyncio.timeout(10):
-                while not await owner.fetchval(WAITING, engine.session):
+                while not await owner.fetchval(WAITING, engine.member.session):
                     pass
-            going_on = asyncio.create_task(engine._go_on())
+            going_on = asyncio.create_task(engine._rounds.go_on())
             async with asyncio.timeout(4):
                 for _ in range(50):
                     await alice.send_task(plain(bob))
@@ -352,7 +352,7 @@ async def test_commands_that_want_the_same_that_somebody_holds_keep_nobody_else(
             await owner.execute("select from record where key = $1 for update", uid(1))
             cancels = [asyncio.create_task(alice.cancel_task(uid(1))) for _ in range(16)]
             async with asyncio.timeout(10):
-                while not await owner.fetchval(WAITING, engine.session):
+                while not await owner.fetchval(WAITING, engine.member.session):
                     pass
             async with asyncio.timeout(3):
                 await alice.send_task(plain(bob))
@@ -402,20 +402,20 @@ async def test_what_somebody_holds_for_long_is_waited_for_as_long_as_a_database_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(lanes, "LOCK_TIMEOUT", "5ms")
-    monkeypatch.setattr(lanes, "HELD_S", 0.0)
+    monkeypatch.setattr(trying, "HELD_S", 0.0)
     monkeypatch.setattr(entries, "PATIENCE_S", 0.0)
     url = f"{store_url()}&lanes=1"
     async with Mailbox.open(url) as box, sql(url) as owner:
         alice, bob = box.of(ALICE), box.of(BOB)
         await alice.send_task(plain(bob, id=uid(1)))
         delivery = await take(bob)
-        transact, batches = Lane._transact, []
+        transact, batches = Lane.transact, []
 
-        async def noted(lane: Lane, batch: list[Any]) -> int:
+        async def noted(lane: Lane, batch: list[Any], tried: Tried) -> int:
             batches.append(len(batch))
-            return await transact(lane, batch)
+            return await transact(lane, batch, tried)
 
-        monkeypatch.setattr(Lane, "_transact", noted)
+        monkeypatch.setattr(Lane, "transact", noted)
         async with owner.transaction():
             await owner.execute("select from record where key = $1 for update", uid(1))
             post = bob.send_result(Result.ok(delivery, DONE))
@@ -448,14 +448,14 @@ async def test_what_is_open_is_not_locked_by_who_looks_for_what_is_past_its_time
 
 
 async def test_who_watches_a_task_misses_nothing_though_no_ring_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engines, "POLL_S", 0.05)
+    monkeypatch.setattr(rounds, "POLL_S", 0.05)
     url = f"{store_url()}&lanes=1"
     async with Mailbox.open(url) as here, Mailbox.open(url) as there:
         deaf = engine_of(there)
         monkeypatch.setattr(deaf, "rung", lambda *rung: None)
         sent = await here.of(ALICE).send_task(plain(here.of(BOB)))
         watching = asyncio.create_task(there.of(ALICE).wait_generation(sent.task_id, after=1))
-        await until(lambda: bool(deaf._change_waiters.count))
+        await until(lambda: bool(deaf.waking.changes.count))
         await take(here.of(BOB))
         assert (await soon(watching)).generation == 2
 
@@ -464,13 +464,13 @@ async def test_who_watches_a_task_misses_nothing_though_no_ring_is_heard(monkeyp
 async def test_who_waits_for_work_finds_it_though_no_ring_is_heard(
     monkeypatch: pytest.MonkeyPatch, kinds: list[str] | None
 ) -> None:
-    monkeypatch.setattr(engines, "POLL_S", 0.05)
+    monkeypatch.setattr(rounds, "POLL_S", 0.05)
     url = f"{store_url()}&lanes=1"
     async with Mailbox.open(url) as here, Mailbox.open(url) as there:
         deaf = engine_of(there)
         monkeypatch.setattr(deaf, "rung", lambda *rung: None)
         waiting = asyncio.create_task(there.of(BOB).recv_tasks(1, kinds=kinds))
-        await until(lambda: bool(deaf._ready_waiters.count))
+        await until(lambda: bool(deaf.waking.ready.count))
         await here.of(ALICE).send_task(plain(here.of(BOB), task_kind="saw"))
         assert len(await soon(waiting)) == 1
 

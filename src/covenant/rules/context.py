@@ -2,7 +2,7 @@
 
 A rule is pure. It reads records through a `View`, takes time and fresh ids from its `Context`, and returns a `Commit`
 or raises a refusal. A view that does not hold a record yet raises `Need`; the engine loads it and asks again, which
-is sound because nothing has happened in between.
+is sound because nothing has happened in between. One that has loaded as much of a listing as it may raises `Spent`.
 """
 
 from __future__ import annotations
@@ -71,6 +71,10 @@ class Need(Exception):
     def __init__(self, *wanted: Any) -> None:
         super().__init__(wanted)
         self.wanted = wanted
+
+
+class Spent(Exception):
+    """A listing goes on, and the view has shown of it as much as is held for one question: its page ends here."""
 
 
 class View(Protocol):

@@ -5,10 +5,16 @@ A thousand tasks are little, a thousand large ones are more than anybody wants t
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
+
 from msgspec import Struct
 from msgspec.json import encode
 
 from covenant.model.limits import Limits
+from covenant.rules.context import Spent
+
+R = TypeVar("R")
 
 
 class Room:
@@ -28,3 +34,11 @@ class Room:
             return False
         self._is_empty = False
         return True
+
+
+def as_far_as_shown(listing: Iterable[R]) -> Iterator[R]:
+    """What the view shows of a listing at once."""
+    try:
+        yield from listing
+    except Spent:
+        return

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from hashlib import sha256
 from itertools import islice, takewhile
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Any, Final, NamedTuple
 
 from msgspec import structs
@@ -30,12 +30,12 @@ from covenant.model.record import Asks, Chunk, Outcome, Said, TaskRecord, TaskSt
 from covenant.model.record import Part as Partial
 from covenant.model.task import Result, Task
 from covenant.model.view import Dialog, DialogPage, Inputs, Place
-from covenant.rules.context import Context, View
+from covenant.rules.context import Context, Spent, View
 from covenant.rules.dialog import MESSAGES_MAX, context_of, inputs_behind
 from covenant.rules.envelope import check_count, check_id
 from covenant.rules.evolve import steps_of
 from covenant.rules.lease import held
-from covenant.rules.page import Room
+from covenant.rules.page import Room, as_far_as_shown
 from covenant.rules.portable import canonical_base64, is_portable
 from covenant.rules.retention import is_retained
 from covenant.rules.sight import is_hidden, is_listed, task_of_lease, visible_task
@@ -300,16 +300,16 @@ def list_dialogs(query: ListDialogs, view: View, ctx: Context) -> DialogPage:
         newest = view.dialogs(sender, recipient, _ORDER_MAX, 1)
         spot = _Spot(False, newest[0].status_order if newest else 0, _ORDER_MAX, 0)
 
-    def chunk(at: int) -> list[tuple[int, TaskRecord]]:
+    def chunk(at: int) -> Sequence[TaskRecord]:
         if spot.moved:
-            moved = view.moved_dialogs(sender, recipient, spot.head, at, _CHUNK)
-            return [(record.sent_order, record) for record in moved]
-        return [(record.status_order, record) for record in view.dialogs(sender, recipient, at, _CHUNK)]
+            return view.moved_dialogs(sender, recipient, spot.head, at, _CHUNK)
+        return view.dialogs(sender, recipient, at, _CHUNK)
 
-    found, at, more = _scan(chunk, spot.at, limit, lambda record: _passes(record, query, ctx), ctx)
+    place = attrgetter("sent_order" if spot.moved else "status_order")
+    found, at, more = _scan(chunk, place, spot.at, limit, lambda record: _passes(record, query, ctx), ctx)
     total = spot.total
     if query.cursor is None:
-        total = _total(query, view, ctx) if more else len(found)
+        total = max(len(found), _total(query, view, ctx)) if more else len(found)
     fitting = _fitting(found, query, view, ctx)
     if len(fitting) < len(found):
         at, more = found[len(fitting) - 1][0], True
@@ -334,7 +334,8 @@ def _fitting(
 
 
 def _scan(
-    chunk: Callable[[int], Sequence[tuple[int, TaskRecord]]],
+    chunk: Callable[[int], Sequence[TaskRecord]],
+    place: Callable[[TaskRecord], int],
     at: int,
     limit: int,
     passes: Callable[[TaskRecord], bool],
@@ -344,17 +345,20 @@ def _scan(
     then there may be."""
     found: list[tuple[int, TaskRecord]] = []
     scanned = 0
-    while scanned < ctx.limits.scan_max:
-        records = chunk(at)
-        for place, record in records:
-            if passes(record):
-                if len(found) == limit:
-                    return found, at, True
-                found.append((place, record))
-            at = place
-        scanned += len(records)
-        if len(records) < _CHUNK:
-            return found, at, False
+    try:
+        while scanned < ctx.limits.scan_max:
+            records = chunk(at)
+            for record in records:
+                if passes(record):
+                    if len(found) == limit:
+                        return found, at, True
+                    found.append((place(record), record))
+                at = place(record)
+            scanned += len(records)
+            if len(records) < _CHUNK:
+                return found, at, False
+    except Spent:
+        pass
     return found, at, True
 
 
@@ -386,8 +390,13 @@ def _total(query: ListDialogs, view: View, ctx: Context) -> int:
     assert query.by is not None
     if query.context_id is None and query.state is None and query.since_ms is None:
         return view.dialog_count(query.by.pubkey, query.agent)
-    records = view.dialogs(query.by.pubkey, query.agent, _ORDER_MAX, ctx.limits.scan_max)
-    return sum(_passes(record, query, ctx) for record in records)
+    records = _dialogs_of(query, view, ctx.limits.scan_max)
+    return sum(_passes(record, query, ctx) for record in as_far_as_shown(records))
+
+
+def _dialogs_of(query: ListDialogs, view: View, limit: int) -> Iterator[TaskRecord]:
+    assert query.by is not None
+    yield from view.dialogs(query.by.pubkey, query.agent, _ORDER_MAX, limit)
 
 
 def _passes(record: TaskRecord, query: ListDialogs, ctx: Context) -> bool:

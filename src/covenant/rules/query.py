@@ -2,8 +2,8 @@
 
 A filter is applied before a limit, and visibility before both: a peer's listing goes over what that peer may see and
 over nothing else, so neither its pages, nor where they end, nor what they cost tell of others. A page that had to look
-past `scan_max` tasks ends early with a cursor instead of holding everybody up, and so does one that has all the bytes
-that an answer carries.
+past `scan_max` tasks, or past as many as the view holds at once, ends early with a cursor instead of holding everybody
+up, and so does one that has all the bytes that an answer carries.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ from covenant.model.task import Task
 from covenant.model.view import Answer, CachePage, QueueDepth, QueueEntry, QueuePage, Tree, TreeNode
 from covenant.rules.cache import cached
 from covenant.rules.card import get_card, list_cards
-from covenant.rules.context import Context, View
+from covenant.rules.context import Context, Spent, View
 from covenant.rules.envelope import check_count, check_cursor, check_id
 from covenant.rules.grant import find
 from covenant.rules.grant import shown as shown_grant
-from covenant.rules.page import Room
+from covenant.rules.page import Room, as_far_as_shown
 from covenant.rules.peer import shown as shown_peer
 from covenant.rules.protocol import get_dialog, get_place, list_dialogs, list_inputs
 from covenant.rules.push import get_push, get_pushed, list_pushes
@@ -102,10 +102,14 @@ def _answers(records: Iterable[Record | Tombstone | None], ctx: Context) -> list
 
 def _recent(by: AgentId | None, view: View, ctx: Context) -> Iterator[TaskRecord]:
     """Newest first, no further back than `scan_max` tasks."""
+    return (record for record in as_far_as_shown(_all_recent(by, view, ctx)) if is_retained(record, ctx))
+
+
+def _all_recent(by: AgentId | None, view: View, ctx: Context) -> Iterator[TaskRecord]:
     before: int | None = None
     for _ in range(0, ctx.limits.scan_max, _CHUNK):
         chunk = view.recent(_scope(by), before, _CHUNK)
-        yield from (record for record in chunk if is_retained(record, ctx))
+        yield from chunk
         if len(chunk) < _CHUNK:
             return
         before = chunk[-1].sent_order
@@ -130,20 +134,23 @@ def task_queue(query: ListQueue, view: View, ctx: Context) -> QueuePage:
     room = Room(ctx.limits)
     scanned = 0
     more = limit > 0
-    while more and len(found) < limit and scanned < ctx.limits.scan_max and not room.is_full:
-        chunk = view.leases(after, _CHUNK, _scope(by)) if leases_only else view.tasks(_scope(by), after, _CHUNK)
-        more = len(chunk) == _CHUNK
-        for record in chunk:
-            if len(found) >= limit:
-                more = True
-                break
-            scanned += 1
-            if passes(record, ctx.now, state, min_lease_age_ms, deadline_within_ms):
-                if not room.takes(record.task):
+    try:
+        while more and len(found) < limit and scanned < ctx.limits.scan_max and not room.is_full:
+            chunk = view.leases(after, _CHUNK, _scope(by)) if leases_only else view.tasks(_scope(by), after, _CHUNK)
+            more = len(chunk) == _CHUNK
+            for record in chunk:
+                if len(found) >= limit:
                     more = True
                     break
-                found.append(record)
-            after = record.lease.seen_order if leases_only and record.lease else record.sent_order
+                scanned += 1
+                if passes(record, ctx.now, state, min_lease_age_ms, deadline_within_ms):
+                    if not room.takes(record.task):
+                        more = True
+                        break
+                    found.append(record)
+                after = record.lease.seen_order if leases_only and record.lease else record.sent_order
+    except Spent:
+        more = True
     keys = view.pending(_scope(by), 0, limit) if cursor is None and state is None else ()
     return QueuePage(
         tasks=[entry_of(record, view, ctx) for record in found],
@@ -176,24 +183,27 @@ def task_tree(query: GetTree, view: View, ctx: Context) -> Tree:
     level = [top]
     scanned = 0
     truncated = False
-    while level and not truncated:
-        below: list[TreeNode] = []
-        for node in level:
-            for child in _children(node.id, by, view):
-                if scanned >= ctx.limits.scan_max:
-                    truncated = True
-                    break
-                scanned += 1
-                if child.task.id in seen or not is_retained(child, ctx):
-                    continue  # links may run in a circle
-                if len(seen) >= ctx.limits.tree_nodes_max or not room.takes(child.task):
-                    truncated = True
-                    break
-                seen.add(child.task.id)
-                twig = TreeNode(child.task.id, entry_of(child, view, ctx), [])
-                node.children.append(twig)
-                below.append(twig)
-        level = below
+    try:
+        while level and not truncated:
+            below: list[TreeNode] = []
+            for node in level:
+                for child in _children(node.id, by, view):
+                    if scanned >= ctx.limits.scan_max:
+                        truncated = True
+                        break
+                    scanned += 1
+                    if child.task.id in seen or not is_retained(child, ctx):
+                        continue  # links may run in a circle
+                    if len(seen) >= ctx.limits.tree_nodes_max or not room.takes(child.task):
+                        truncated = True
+                        break
+                    seen.add(child.task.id)
+                    twig = TreeNode(child.task.id, entry_of(child, view, ctx), [])
+                    node.children.append(twig)
+                    below.append(twig)
+            level = below
+    except Spent:
+        truncated = True
     if entry is None and not top.children and not truncated:
         raise UnknownTask(f"no task {root} and none below it", task_id=root)
     return Tree(top, len(seen), truncated)
@@ -202,15 +212,16 @@ def task_tree(query: GetTree, view: View, ctx: Context) -> Tree:
 def _children(parent: str, by: AgentId | None, view: View) -> Iterator[TaskRecord]:
     after = 0
     while chunk := view.children(parent, after, _CHUNK, _scope(by)):
-        after = chunk[-1].sent_order
         yield from chunk
+        after = chunk[-1].sent_order
 
 
 def cached_results(query: ListCached, view: View, ctx: Context) -> CachePage:
     limit = check_count(query.limit, "limit", ctx.limits.page_max)
     slots = view.slots(check_cursor(query.cursor, "slot"), limit + 1, _scope(query.by)) if limit else ()
     room = Room(ctx.limits)
-    found = list(takewhile(lambda entry: room.takes(entry.result), (cached(key, slot) for key, slot in slots[:limit])))
+    entries = (cached(key, slot) for key, slot in as_far_as_shown(slots[:limit]))
+    found = list(takewhile(lambda entry: room.takes(entry.result), entries))
     more = f"slot:{slots[len(found) - 1][1].order}" if len(found) < len(slots) else None
     return CachePage(found, more)
 

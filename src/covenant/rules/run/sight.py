@@ -25,7 +25,7 @@ from covenant.model.run import (
     entry_key,
     run_key,
 )
-from covenant.rules.context import Context, View
+from covenant.rules.context import Context, Spent, View
 from covenant.rules.envelope import check_count, check_cursor, check_id
 from covenant.rules.page import Room
 from covenant.rules.protocol import first_message
@@ -200,17 +200,20 @@ def list_runs(query: ListRuns, view: View, ctx: Context) -> RunPage:
     before = check_cursor(query.cursor, "run") if query.cursor is not None else None
     found: list[RunSeen] = []
     room = Room(ctx.limits)
-    for _ in range(0, ctx.limits.scan_max, _CHUNK):
-        chunk = view.recent(agent, before, _CHUNK)
-        for record in chunk:
-            if record.is_run and is_retained(record, ctx):
-                shown = run_seen(record, view, ctx)
-                if query.status is None or shown.status is query.status:
-                    brief = structs.replace(shown, state=NOTHING)
-                    if len(found) == limit or not room.takes(brief):
-                        return RunPage(found, f"run:{before}")
-                    found.append(brief)
-            before = record.sent_order
-        if len(chunk) < _CHUNK:
-            return RunPage(found)
+    try:
+        for _ in range(0, ctx.limits.scan_max, _CHUNK):
+            chunk = view.recent(agent, before, _CHUNK)
+            for record in chunk:
+                if record.is_run and is_retained(record, ctx):
+                    shown = run_seen(record, view, ctx)
+                    if query.status is None or shown.status is query.status:
+                        brief = structs.replace(shown, state=NOTHING)
+                        if len(found) == limit or not room.takes(brief):
+                            return RunPage(found, f"run:{before}")
+                        found.append(brief)
+                before = record.sent_order
+            if len(chunk) < _CHUNK:
+                return RunPage(found)
+    except Spent:
+        pass
     return RunPage(found, f"run:{before}")

@@ -80,7 +80,7 @@ class Bell:
                 room -= len(told[-1])
                 for name in told[-1]:
                     del names[name]
-            payload = [self._engine.daemon_id, is_trust, *((None, None, None) if is_much else told)]
+            payload = [self._engine.member.id, is_trust, *((None, None, None) if is_much else told)]
             try:
                 await self._say(msgspec.json.encode(payload).decode())
             except BaseException:
@@ -91,6 +91,6 @@ class Bell:
     async def _say(self, payload: str) -> None:
         if self._hand is None or self._hand.is_closed():
             self._hand = await connect(
-                self._engine.where, synchronous_commit="off", application_name=self._engine.session
+                self._engine.where, synchronous_commit="off", application_name=self._engine.member.session
             )
         await self._hand.execute("select pg_notify($1, $2)", self._engine.channel, payload)

@@ -7,9 +7,8 @@ decided on what the ones before it have made, and all is saved at once. Nobody i
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import asyncpg
@@ -19,24 +18,20 @@ from covenant.model import command as c
 from covenant.model import event as e
 from covenant.model.audit import Logged
 from covenant.model.card import CARD_PREFIX
-from covenant.model.error import CovenantError, StoreUnavailable
+from covenant.model.error import CovenantError
+from covenant.model.record import Key
 from covenant.rules.context import Commit, Need
 from covenant.rules.decide import decide
-from covenant.store.embedded import SYSTEM
 from covenant.store.journal.line import GENESIS, Line
 from covenant.store.postgres.array import numbers, texts
 from covenant.store.postgres.chain import Chain
-from covenant.store.postgres.connection import LANE_CLOSED, LOST, RETRIED, connect, told
-from covenant.store.postgres.entry import Entry, observed
+from covenant.store.postgres.connection import LOST, connect
+from covenant.store.postgres.due import EXPIRY_STEPS
+from covenant.store.postgres.entry import Entry
 from covenant.store.postgres.hint import hint
 from covenant.store.postgres.listing import DEEP, DIALOG_COUNT, LISTINGS, only_keys
 from covenant.store.postgres.pulse import name_session
-from covenant.store.postgres.rows import (
-    DIALOGS,
-    READY,
-    TRUST,
-    kind_name,
-)
+from covenant.store.postgres.rows import DIALOGS, READY, TRUST, kind_name
 from covenant.store.postgres.saving import SAVE, saved
 from covenant.store.postgres.view import Depth, First, Listing, Moved, ShelfName, Working
 
@@ -44,14 +39,9 @@ if TYPE_CHECKING:
     from covenant.store.postgres.engine import Postgres
 
 BLOCK: Final = 4096  # the increment of the sequence
-TRIES_MAX: Final = 40
-TOGETHER_MAX: Final = 8  # tries of a whole batch; then each command stands for itself
 LOCK_TIMEOUT: Final = "500ms"  # for a record or for trust; others wait meanwhile
-HELD_S: Final = 0.4  # or once they have waited so long for what somebody holds; one alone is put aside
-HURRIED_S: Final = 0.05  # the same while others are aside
 LOAD_BYTES: Final = 16 << 20  # of records, in one look; at least one is loaded, and the rest when its turn comes
 SAVE_BYTES: Final = 16 << 20  # of lines, in one transaction; those of one command are not parted
-EXPIRY_STEPS: Final = 20  # of the clock, in one transaction
 _EXCLUSIVE: Final = (
     c.EnrollPeer,
     c.RotateToken,
@@ -80,9 +70,8 @@ _TRUST_EVENTS: Final = frozenset(
 LOAD: Final = """select what, key, kind, ord, body from load($1, $2, $3::text::text[],
     $4::text::integer[], $5::text::"char"[], $6::text::text[], $7::text::integer[],
     $8::text::integer[], $9::text::"char"[], $10::text::text[], $11::text::integer[], $12::text::text[], $13)"""
+_FREE: Final = "select key from record where key = any($1) for update skip locked"
 _names: Final = msgspec.json.Encoder()
-
-log = logging.getLogger("covenant.store")
 
 
 class DueFirst(Exception):
@@ -91,6 +80,21 @@ class DueFirst(Exception):
 
 def is_exclusive(command: c.Command | c.Call) -> bool:
     return isinstance(command.command if type(command) is c.Call else command, _EXCLUSIVE)
+
+
+class Tried:
+    """What was learnt from the tries of a batch, for the next one."""
+
+    __slots__ = ("asked", "due", "heeds_clock", "stuck")
+
+    def __init__(self) -> None:
+        self.asked: set[Key] = set()  # what is locked first of all, in the order of the keys
+        self.due: Sequence[Key] = ()  # as it was listed
+        self.heeds_clock = True  # what is due comes before these commands
+        self.stuck: Key | None = None  # what was due and being ended when something was found to be held
+
+    def asks_for(self, wanted: Iterable[Any]) -> None:
+        self.asked.update(want for want in wanted if type(want) is str)
 
 
 class Lane:
@@ -124,14 +128,14 @@ class Lane:
         lane's own row tells, once whoever still works on it is done."""
         if self._connection is not None and not self._connection.is_closed():
             return self._connection
-        session = self._engine.session
+        session = self._engine.member.session
         connection = await connect(self._engine.where, application_name=session, lock_timeout=LOCK_TIMEOUT)
         try:
             await self._engine.known.meet(connection)
             if self.id == 0:
-                self.id = await self._engine.open_lane(connection, GENESIS.decode())
-                if session != self._engine.session:  # so that who takes the new one for dead can end this session
-                    await name_session(connection, self._engine.session)
+                self.id = await self._engine.member.open_lane(connection, GENESIS.decode())
+                if session != self._engine.member.session:  # so that who takes the new one for dead can end this one
+                    await name_session(connection, self._engine.member.session)
                 self.hash, self.seq, self.signed, self._pending = GENESIS, 0, 0, None
             self._load_statement = await connection.prepare(LOAD)
             self._save_statement = await connection.prepare(SAVE)
@@ -141,10 +145,23 @@ class Lane:
         self._connection = connection
         return connection
 
-    async def _was_committed(self) -> bool:
-        """How a commit ended whose answer was lost."""
-        assert self._pending is not None
-        mark, seq = self._pending
+    @property
+    def is_in_doubt(self) -> bool:
+        """Whether the last commit may have happened or not."""
+        return self._pending is not None
+
+    async def recover(self, batch: list[Entry]) -> int:
+        """With a new connection: how many of the batch were committed all the same, and are answered now."""
+        if self._pending is None:
+            await self._connected()
+            return 0
+        if not await self._was_committed(*self._pending):
+            return 0
+        done = sum(entry.commit is not None or entry.refusal is not None for entry in batch)
+        self._engine.committed(batch[:done], self._work, self._moved)
+        return done
+
+    async def _was_committed(self, mark: bytes, seq: int) -> bool:
         connection = await self._connected()
         async with connection.transaction():
             found = await connection.fetchval("select hash from lane where id = $1 for update", self.id)
@@ -154,160 +171,28 @@ class Lane:
         self.hash, self.seq = mark, seq
         return True
 
-    # --- batches ------------------------------------------------------------------------------------------
-
-    async def work(self) -> None:
-        engine = self._engine
-        while True:
-            if not engine.queue and self._connection is not None:
-                await self._roll_back(self._connection)  # begun for a batch that another lane has taken
-            batch = await engine.queue.next_batch(self.own)
-            if not batch:
-                return
-            try:
-                await self._do(batch)
-            except asyncio.CancelledError:
-                for entry in batch:
-                    entry.fail(engine.closed_error() if self._pending is None else _unknown())
-                raise
-            except Exception as failed:  # a fault of ours must not leave anybody waiting for ever
-                log.exception("a batch could not be decided")
-                await self.close()
-                for entry in batch:
-                    entry.fail(told(failed, "unknown"))
-
-    async def _do(self, batch: list[Entry]) -> None:
-        """Until every command is answered, or given back to the queue."""
-        tries = 0
-        loop = asyncio.get_running_loop()
-        begun_s = loop.time()
-        self._asked: set[str] = set()
-        self._heeds_clock = True
-        while batch:
-            if batch[0].is_exclusive and len(batch) > 1:
-                self._engine.queue.put_back(batch[1:])
-                batch = batch[:1]
-            try:
-                done = await self._transact(batch)
-            except DueFirst:
-                await self._expire()
-                continue
-            except RETRIED as conflict:
-                if self._pending is not None:  # of a commit: how that ended has to be looked for
-                    recovered = await self._recover(batch, conflict)
-                    batch = [entry for entry in batch[recovered:] if not entry.is_over]
-                    continue
-                tries += 1
-                batch[0].tries += 1
-                now_s = loop.time()
-                if tries >= TRIES_MAX or (len(batch) == 1 and batch[0].until_s <= now_s):
-                    self._give_up(batch, StoreUnavailable(f"others are always at it: {conflict}", outcome="not_stored"))
-                    return
-                held_s = HURRIED_S if self._engine.queue.hurries else HELD_S
-                if now_s - begun_s >= held_s or batch[0].is_aside:
-                    batch = self._part_with_held(batch, conflict)
-                elif len(batch) > 1 and tries >= TOGETHER_MAX:
-                    batch = self._part(batch)
-                if tries > 1:
-                    await asyncio.sleep(min(0.001 * tries, 0.02))
-                continue
-            except LOST as lost:
-                recovered = await self._recover(batch, lost)
-                batch = [entry for entry in batch[recovered:] if not entry.is_over]
-                if batch and recovered:
-                    self._engine.queue.put_back(batch)
-                    return
-                continue
-            except asyncpg.PostgresError as failed:
-                if failed.sqlstate == LANE_CLOSED:
-                    self.id = 0
-                    await self.close()
-                    continue
-                if len(batch) > 1:  # one of them is the cause: each on its own
-                    batch = self._part(batch)
-                    continue
-                log.warning("the database refused a commit: %s", failed)
-                self._give_up(batch, told(failed, "not_stored"))
-                return
-            batch = batch[done:]
-            if batch and done:
-                self._engine.queue.put_back(batch)
-                return
-
-    def _part(self, batch: list[Entry]) -> list[Entry]:
-        """Each of the batch stands for itself from now on: what it asks for, and not what the others did."""
-        self._asked = set()
-        self._engine.queue.put_back(batch[1:], alone=True)
-        return batch[:1]
-
-    def _part_with_held(self, batch: list[Entry], conflict: BaseException) -> list[Entry]:
-        """One of the batch wants what somebody holds for long. Each stands for itself from now on; one that does is put
-        aside, so that others go on. What is left to do here."""
-        first, rest = batch[0], batch[1:]
-        if type(first.command) is c.Expire:
-            steps = [entry for entry in batch if type(entry.command) is c.Expire]
-            self._engine.leave_due()
-            self._give_up(steps, StoreUnavailable(f"somebody holds what is due: {conflict}", outcome="not_stored"))
-            self._engine.queue.put_back([entry for entry in batch if entry not in steps])
-            return []
-        if rest:
-            for entry in batch:
-                entry.is_aside = True  # whichever of them want it: they have waited for it once
-            return self._part(batch)
-        if first.is_exclusive or first.lane is not None:
-            return [first]
-        self._engine.queue.put_aside(first)
-        return []
-
-    async def _expire(self) -> None:
-        """What the clock has to say, first of all, and by one lane at a time."""
-        engine, asked = self._engine, self._asked
-        async with engine.expiring:
-            while True:
-                steps = [engine.entry(c.Expire(None), SYSTEM) for _ in range(EXPIRY_STEPS)]
-                for step in steps:
-                    step.future.add_done_callback(observed)
-                await self._do([*steps])
-                commit = steps[-1].commit
-                if commit is None or not commit.events:
-                    break
-        self._asked, self._heeds_clock = asked, False
-
-    async def _recover(self, batch: list[Entry], lost: BaseException) -> int:
-        """The connection was lost. How many of the batch were committed all the same. Who has waited long enough is
-        told, and is over; where nobody is left who waits, what became of the commit is not looked for any more."""
-        loop = asyncio.get_running_loop()
-        outcome = "unknown" if self._pending is not None else "not_stored"
-        await self.close()
-        while not self._engine.is_closing:
-            try:
-                if self._pending is not None:
-                    if await self._was_committed():
-                        done = sum(entry.commit is not None or entry.refusal is not None for entry in batch)
-                        self._engine.committed(batch[:done], self._work, self._moved)
-                        return done
-                else:
-                    await self._connected()
-                return 0
-            except (*LOST, asyncpg.PostgresError) as still:
-                lost = still
-                await self.close()
-            self._give_up([entry for entry in batch if entry.until_s <= loop.time()], told(lost, outcome))
-            if all(entry.is_over for entry in batch):
-                break
-            await asyncio.sleep(0.1)
-        self._give_up(batch, told(lost, outcome))
+    async def end_chain(self) -> None:
+        """The next commit begins a new one."""
         self._pending = None
-        self.id = 0  # whatever became of it: a new chain begins
-        return 0
+        self.id = 0
+        await self.close()
 
-    def _give_up(self, batch: Iterable[Entry], failure: CovenantError) -> None:
-        for entry in batch:
-            entry.fail(type(failure)(failure.message, **failure.details))
+    async def rest(self) -> None:
+        """Nothing waits: no transaction stays open for it."""
+        if self._connection is not None:
+            await self._roll_back(self._connection)
+
+    async def held_of(self, keys: Collection[Key]) -> set[Key]:
+        """Those that somebody holds, as far as it can be told."""
+        try:
+            free = await (await self._connected()).fetch(_FREE, list(keys))
+        except (*LOST, asyncpg.PostgresError):
+            return set()
+        return set(keys).difference(row["key"] for row in free)
 
     # --- one transaction ----------------------------------------------------------------------------------
 
-    async def _transact(self, batch: list[Entry]) -> int:
+    async def transact(self, batch: list[Entry], tried: Tried) -> int:
         """How many of the batch were committed, from its beginning."""
         engine = self._engine
         connection = await self._connected()
@@ -322,12 +207,13 @@ class Lane:
             entry.commit = entry.refusal = None
         is_expiry = type(batch[0].command) is c.Expire
         wanted = self._wanted(batch, work, now)
-        wanted += self._asked
+        wanted += tried.asked
         if not connection.is_in_transaction():
             await connection.execute("begin")
         try:
-            due = await self._load(work, mode, wanted)
-            if due is not None and due <= now and not is_expiry and self._heeds_clock and engine.heeds_due:
+            tried.asks_for(wanted)
+            due_ms = await self._load(work, mode, wanted)
+            if not is_expiry and tried.heeds_clock and await engine.due.comes_first(connection, due_ms, now):
                 raise DueFirst
             chain = Chain(self.hash)
             self._moved = Moved()
@@ -343,6 +229,7 @@ class Lane:
                     more = [*need.wanted]
                     if not work.is_full:
                         more += self._wanted(batch[done + 1 :], work, now, is_first=False)
+                    tried.asks_for(more)
                     await self._load(work, 0, more)
                     continue
                 except CovenantError as refusal:
@@ -358,6 +245,7 @@ class Lane:
                     if commit.events or commit.audit:
                         chain.append(self._apply(entry, commit, work, now))
                     entry.commit = commit
+                work.ending = None
                 if type(entry.command) is not c.Expire:  # one step of the clock goes on from what the one before saw
                     work.lists.clear()
                 done += 1
@@ -368,6 +256,8 @@ class Lane:
             await connection.execute("commit and chain" if engine.queue else "commit")
         except BaseException:
             if self._pending is None:
+                tried.due = work.listed_as_due()
+                tried.stuck = work.ending or tried.stuck
                 await self._roll_back(connection)
             raise
         if self._pending is not None:
@@ -443,7 +333,6 @@ class Lane:
                 await self._engine.depths.learn(self._connection, want.recipient)
             else:
                 await self._list(work, want)
-        self._asked |= keys
         asked = [First(shelf, name, limit, kinds) for (shelf, name, kinds), limit in firsts.items()]
         heads = [at for at, first in enumerate(asked) if first.is_plain]
         others = [at for at, first in enumerate(asked) if not first.is_plain]
@@ -514,7 +403,7 @@ class Lane:
         else:
             args = listing.args
             if listing.method == "due":  # enough for all the steps of one transaction
-                args = (args[0], args[1] * EXPIRY_STEPS)
+                args = (args[0], args[1] * EXPIRY_STEPS, list(self._engine.due.left))
             sql, values = only_keys(LISTINGS[listing.method](*args))
             work.lists[listing] = [row["key"] for row in await self._connection.fetch(sql, *values)]
 
@@ -550,10 +439,6 @@ def _firsts(asked: Sequence[First], which: Sequence[int]) -> Sequence[str]:
         texts([asked[at].name for at in which]),
         numbers([asked[at].limit for at in which]),
     )
-
-
-def _unknown() -> CovenantError:
-    return StoreUnavailable("the mailbox was closed while this was being committed", outcome="unknown")
 
 
 async def _close(connection: asyncpg.Connection[Any]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeAlias
 
 from covenant.model.record import piece_ranges
@@ -77,10 +77,12 @@ def leases(after: int, limit: int, agent: str | None) -> Statement:
     return sql, (rows.HELD, after, limit, sender, recipient)  # the view looks closer
 
 
-def due(now: int, limit: int) -> Statement:
+def due(now: int, limit: int, left: Sequence[str] = ()) -> Statement:
+    """All but those that are left to somebody else."""
     sql = f"""select {_ROW} from place p join record r on r.key = p.key
-        where p.shelf = $1 and p.name = '' and p.ord <= $2 order by p.ord, p.key limit $3"""
-    return sql, (rows.DUE, now, limit)
+        where p.shelf = $1 and p.name = '' and p.ord <= $2 and p.key <> all($4::text[])
+        order by p.ord, p.key limit $3"""
+    return sql, (rows.DUE, now, limit, left)
 
 
 def tasks(agent: str | None, after: int, limit: int) -> Statement:

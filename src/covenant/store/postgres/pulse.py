@@ -80,11 +80,11 @@ class Pulse:
         return asyncio.get_running_loop().time() - self._answered_s < SILENCE_BEATS * BEAT_S
 
     async def open(self) -> None:
-        self._ears = await connect(self._engine.where, application_name=self._engine.session)
+        self._ears = await connect(self._engine.where, application_name=self._engine.member.session)
         self._ears.add_termination_listener(lambda _: self._stirred.set())
         await self._ears.add_listener(self._engine.channel, self._hear)
         # One that died without a word lives on at the server, and would lead there for nobody.
-        await self._end(self._ears, _END_FORMER, self._engine.session, self._engine.space)
+        await self._end(self._ears, _END_FORMER, self._engine.member.session, self._engine.space)
         await self._beat(self._ears)
 
     def close(self) -> None:
@@ -106,7 +106,7 @@ class Pulse:
                 if self._ears is None or self._ears.is_closed():
                     self.close()
                     await self.open()
-                    self._engine.wake_all()
+                    self._engine.waking.wake_all()
                 else:
                     await self._beat(self._ears)
                 is_told = False
@@ -117,9 +117,9 @@ class Pulse:
 
     async def _beat(self, ears: asyncpg.Connection[Any]) -> None:
         engine = self._engine
-        name = engine.daemon_id
+        name = engine.member.id
         # One that is no daemon has none of that work to do, and one with a wrong clock would do it at the wrong time.
-        is_candidate = not self.leads and engine.pubkey is not None and not self.is_astray
+        is_candidate = not self.leads and engine.member.pubkey is not None and not self.is_astray
         before_ms = engine.now()
         found = await ears.fetch(
             _BEAT, name, f"{LAPSE_S} seconds", is_candidate, engine.space, timeout=SILENCE_BEATS * BEAT_S
@@ -134,7 +134,7 @@ class Pulse:
             await self._return(ears, name)
         elif rows["me"][0]["leads"]:
             self.leads = True
-            engine.lead()
+            engine.hooks.lead()
         for row in rows["silent"]:
             log.warning("daemon %s (%s) has been silent for long: it is taken for dead", row["id"], row["label"])
             await self._end(ears, _END_SESSIONS, session_of(row["id"]))  # it may be frozen with locks
@@ -190,9 +190,9 @@ class Pulse:
 
     async def _return(self, ears: asyncpg.Connection[Any], name: str) -> None:
         """The others took this daemon for dead, or the store has forgotten it."""
-        self._engine.rename(name)
-        await self._engine.register(ears)
-        await name_session(ears, self._engine.session)
+        self._engine.member.rename(name)
+        await self._engine.member.register(ears)
+        await name_session(ears, self._engine.member.session)
         self._engine.tell_of_me()
 
     async def _end(self, ears: asyncpg.Connection[Any], sql: str, *of: Any) -> None:
@@ -205,11 +205,11 @@ class Pulse:
         try:
             who, is_trust, readied, answered, changed = msgspec.json.decode(payload)
         except (msgspec.MsgspecError, ValueError):
-            self._engine.wake_all()
+            self._engine.waking.wake_all()
             return
-        if who == self._engine.daemon_id:
+        if who == self._engine.member.id:
             return
         self.companions = max(2, self.companions)
         if readied is None:
-            self._engine.wake_all()
+            self._engine.waking.wake_all()
         self._engine.rung(readied or (), answered or (), changed or (), is_trust)

@@ -32,7 +32,7 @@ _LOOK: Final = """
 """
 _BATCH: Final = 64
 READ_BYTES: Final = 16 << 20  # of records, in one look; at least one is loaded, and more when it is asked for
-AT_ONCE_BYTES: Final = 64 << 20  # held for the questions of one batch; then each is answered by itself
+AT_ONCE_BYTES: Final = 64 << 20  # held for the questions of one batch; then each is by itself, and its page ends
 _AHEAD: Final = 200  # of a listing, looked for with one that is asked for
 PATIENCE_S: Final = 20.0
 
@@ -78,7 +78,7 @@ class Reader:
 
     async def connected(self) -> asyncpg.Connection[Any]:
         if self._connection is None or self._connection.is_closed():
-            connection = await connect(self._engine.where, application_name=self._engine.session)
+            connection = await connect(self._engine.where, application_name=self._engine.member.session)
             try:
                 if not self._engine.is_closing:  # at the start there may be no store yet
                     await self._engine.known.meet(connection)
@@ -185,11 +185,11 @@ class Reader:
             wanted = self._try(asked, work)
             if not wanted:
                 return
-            left = [one for one in asked if not one.future.done()]
-            if self._held > AT_ONCE_BYTES and len(left) > 1:
-                for one in left:
+            if self._held > AT_ONCE_BYTES and len(asked) > 1:
+                for one in [one for one in asked if not one.future.done()]:
                     await self._answer_all([one])
                 return
+            work.is_spent = self._held > AT_ONCE_BYTES
 
     def _working(self) -> Working:
         self._following.clear()

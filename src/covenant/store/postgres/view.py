@@ -32,7 +32,7 @@ from covenant.model.record import (
     owner_of,
 )
 from covenant.model.run import Signal
-from covenant.rules.context import Need
+from covenant.rules.context import Need, Spent
 from covenant.rules.evolve import CREATING, EVOLVE
 from covenant.rules.lease import kind_in
 from covenant.store.directory import Directory
@@ -95,6 +95,14 @@ class Portioned(Sequence[R]):
         return self._one(self._keys[at])
 
 
+class Cut(list[R]):
+    """The beginning of a listing of which there is more than is shown at once: who gets there is told."""
+
+    def __iter__(self) -> Iterator[R]:
+        yield from super().__iter__()
+        raise Spent
+
+
 class Depth(Struct, frozen=True):
     """How many tasks are ready for somebody."""
 
@@ -142,11 +150,13 @@ class Working:
         self.were: dict[Key, Record | Tombstone] = {}  # as they were loaded
         self.touched: dict[Key, None] = {}
         self.lists: dict[Listing, Any] = {}
+        self.ending: Key | None = None  # which of those that are due the rules have come to
         self.is_fresh = False  # something was loaded, and so trust is up to date
         self.is_full = False  # not all that was asked for was loaded: it was too much at once
         self.keyed: set[Key] = set()  # what was locked by its key, and not as the first of its shelf
         self._looks: list[tuple[First, Sequence[Key], bool]] = []  # what was, and whether more was than was loaded
         self.is_snapshot = False  # it shows one moment, and locks nothing
+        self.is_spent = False  # of a snapshot: no listing is shown any further than it is here already
         self.is_careful = False  # nothing is taken for absent that was not looked for
         self._shelves: dict[tuple[bytes, str], dict[Key, int]] = {}
         self._loaded: set[bytes] = set()  # which of the shelves there are any of
@@ -381,11 +391,16 @@ class Working:
             raise Need(replace(first, limit=first.limit + len(keys) + len(self.touched)))
         return [key for _, key in sorted(found)[: first.limit]]
 
-    def _portioned(self, kind: type[R], keys: Sequence[Key]) -> Sequence[R]:
+    def _portioned(self, kind: type[R], method: str, *args: Any) -> Sequence[R]:
         """From a snapshot, in which they are what they were listed as: as they are asked for."""
+        if self.is_spent and Listing(method, args) not in self.lists:
+            raise Spent
+        keys: Sequence[Key] = self._listed(method, *args)
         return Portioned(lambda key: self._record(kind, key), keys) if self.is_snapshot else self._records(kind, keys)
 
     def _record(self, kind: type[R], key: Key) -> R:
+        if self.is_spent and key not in self.records:
+            raise Spent
         record = self.get(key)
         assert isinstance(record, kind)
         return record
@@ -443,37 +458,55 @@ class Working:
         return found
 
     def children(self, parent: str, after: int, limit: int, agent: str | None = None) -> Sequence[TaskRecord]:
-        return self._portioned(TaskRecord, self._listed("children", parent, after, limit, agent))
+        return self._portioned(TaskRecord, "children", parent, after, limit, agent)
 
     def leases(self, after: int, limit: int, agent: str | None = None) -> Sequence[TaskRecord]:
+        if agent is None and self.is_snapshot:
+            return self._portioned(TaskRecord, "leases", after, limit, agent)
         held: list[TaskRecord] = []
-        while True:
-            listed = self._portioned(TaskRecord, self._listed("leases", after, limit, agent))
-            if agent is None and self.is_snapshot:
-                return listed
-            found = [record for record in listed if record.lease is not None]
-            held += [record for record in found if agent in (None, record.sender, record.recipient)]
-            if not self.is_snapshot or len(listed) < limit or len(held) >= limit:
-                return held[:limit]
-            assert found[-1].lease is not None
-            after = found[-1].lease.seen_order  # what others carry may look like a task of this agent: so there is more
+        try:
+            while True:
+                listed = self._portioned(TaskRecord, "leases", after, limit, agent)
+                for record in listed:
+                    if record.lease is not None:
+                        after = record.lease.seen_order
+                        if agent in (None, record.sender, record.recipient):
+                            held.append(record)
+                # What others carry may look like a task of this agent: so there may be more.
+                if not self.is_snapshot or len(listed) < limit or len(held) >= limit:
+                    return held[:limit]
+        except Spent:
+            if held:
+                return Cut(held[:limit])
+            self.is_spent = False  # nothing of what is here concerns this agent, and a page must show or pass something
+            return self.leases(after, limit, agent)
 
     def due(self, now: int, limit: int) -> Sequence[Key]:
         keys: Sequence[Key] = self._listed("due", now, limit)
         missing = [key for key in keys if key not in self.records and key not in self.absent]
-        if missing:
+        if missing and not self.is_full:
             raise Need(*missing)
-        return list(islice((key for key in keys if self._due_ms(key) <= now), limit))
+        found = list(islice((key for key in keys if self._due_ms(key) <= now), limit))
+        if missing and not found:
+            raise Need(*missing)
+        return Portioned(self._come_to, found)
+
+    def _come_to(self, key: Key) -> Key:
+        self.ending = key
+        return key
+
+    def listed_as_due(self) -> Sequence[Key]:
+        return [key for listing, keys in self.lists.items() if listing.method == "due" for key in keys]
 
     def _due_ms(self, key: Key) -> int:
         due_ms: int | None = getattr(self.records.get(key), "due_ms", None)
         return _NEVER if due_ms is None else due_ms
 
     def tasks(self, agent: str | None, after: int, limit: int) -> Sequence[TaskRecord]:
-        return self._portioned(TaskRecord, self._listed("tasks", agent, after, limit))
+        return self._portioned(TaskRecord, "tasks", agent, after, limit)
 
     def recent(self, agent: str | None, before: int | None, limit: int) -> Sequence[TaskRecord]:
-        return self._portioned(TaskRecord, self._listed("recent", agent, before, limit))
+        return self._portioned(TaskRecord, "recent", agent, before, limit)
 
     def pending(self, agent: str | None, after: int, limit: int) -> Sequence[Key]:
         keys: Sequence[Key] = self._listed("pending", agent, after, limit)
@@ -489,7 +522,7 @@ class Working:
         return self._records(Late, self._listed("late", task_id))
 
     def dialogs(self, sender: str, recipient: str, before: int, limit: int) -> Sequence[TaskRecord]:
-        return self._portioned(TaskRecord, self._listed("dialogs", sender, recipient, before, limit))
+        return self._portioned(TaskRecord, "dialogs", sender, recipient, before, limit)
 
     def moved_dialogs(self, sender: str, recipient: str, since: int, after: int, limit: int) -> Sequence[TaskRecord]:
         moved = self._records(TaskRecord, self._listed("moved_dialogs", sender, recipient, since))

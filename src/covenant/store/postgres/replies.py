@@ -1,0 +1,113 @@
+"""What becomes of a command once it is committed: its steps, its reply, and what is given back.
+
+Work that a commit leaves to be done is run in steps, the first of them before the answer. Who goes away before the
+answer has taken nothing: what the commit took for it is given back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Coroutine, Iterable
+from typing import TYPE_CHECKING, Any, Final
+
+from covenant.model.command import Command, Expire
+from covenant.model.error import CovenantError
+from covenant.rules.undo import undo
+from covenant.store.embedded import SYSTEM
+from covenant.store.postgres.entry import Entry, observed
+
+if TYPE_CHECKING:
+    from covenant.store.postgres.engine import Postgres
+
+_STEPS_AT_ONCE: Final = 10
+_GIVING_BACK_S: Final = 2.0
+
+log = logging.getLogger("covenant.store")
+
+
+class Replies:
+    def __init__(self, engine: Postgres) -> None:
+        self._engine = engine
+        self.under_way: set[asyncio.Task[None]] = set()  # steps that are run before the store is closed
+
+    def begin(self, steps: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.ensure_future(steps)
+        self.under_way.add(task)
+        task.add_done_callback(self.under_way.discard)
+        return task
+
+    async def finish(self) -> None:
+        """Those that are under way, and not what others begin meanwhile."""
+        if self.under_way:
+            await asyncio.wait(set(self.under_way))
+
+    async def to(self, entry: Entry) -> Any:
+        """The reply. Who goes away before has taken nothing: what was taken is given back first, unless that lasts."""
+        try:
+            return await entry.future
+        except asyncio.CancelledError:
+            if entry.is_begun:
+                entry.settled = asyncio.get_running_loop().create_future()
+                if not entry.future.cancelled():
+                    self._give_back(entry)
+                await asyncio.wait([entry.settled], timeout=_GIVING_BACK_S)
+            raise
+
+    def committed(self, entry: Entry) -> None:
+        """Its commit is durable, or it was refused: it is answered, after its first steps."""
+        if entry.refusal is not None:
+            entry.fail(entry.refusal)
+            return
+        commit = entry.commit
+        assert commit is not None
+        then = commit.then
+        if type(entry.command) is Expire:  # whoever asked for it asks again by itself
+            then = tuple(step for step in then if type(step) is not Expire)
+        if then and not entry.is_step:
+            self.begin(self._run_steps(entry, then))
+        else:
+            self._reply(entry)
+
+    def _reply(self, entry: Entry) -> None:
+        commit = entry.commit
+        assert commit is not None
+        if entry.future.cancelled():
+            self._give_back(entry)
+        elif not entry.future.done():
+            if isinstance(commit.reply, CovenantError):
+                entry.future.set_exception(commit.reply)
+            else:
+                entry.future.set_result(commit.reply)
+
+    def _give_back(self, entry: Entry) -> None:
+        """Nobody will ever see what was taken."""
+        commands = [] if entry.commit is None or self._engine.is_closing else undo(entry.commit, entry.command)
+        if not commands:
+            entry.settle()
+        for command in commands:
+            given = self._engine.submit(command).future
+            given.add_done_callback(observed)
+            given.add_done_callback(lambda _: entry.settle())
+
+    async def _run_steps(self, entry: Entry, then: Iterable[Command]) -> None:
+        """Bounded work that a commit left to be done: the first of it before the answer."""
+        steps = deque(then)
+        count, is_answered = 0, False
+        try:
+            while steps:
+                if count == _STEPS_AT_ONCE:
+                    is_answered = True
+                    self._reply(entry)
+                step = self._engine.submit(steps.popleft(), SYSTEM)
+                step.is_step = True
+                await step.future
+                assert step.commit is not None
+                steps.extend(step.commit.then)
+                count += 1
+        except CovenantError as failed:
+            log.warning("a step is left for later: %s", failed)
+        finally:
+            if not is_answered:
+                self._reply(entry)

@@ -1,0 +1,150 @@
+"""What is due while somebody holds some of it: a stray session, or a daemon that was frozen in a transaction. What is
+free is ended on time; what is held waits for who holds it, and for nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+import pytest
+
+from covenant import AgentId, Mailbox, OpenMailbox
+from covenant.model import command as c
+from covenant.store.clock import ManualClock
+from covenant.store.postgres import due
+from covenant.store.postgres.lane import Lane, Tried
+from tests.conformance.support import answer_next, drain, drain_many, keyed, nothing_for, plain, soon, uid
+from tests.postgres import store_url
+from tests.postgres.support import sql, until
+
+ALICE, BOB = AgentId.named("alice@lab"), AgentId.named("bob@lab")
+_SLOT: Final = "select key from record where key like 'slot:%' order by ord"
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def url() -> str:
+    return f"{store_url()}&lanes=1"
+
+
+@pytest.fixture
+async def box(url: str, clock: ManualClock) -> AsyncIterator[OpenMailbox]:
+    async with Mailbox.open(url, clock=clock) as box:
+        yield box
+
+
+@asynccontextmanager
+async def holding(url: str, *keys: str) -> AsyncIterator[None]:
+    async with sql(url) as owner, owner.transaction():
+        found = await owner.fetch("select key from record where key = any($1) for update", keys)
+        assert len(found) == len(keys)
+        yield
+
+
+async def test_a_due_record_that_somebody_holds_keeps_no_other_from_its_end(
+    box: OpenMailbox, url: str, clock: ManualClock
+) -> None:
+    alice, bob = box.of(ALICE), box.of(BOB)
+    for number in (1, 2, 3):
+        await alice.send_task(plain(bob, id=uid(number), deadline_ms=clock.now_ms() + 1000 + number))
+    async with holding(url, uid(1)):
+        clock.advance(2000)
+        ended = await drain_many(alice, 2)
+        assert [answer.task_id for answer in ended] == [uid(2), uid(3)]
+        assert all((answer.error_message or "").startswith("deadline_exceeded") for answer in ended)
+        assert (await alice.get_task(uid(1))).outcome is None
+    assert (await drain(alice)).task_id == uid(1)
+    assert (await alice.get_task(uid(1))).outcome == "deadline_exceeded"
+
+
+async def test_what_a_due_task_goes_with_may_be_held_and_keeps_only_that_task(
+    box: OpenMailbox, url: str, clock: ManualClock
+) -> None:
+    """Its slot, which passes to a follower or is closed with it."""
+    alice, bob = box.of(ALICE), box.of(BOB)
+    for number in (1, 3):
+        await alice.send_task(keyed(bob, f"key{number}", id=uid(number), deadline_ms=clock.now_ms() + 1000 + number))
+        await alice.send_task(plain(bob, id=uid(number + 1), deadline_ms=clock.now_ms() + 1001 + number))
+    async with sql(url) as owner:
+        slots = [row["key"] for row in await owner.fetch(_SLOT)]
+    async with holding(url, *slots):
+        clock.advance(2000)
+        assert [answer.task_id for answer in await drain_many(alice, 2)] == [uid(2), uid(4)]
+    assert sorted(answer.task_id for answer in await drain_many(alice, 2)) == [uid(1), uid(3)]
+
+
+async def test_a_follower_that_somebody_holds_keeps_only_its_leader(
+    box: OpenMailbox, url: str, clock: ManualClock
+) -> None:
+    alice, bob = box.of(ALICE), box.of(BOB)
+    await alice.send_task(keyed(bob, id=uid(1), deadline_ms=clock.now_ms() + 1000))
+    await alice.send_task(keyed(bob, id=uid(2)))
+    await alice.send_task(plain(bob, id=uid(3), deadline_ms=clock.now_ms() + 1001))
+    async with holding(url, uid(2)):
+        clock.advance(2000)
+        assert (await drain(alice)).task_id == uid(3)
+    assert (await drain(alice)).task_id == uid(1)
+    assert (await answer_next(bob)).task.id == uid(2)
+
+
+async def test_what_comes_due_while_something_is_held_is_ended_before_the_next_command(
+    box: OpenMailbox, url: str, clock: ManualClock
+) -> None:
+    alice, bob = box.of(ALICE), box.of(BOB)
+    await alice.send_task(plain(bob, id=uid(1), deadline_ms=clock.now_ms() + 1000))
+    await alice.send_task(plain(bob, id=uid(2), deadline_ms=clock.now_ms() + 2001))
+    await alice.send_task(plain(bob, id=uid(3), not_before_ms=clock.now_ms() + 2001))
+    async with holding(url, uid(1)):
+        clock.advance(1500)
+        await soon(alice.send_task(plain(bob, id=uid(4))))  # what is held was found out
+        clock._now_ms += 1000  # and nobody is woken
+        taken = await soon(bob.recv_tasks(10, wait_ms=0))
+        assert [delivery.task.id for delivery in taken] == [uid(4), uid(3)]
+        assert (await soon(drain(alice))).task_id == uid(2)
+    assert (await drain(alice)).task_id == uid(1)
+    assert await nothing_for(bob)
+
+
+async def test_where_more_is_held_than_is_told_apart_all_that_is_due_waits_and_no_command_does(
+    box: OpenMailbox, url: str, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(due, "HELD_MAX", 1)
+    alice, bob = box.of(ALICE), box.of(BOB)
+    for number in (1, 2, 3):
+        await alice.send_task(plain(bob, id=uid(number), deadline_ms=clock.now_ms() + 1000 + number))
+    async with holding(url, uid(1), uid(2)):
+        clock.advance(2000)
+        async with asyncio.timeout(5):
+            for _ in range(5):
+                await alice.send_task(plain(bob))
+    assert [answer.task_id for answer in await drain_many(alice, 3)] == [uid(1), uid(2), uid(3)]
+
+
+async def test_what_is_held_is_tried_again_from_time_to_time_and_not_all_the_time(
+    box: OpenMailbox, url: str, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries: list[float] = []
+    transact, loop = Lane.transact, asyncio.get_running_loop()
+
+    async def noted(lane: Lane, batch: list[Any], tried: Tried) -> int:
+        if type(batch[0].command) is c.Expire:
+            tries.append(loop.time())
+        return await transact(lane, batch, tried)
+
+    monkeypatch.setattr(Lane, "transact", noted)
+    alice, bob = box.of(ALICE), box.of(BOB)
+    await alice.send_task(plain(bob, id=uid(1), deadline_ms=clock.now_ms() + 1000))
+    async with holding(url, uid(1)):
+        clock.advance(2000)
+        begun_s = loop.time()
+        await until(lambda: loop.time() - begun_s > 3 and len(tries) > 4)
+        assert len([at for at in tries if at <= begun_s + 3]) < 40
+        for number in range(50):
+            await soon(alice.send_task(plain(bob, id=uid(number + 2))))
+    assert (await drain(alice)).task_id == uid(1)
