@@ -495,8 +495,10 @@ class Working:
         self.ending = key
         return key
 
-    def listed_as_due(self) -> Sequence[Key]:
-        return [key for listing, keys in self.lists.items() if listing.method == "due" for key in keys]
+    def listed_as_due(self) -> Mapping[Key, Key]:
+        """Each with the slot that it goes with, or itself."""
+        listed = (key for listing, keys in self.lists.items() if listing.method == "due" for key in keys)
+        return {key: getattr(self.records.get(key), "slot", None) or key for key in listed}
 
     def _due_ms(self, key: Key) -> int:
         due_ms: int | None = getattr(self.records.get(key), "due_ms", None)
