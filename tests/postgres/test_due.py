@@ -186,3 +186,23 @@ async def test_a_store_that_is_opened_again_tries_what_somebody_held(url: str, c
             await box.close()
     async with box:
         assert (await drain(box.of(ALICE))).task_id == uid(1)
+
+
+async def test_what_one_step_of_the_clock_asks_for_is_not_asked_for_by_all_of_them(
+    box: OpenMailbox, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = 0
+    decide = Lane._decide
+
+    def counted(lane: Lane, entry: Any, *more: Any, **named: Any) -> Any:
+        nonlocal asked
+        asked += type(entry.command) is c.Expire
+        return decide(lane, entry, *more, **named)
+
+    alice, bob = box.of(ALICE), box.of(BOB)
+    for number in range(50):
+        await alice.send_task(keyed(bob, f"key{number}", deadline_ms=clock.now_ms() + 1000))
+    monkeypatch.setattr(Lane, "_decide", counted)
+    clock.advance(2000)
+    await drain_many(alice, 50)
+    assert asked < 200

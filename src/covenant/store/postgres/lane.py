@@ -96,6 +96,10 @@ class Tried:
         self.heeds_clock = True  # what is due comes before these commands
         self.stuck: Key | None = None  # what was due and being ended when something was found to be held
 
+    def has_listed(self, due: Mapping[Key, Key]) -> None:
+        """One that was not loaded this time goes with what it went with before."""
+        self.due = {key: self.due.get(key, key) if slot == key else slot for key, slot in due.items()}
+
     def asks_for(self, wanted: Iterable[Any]) -> None:
         self.asked.update(want for want in wanted if type(want) is str)
 
@@ -260,7 +264,7 @@ class Lane:
             await connection.execute("commit and chain" if engine.queue else "commit")
         except BaseException:
             if self._pending is None:
-                tried.due = work.listed_as_due()
+                tried.has_listed(work.listed_as_due())
                 tried.stuck = work.ending or tried.stuck
                 await self._roll_back(connection)
             raise
@@ -298,6 +302,8 @@ class Lane:
         """What the commands ask for first. They are asked in vain, and decided later; of the commonest it is known."""
         wanted: list[Any] = []
         for at, entry in enumerate(batch):
+            if type(entry.command) is c.Expire and not (is_first and at == 0):
+                continue  # it comes to what the step before it leaves
             known = hint(entry.command)
             if known is not None:
                 if is_first:
