@@ -158,7 +158,7 @@ async def test_what_goes_with_many_due_tasks_may_be_held_and_keeps_no_other_from
 ) -> None:
     """More of them than a batch is tried."""
     alice, bob = box.of(ALICE), box.of(BOB)
-    count = TRIES_MAX + 5
+    count = TRIES_MAX + 20
     for number in range(count):
         key, due_ms = f"key{number}", clock.now_ms() + 1000 + number
         await alice.send_task(keyed(bob, key, id=uid(number), deadline_ms=due_ms))
