@@ -492,8 +492,8 @@ class OpenMailbox(Mailbox):
 
     async def close(self) -> None:
         async with self._turn:
-            self._is_open = False
             await self._engine.close()
+            self._is_open = False
 
 
 def _lease_id(lease: Delivery | str) -> str:

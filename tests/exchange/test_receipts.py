@@ -12,7 +12,7 @@ import pytest
 
 from covenant import AgentId, Delivery, Limits, Mailbox, Result, TaskState, Text
 from covenant.exchange import receipts
-from covenant.model.command import BeatLease, Command
+from covenant.model.command import BeatLease, Command, DrainResults
 from covenant.model.peer import Caller
 from covenant.store.clock import ManualClock
 from tests.conformance.support import plain, refused, uid
@@ -266,3 +266,25 @@ async def test_what_was_not_given_back_yet_when_its_caller_went_away_is_given_ba
         await asyncio.wait([giving])
     assert await house.give_back("bob@lab", "r") == 1
     assert (await house.site.box.get_task(task_id)).state == TaskState.QUEUED
+
+
+async def test_what_was_given_back_while_its_caller_went_away_is_not_given_back_again(
+    tmp_path: Path, clock: ManualClock
+) -> None:
+    """Another worker may have received it by then."""
+    async with site(clock, f"file:{tmp_path}/data") as there:
+        house = House(there)
+        await house.enroll()
+        await house.send(there.bob, 1)
+        (delivery,) = await house.lease("bob@lab", "r")
+        await there.bob.send_result(Result(delivery.task.id, "ok", lease_id=delivery.lease_id))
+        alice = house.callers["alice@lab"]
+        drain = DrainResults(alice.agent, alice.agent, 1)
+        assert len(await house.exchange.take(alice, drain, 0, "lost")) == 1
+        giving = asyncio.ensure_future(house.give_back("alice@lab", "lost"))
+        await asyncio.sleep(0)  # it is decided, and not durable yet
+        giving.cancel()
+        await asyncio.wait([giving])
+        assert len(await house.exchange.take(alice, drain, 0, "heard")) == 1
+        assert await house.give_back("alice@lab", "lost") == 0
+        assert await house.exchange.take(alice, drain, 0, "later") == []

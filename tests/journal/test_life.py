@@ -403,6 +403,20 @@ def test_a_journal_says_on_another_event_loop_that_it_is_at_home_elsewhere(tmp_p
     assert verify(tmp_path / "data").is_sound
 
 
+async def test_a_mailbox_that_could_not_be_closed_stays_open(tmp_path: Path) -> None:
+    box = await Mailbox.open(f"file:{tmp_path}/data")
+
+    async def close_elsewhere() -> None:
+        with pytest.raises(CovenantError) as refused:
+            await box.close()
+        assert refused.value.code == "malformed"
+
+    await asyncio.to_thread(asyncio.run, close_elsewhere())
+    async with box:
+        await cycle(box)
+    assert verify(tmp_path / "data").is_sound
+
+
 async def test_a_forked_child_does_not_keep_the_folder(tmp_path: Path) -> None:
     box = await Mailbox.open(f"file:{tmp_path}/data")
     read_end, write_end = os.pipe()

@@ -14,6 +14,8 @@ from covenant import AgentId, Mailbox, OpenMailbox
 from covenant.model import command as c
 from covenant.store.clock import ManualClock
 from covenant.store.postgres import due
+from covenant.store.postgres.batch import TRIES_MAX
+from covenant.store.postgres.engine import Postgres
 from covenant.store.postgres.lane import Lane, Tried
 from tests.conformance.support import answer_next, drain, drain_many, keyed, nothing_for, plain, soon, uid
 from tests.postgres import store_url
@@ -148,3 +150,59 @@ async def test_what_is_held_is_tried_again_from_time_to_time_and_not_all_the_tim
         for number in range(50):
             await soon(alice.send_task(plain(bob, id=uid(number + 2))))
     assert (await drain(alice)).task_id == uid(1)
+
+
+@pytest.mark.parametrize("what", ["slots", "followers"])
+async def test_what_goes_with_many_due_tasks_may_be_held_and_keeps_no_other_from_its_end(
+    box: OpenMailbox, url: str, clock: ManualClock, what: str
+) -> None:
+    """More of them than a batch is tried."""
+    alice, bob = box.of(ALICE), box.of(BOB)
+    count = TRIES_MAX + 20
+    for number in range(count):
+        key, due_ms = f"key{number}", clock.now_ms() + 1000 + number
+        await alice.send_task(keyed(bob, key, id=uid(number), deadline_ms=due_ms))
+        await alice.send_task(keyed(bob, key, id=uid(count + number)))
+    await alice.send_task(plain(bob, id=uid(2 * count), deadline_ms=clock.now_ms() + 1900))
+    async with sql(url) as owner:
+        slots = [row["key"] for row in await owner.fetch(_SLOT)]
+    async with holding(url, *(slots if what == "slots" else map(uid, range(count, 2 * count)))):
+        clock.advance(2000)
+        assert (await drain(alice)).task_id == uid(2 * count)
+    ended = await drain_many(alice, count)
+    assert sorted(answer.task_id for answer in ended) == [uid(number) for number in range(count)]
+
+
+async def test_a_store_that_is_opened_again_tries_what_somebody_held(url: str, clock: ManualClock) -> None:
+    box = Mailbox.open(url, clock=clock)
+    engine = box._engine
+    assert isinstance(engine, Postgres)
+    async with box:
+        alice, bob = box.of(ALICE), box.of(BOB)
+        await alice.send_task(plain(bob, id=uid(1), deadline_ms=clock.now_ms() + 1000))
+        async with holding(url, uid(1)):
+            clock.advance(2000)
+            await until(lambda: bool(engine.due.left))
+            await box.close()
+    async with box:
+        assert (await drain(box.of(ALICE))).task_id == uid(1)
+
+
+async def test_what_one_step_of_the_clock_asks_for_is_not_asked_for_by_all_of_them(
+    box: OpenMailbox, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = 0
+    decide = Lane._decide
+
+    def counted(lane: Lane, entry: Any, *more: Any, **named: Any) -> Any:
+        nonlocal asked
+        asked += type(entry.command) is c.Expire
+        return decide(lane, entry, *more, **named)
+
+    alice, bob = box.of(ALICE), box.of(BOB)
+    for number in range(50):
+        await alice.send_task(keyed(bob, f"key{number}", deadline_ms=clock.now_ms() + 1000))
+    monkeypatch.setattr(Lane, "_decide", counted)
+    clock.advance(2000)
+    await drain_many(alice, 50)
+    assert asked < 200

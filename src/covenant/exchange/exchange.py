@@ -7,6 +7,7 @@ bounds of each peer, and the signature under the end of the chain.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Coroutine, Sequence
 from typing import Any, Final
@@ -32,6 +33,7 @@ from covenant.store.clock import Clock
 from covenant.store.engine import Store
 
 _NOBODY: Final = "nobody"
+_GIVING_BACK_S: Final = 2.0
 
 log = logging.getLogger("covenant.exchange")
 
@@ -201,11 +203,17 @@ class Exchange:
             raise Unauthenticated("the token is not valid (any more)")
         check_text(receipt, "receipt", self.store.limits.key_bytes_max)
         undoing = await self._receipts.forget(caller.agent.pubkey, receipt)
+        left = list(undoing)
         try:
-            for command in undoing:
-                await self.store.run(command)
+            while left:
+                doing = asyncio.ensure_future(self.store.run(left[0]))
+                try:
+                    await asyncio.shield(doing)
+                finally:
+                    if await _is_done(doing):
+                        del left[0]
         except BaseException:
-            self._receipts.owe(caller.agent.pubkey, receipt, undoing)
+            self._receipts.owe(caller.agent.pubkey, receipt, left)
             raise
         return len(undoing)
 
@@ -330,6 +338,15 @@ class Exchange:
             check_text(named, "incarnation", self.store.limits.key_bytes_max)
             self._named = named
         return named
+
+
+async def _is_done(doing: asyncio.Future[Any]) -> bool:
+    """Whoever waits for it may have gone away: what was given back then is not owed, and others may have it."""
+    await asyncio.wait([doing], timeout=_GIVING_BACK_S)
+    if not doing.done():
+        doing.cancel()
+        return False
+    return not doing.cancelled() and doing.exception() is None
 
 
 def _label(name: str) -> str:

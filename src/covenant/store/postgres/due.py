@@ -47,6 +47,7 @@ class Due:
         self.held: frozenset[Key] = frozenset()  # what somebody held when it was last tried
         self.left: frozenset[Key] = frozenset()  # what of that is not to be tried now
         self._is_all_left = False
+        self._is_through = False  # what is free beside all that is left has ended
         self._again: asyncio.TimerHandle | None = None
 
     def close(self) -> None:
@@ -54,6 +55,8 @@ class Due:
         if self._again is not None:
             self._again.cancel()
             self._again = None
+        self.held = self.left = frozenset()  # whoever opens it again tries everything
+        self._is_all_left = False
 
     # --- the timer ----------------------------------------------------------------------------------------
 
@@ -102,13 +105,16 @@ class Due:
                 if commit is None or not commit.events:
                     break
             self.held = self.left
+            if self.left:
+                self._is_through = True
+                self._later()
             found = await self._reader.fetch(_NEXT, DUE, list(self.held))
             if found:
                 self.heed(found[0]["ord"])
         except CovenantError as failed:
             log.warning("what is due is left for later: %s", failed)
             if self.held:
-                self.leave(self.held)
+                self._later()
 
     # --- what somebody holds ------------------------------------------------------------------------------
 
@@ -119,13 +125,20 @@ class Due:
         self._is_all_left = not held or len(left) > HELD_MAX
         self.left = frozenset() if self._is_all_left else left
         self.held = frozenset() if self._is_all_left else self.held.union(held)
-        if self._again is None and not self._engine.is_closing:
-            self._again = asyncio.get_running_loop().call_later(ASIDE_S, self._try_again)
+        self._is_through = False
+        self._later()
         return not self._is_all_left
 
+    def _later(self) -> None:
+        if self._again is None and not self._engine.is_closing:
+            self._again = asyncio.get_running_loop().call_later(ASIDE_S, self._try_again)
+
     def _try_again(self) -> None:
+        """All of it, once everything beside it was: who begins anew before comes to no end where much is held."""
         self._again = None
-        self.left, self._is_all_left = frozenset(), False
+        self._is_all_left = False
+        if self._is_through:
+            self.left = frozenset()
         if self._engine.is_on_time and not self._engine.is_closing:
             self._engine.replies.begin(self._expire())  # and nobody's question waits for it
 

@@ -188,7 +188,6 @@ class Postgres(Roll):
             return
         await self.replies.finish()
         self.is_closing = True
-        self.due.close()
         self.queue.end()
         await asyncio.wait(self._writing, timeout=_ENDING_S)  # what was begun gets its true answer
         for job in self._jobs:
@@ -204,6 +203,7 @@ class Postgres(Roll):
 
     async def _let_go(self) -> None:
         self.is_closing = True
+        self.due.close()
         self._bell.close()
         self._pulse.close()
         for lane in self._lanes:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import asyncpg
@@ -70,7 +70,10 @@ _TRUST_EVENTS: Final = frozenset(
 LOAD: Final = """select what, key, kind, ord, body from load($1, $2, $3::text::text[],
     $4::text::integer[], $5::text::"char"[], $6::text::text[], $7::text::integer[],
     $8::text::integer[], $9::text::"char"[], $10::text::text[], $11::text::integer[], $12::text::text[], $13)"""
-_FREE: Final = "select key from record where key = any($1) for update skip locked"
+_HELD: Final = """
+    with free as (select key from record where key = any($1) for update skip locked)
+    select key from record where key = any($1) and key not in (select key from free)
+"""
 _names: Final = msgspec.json.Encoder()
 
 
@@ -89,9 +92,13 @@ class Tried:
 
     def __init__(self) -> None:
         self.asked: set[Key] = set()  # what is locked first of all, in the order of the keys
-        self.due: Sequence[Key] = ()  # as it was listed
+        self.due: Mapping[Key, Key] = {}  # as it was listed, each with the slot that it goes with, or itself
         self.heeds_clock = True  # what is due comes before these commands
         self.stuck: Key | None = None  # what was due and being ended when something was found to be held
+
+    def has_listed(self, due: Mapping[Key, Key]) -> None:
+        """One that was not loaded this time goes with what it went with before."""
+        self.due = {key: self.due.get(key, key) if slot == key else slot for key, slot in due.items()}
 
     def asks_for(self, wanted: Iterable[Any]) -> None:
         self.asked.update(want for want in wanted if type(want) is str)
@@ -182,13 +189,14 @@ class Lane:
         if self._connection is not None:
             await self._roll_back(self._connection)
 
-    async def held_of(self, keys: Collection[Key]) -> set[Key]:
-        """Those that somebody holds, as far as it can be told."""
+    async def held_of(self, due: Mapping[Key, Key]) -> set[Key]:
+        """Those that somebody holds, or what they go with, as far as it can be told."""
         try:
-            free = await (await self._connected()).fetch(_FREE, list(keys))
+            found = await (await self._connected()).fetch(_HELD, [*{*due.keys(), *due.values()}])
         except (*LOST, asyncpg.PostgresError):
             return set()
-        return set(keys).difference(row["key"] for row in free)
+        held = {row["key"] for row in found}
+        return {key for key, slot in due.items() if key in held or slot in held}
 
     # --- one transaction ----------------------------------------------------------------------------------
 
@@ -256,7 +264,7 @@ class Lane:
             await connection.execute("commit and chain" if engine.queue else "commit")
         except BaseException:
             if self._pending is None:
-                tried.due = work.listed_as_due()
+                tried.has_listed(work.listed_as_due())
                 tried.stuck = work.ending or tried.stuck
                 await self._roll_back(connection)
             raise
@@ -294,6 +302,8 @@ class Lane:
         """What the commands ask for first. They are asked in vain, and decided later; of the commonest it is known."""
         wanted: list[Any] = []
         for at, entry in enumerate(batch):
+            if type(entry.command) is c.Expire and not (is_first and at == 0):
+                continue  # it comes to what the step before it leaves
             known = hint(entry.command)
             if known is not None:
                 if is_first:

@@ -489,14 +489,24 @@ class Working:
         found = list(islice((key for key in keys if self._due_ms(key) <= now), limit))
         if missing and not found:
             raise Need(*missing)
+        self._need_slots_of(found)
         return Portioned(self._come_to, found)
+
+    def _need_slots_of(self, keys: Iterable[Key]) -> None:
+        """At once: asked for one by one, each would have all before it decided again."""
+        slots = {slot for key in keys if (slot := getattr(self.records.get(key), "slot", None)) is not None}
+        missing = [slot for slot in slots if slot not in self.records and slot not in self.absent]
+        if missing and not self.is_full:
+            raise Need(*missing)
 
     def _come_to(self, key: Key) -> Key:
         self.ending = key
         return key
 
-    def listed_as_due(self) -> Sequence[Key]:
-        return [key for listing, keys in self.lists.items() if listing.method == "due" for key in keys]
+    def listed_as_due(self) -> Mapping[Key, Key]:
+        """Each with the slot that it goes with, or itself."""
+        listed = (key for listing, keys in self.lists.items() if listing.method == "due" for key in keys)
+        return {key: getattr(self.records.get(key), "slot", None) or key for key in listed}
 
     def _due_ms(self, key: Key) -> int:
         due_ms: int | None = getattr(self.records.get(key), "due_ms", None)
