@@ -78,7 +78,7 @@ class Run:
         for clients in CLIENTS:
             self._window("bare", f"bare beside {clients}")
             self._window("covenant", f"covenant {clients}", scheme=self.plan.scheme, clients=clients)
-            if clients >= PEER_CLIENTS:
+            if clients == CLIENTS[-1]:
                 self._window("covenant", f"diskless {clients}", scheme="memory", clients=clients)
             for form in FLOOR_FORMS:
                 self._window("group", f"group {form} {clients}", writers=clients, sizes=self.sizes, form=form)

@@ -85,8 +85,6 @@ def _replies(rounds: Rounds) -> list[Row]:
             if clients == PEER_CLIENTS:
                 paced = ("paced", f"{figure}_ms")
                 rows.append(beside(rounds, "... beside one with our bytes and gaps", _MS, ours, paced, None, "paced"))
-                ours = (f"diskless {clients}", f"{figure}_ms")
-                rows.append(beside(rounds, _DISKLESS, _MS, ours, bare, None, "fdatasync"))
     return rows
 
 
