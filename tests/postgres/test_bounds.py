@@ -23,6 +23,7 @@ from covenant.store.postgres import lane as lanes
 from covenant.store.postgres import reader as readers
 from covenant.store.postgres.connection import borrowed
 from covenant.store.postgres.lane import Lane
+from covenant.store.postgres.numbers import BLOCK
 from covenant.store.postgres.rounds import POLL_S
 from covenant.store.postgres.view import Working
 from tests.a2a.stage import message
@@ -488,7 +489,7 @@ async def test_leases_of_others_that_look_like_ones_own_do_not_end_a_listing(
 async def test_a_commit_may_have_more_events_than_a_block_of_numbers(box: OpenMailbox) -> None:
     engine: Any = box._engine
     action = "a2a.send.bob@lab"
-    grants = tuple(Grant(Capability(uid(number), ALICE, action, BOB, 1), "") for number in range(2 * lanes.BLOCK))
+    grants = tuple(Grant(Capability(uid(number), ALICE, action, BOB, 1), "") for number in range(2 * BLOCK))
     await box.of(ALICE).send_task(large(0))
     await soon(engine.run(c.EnrollPeer(None, ALICE, Role.PEER, "token", grants)))
     await box.of(ALICE).send_task(large(1))
@@ -496,7 +497,7 @@ async def test_a_commit_may_have_more_events_than_a_block_of_numbers(box: OpenMa
     assert [len(logged.events) for logged in everything] == [1, 1 + len(grants), 1]
     enrolled = everything[1]
     assert enrolled.last - enrolled.seq == len(grants)
-    for within in (enrolled.seq, enrolled.seq + lanes.BLOCK + 5, enrolled.last - 1):
+    for within in (enrolled.seq, enrolled.seq + BLOCK + 5, enrolled.last - 1):
         assert [logged.seq for logged in await engine.log(within, 100)] == [enrolled.seq, everything[2].seq]
     assert [logged.seq for logged in await engine.log(enrolled.last, 100)] == [everything[2].seq]
 
@@ -516,7 +517,7 @@ async def test_numbers_that_others_draw_between_two_blocks_are_passed_over(box: 
 
     connection, lane._connection = lane._connection, Crowded()
     try:
-        await lane._draw(work, 2 * lanes.BLOCK)
+        await lane._draw(work, 2 * BLOCK)
     finally:
         lane._connection = connection
-    assert (work.order, lane._block_end) == (12288, 20480 + lanes.BLOCK)
+    assert (work.order, lane._block_end) == (12288, 20480 + BLOCK)

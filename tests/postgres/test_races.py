@@ -18,6 +18,7 @@ from covenant.model.audit import Logged
 from covenant.model.event import CardWithdrawn
 from covenant.model.peer import Caller, Capability, Grant, Role, Scope
 from covenant.rules.evolve import CREATING
+from covenant.store.postgres.engine import Postgres
 from tests.conformance.support import DONE, drain, keyed, plain, soon, take, uid
 from tests.postgres import store_url
 from tests.postgres.support import WAITING, sql
@@ -26,8 +27,13 @@ ALICE, BOB = AgentId.named("alice@lab"), AgentId.named("bob@lab")
 _ROUNDS: Final = 25
 
 
-@pytest.fixture
-async def both() -> AsyncIterator[tuple[OpenMailbox, OpenMailbox]]:
+@pytest.fixture(params=["known", "unnoticed"])
+async def both(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[tuple[OpenMailbox, OpenMailbox]]:
+    """Unnoticed, each of them takes itself for alone, and decides on what it remembers."""
+    if request.param == "unnoticed":
+        monkeypatch.setattr(Postgres, "is_alone", True)
     url = f"{store_url()}&lanes=2"
     async with AsyncExitStack() as stack:
         one, other = [await stack.enter_async_context(Mailbox.open(url)) for _ in range(2)]

@@ -66,11 +66,16 @@ class Batches:
         queue, lane, tried = self._engine.queue, self._lane, Tried()
         loop = asyncio.get_running_loop()
         tries, begun_s = 0, loop.time()
+        may_recall = True
         while batch:
             if batch[0].is_exclusive and len(batch) > 1:
                 queue.put_back(batch[1:])
                 batch = batch[:1]
             try:
+                if may_recall:
+                    may_recall = False
+                    batch = batch[await lane.transact_recalled(batch) :]
+                    continue
                 done = await lane.transact(batch, tried)
             except DueFirst:
                 await self._expire()

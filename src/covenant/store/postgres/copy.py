@@ -27,8 +27,8 @@ from covenant.store.journal.engine import Head
 from covenant.store.journal.line import GENESIS
 from covenant.store.journal.snapshot import saved
 from covenant.store.postgres.connection import Where, borrowed
-from covenant.store.postgres.lane import BLOCK
 from covenant.store.postgres.line import marks_of
+from covenant.store.postgres.numbers import BLOCK
 from covenant.store.postgres.rows import KINDS, decoded, encoded, note_of, places_of, task_row
 from covenant.store.postgres.schema import migrate
 from covenant.store.postgres.verify import Verifier

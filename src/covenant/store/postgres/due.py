@@ -142,6 +142,10 @@ class Due:
         if self._engine.is_on_time and not self._engine.is_closing:
             self._engine.replies.begin(self._expire())  # and nobody's question waits for it
 
+    def has_come(self, now: int) -> bool:
+        """Whether something is known to be due, or to be left that was."""
+        return bool(self.held) or self._is_all_left or (self._timer_ms is not None and self._timer_ms <= now)
+
     async def comes_first(self, connection: asyncpg.Connection[Any], first_ms: int | None, now: int) -> bool:
         """Whether the clock has something to say before a command that finds this due first."""
         if first_ms is None or first_ms > now or self._is_all_left or not self._engine.is_on_time:

@@ -47,6 +47,7 @@ from covenant.store.postgres.notes import SharedNotes
 from covenant.store.postgres.pulse import Pulse
 from covenant.store.postgres.queue import Queue
 from covenant.store.postgres.reader import Reader
+from covenant.store.postgres.recall import Recall
 from covenant.store.postgres.replies import Replies
 from covenant.store.postgres.rounds import Rounds
 from covenant.store.postgres.rows import ANSWERS, DUE, PUSHES, READY, decoded
@@ -87,6 +88,7 @@ class Postgres(Roll):
         self.hooks = Hooks(self.leads)
         self.waking = Waking(limits.waiters_max, self.hooks)
         self.depths = Depths(limits.queue_depth_max)
+        self.recall = Recall()
         self._lanes: list[Lane] = []
         self._reader = Reader(self)
         self.due = Due(self, clock, self._reader)
@@ -94,7 +96,7 @@ class Postgres(Roll):
         self._pulse = Pulse(self)
         self.housekeeper = Housekeeper(self)
         self._rounds = Rounds(self, self._reader)
-        self._log = CommitLog(self._reader, self.space)
+        self._log = CommitLog(self._reader, self.recall.numbers)
         self._jobs: list[asyncio.Task[None]] = []
         self._writing: list[asyncio.Task[None]] = []  # those of them that commit
 
@@ -237,6 +239,8 @@ class Postgres(Roll):
 
     async def run_all(self, commands: Sequence[Command | Call]) -> list[Any]:
         entries = [self.submit(command) for command in commands]
+        for entry in entries:
+            entry.group = entries
         replies = await asyncio.gather(*(entry.future for entry in entries), return_exceptions=True)
         for reply in replies:
             if isinstance(reply, BaseException) and not isinstance(reply, CovenantError):
@@ -268,6 +272,11 @@ class Postgres(Roll):
         assert isinstance(asked, (LeaseTasks, DrainResults))
         waiters, name, kinds = self.waking.place_of(asked)
         is_woken, woken_by = False, None
+        shelf = READY if isinstance(asked, LeaseTasks) else ANSWERS
+        if kinds is None and self.recall.expects(shelf, name):  # who will hardly have to wait needs no place for it
+            entry = self.submit(command)
+            if await self.replies.to(entry) or not waits:
+                return entry
         while True:
             ticket = waiters.enter(name, kinds)  # before the look: what comes after it is not missed
             is_used = False
@@ -316,6 +325,8 @@ class Postgres(Roll):
                 if work.trust is self.trust:
                     self.known.put(key, now)
                 is_trust = is_trust or not isinstance(now, Grant) or not isinstance(was, Grant) or now.uses == was.uses
+        if self.is_alone:
+            self.recall.learn(work, moved)
         if work.touched:
             self.waking.wake(readied, answered, changed)
             if self._pulse.companions > 1:
@@ -333,6 +344,19 @@ class Postgres(Roll):
         if self._pulse.companions > 1:
             self._bell.ring(readied, answered, (), False)
 
+    @property
+    def is_alone(self) -> bool:
+        """No other daemon is known to have this store open."""
+        return self._pulse.companions == 1
+
+    def may_recall(self) -> bool:
+        """Whether it is worth a try to decide on what is remembered: others would have changed it, drawn numbers in
+        between, or be waiting for what is due."""
+        if not self.is_alone:
+            self.recall.forget()
+            return False
+        return self.is_on_time and not self.queue.hurries and not self.due.has_come(self.now())
+
     # --- what is known --------------------------------------------------------------------------------------
 
     @property
@@ -342,6 +366,7 @@ class Postgres(Roll):
     def _begin_anew(self) -> None:
         """The store is not what it was: nothing that was counted there holds."""
         self.depths.forget()
+        self.recall.begin_anew()
         self._log.forget()
         self.waking.wake_all()
 

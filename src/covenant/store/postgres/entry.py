@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any, Final
 
 from covenant.model.command import Call, Command
@@ -31,11 +32,12 @@ class Drawn:
     def lease(self) -> str:
         return self._next(self._ids.lease)
 
-    def _next(self, draw: Any) -> str:
-        if self._at == len(self._drawn):
+    def _next(self, draw: Callable[[], str]) -> str:
+        at = self._at
+        if at == len(self._drawn):
             self._drawn.append(draw())
-        self._at += 1
-        return self._drawn[self._at - 1]
+        self._at = at + 1
+        return self._drawn[at]
 
 
 class Entry:
@@ -44,6 +46,7 @@ class Entry:
         "command",
         "commit",
         "future",
+        "group",
         "ids",
         "is_alone",
         "is_aside",
@@ -72,11 +75,18 @@ class Entry:
         self.is_over = False  # it has failed, and is not tried again
         self.tries = 0
         self.until_s = asyncio.get_running_loop().time() + PATIENCE_S
+        self.group: object | None = None  # those of one call are decided in their order
         self.lane: int | None = None  # the chain that it is about, and no other
         self.not_written: int | None = None  # drawn once, however often it is decided
         self.settled: asyncio.Future[None] | None = None  # there once its caller has gone away
         self.commit: Commit | None = None
         self.refusal: CovenantError | None = None
+
+    def draw(self, refused: Callable[[str], int], caller: str) -> int:
+        """How many refusals of this caller were not written: counted once."""
+        if self.not_written is None:
+            self.not_written = refused(caller)
+        return self.not_written
 
     def fail(self, failure: BaseException) -> None:
         self.is_over = True

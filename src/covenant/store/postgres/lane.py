@@ -9,14 +9,13 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import asyncpg
 import msgspec
 
 from covenant.model import command as c
-from covenant.model import event as e
-from covenant.model.audit import Logged
 from covenant.model.card import CARD_PREFIX
 from covenant.model.error import CovenantError
 from covenant.model.record import Key
@@ -25,45 +24,36 @@ from covenant.rules.decide import decide
 from covenant.store.journal.line import GENESIS, Line
 from covenant.store.postgres.array import numbers, texts
 from covenant.store.postgres.chain import Chain
-from covenant.store.postgres.connection import LOST, connect
+from covenant.store.postgres.connection import LOST, RETRIED, connect
 from covenant.store.postgres.due import EXPIRY_STEPS
 from covenant.store.postgres.entry import Entry
 from covenant.store.postgres.hint import hint
 from covenant.store.postgres.listing import DEEP, DIALOG_COUNT, LISTINGS, only_keys
+from covenant.store.postgres.numbers import BLOCK
 from covenant.store.postgres.pulse import name_session
+from covenant.store.postgres.recall import in_order_with, is_borne
 from covenant.store.postgres.rows import DIALOGS, READY, TRUST, kind_name
-from covenant.store.postgres.saving import SAVE, saved
+from covenant.store.postgres.saving import SAVE, on_loaded, on_remembered, saved
+from covenant.store.postgres.trust import TRUST_EVENTS
 from covenant.store.postgres.view import Depth, First, Listing, Moved, ShelfName, Working
 
 if TYPE_CHECKING:
     from covenant.store.postgres.engine import Postgres
 
-BLOCK: Final = 4096  # the increment of the sequence
 LOCK_TIMEOUT: Final = "500ms"  # for a record or for trust; others wait meanwhile
 LOAD_BYTES: Final = 16 << 20  # of records, in one look; at least one is loaded, and the rest when its turn comes
 SAVE_BYTES: Final = 16 << 20  # of lines, in one transaction; those of one command are not parted
-_EXCLUSIVE: Final = (
-    c.EnrollPeer,
-    c.RotateToken,
-    c.RevokePeer,
-    c.GrantCapability,
-    c.RevokeCapability,
-    c.EndGrants,
-    c.PublishCard,
-    c.WithdrawCard,
-    c.CompactHistory,
-)
-_TRUST_EVENTS: Final = frozenset(
+_EXCLUSIVE: Final = frozenset(
     (
-        e.Enrolled,
-        e.TokenRotated,
-        e.PeerRevoked,
-        e.Granted,
-        e.GrantRevoked,
-        e.GrantExpired,
-        e.CardPublished,
-        e.CardWithdrawn,
-        e.Compacted,
+        c.EnrollPeer,
+        c.RotateToken,
+        c.RevokePeer,
+        c.GrantCapability,
+        c.RevokeCapability,
+        c.EndGrants,
+        c.PublishCard,
+        c.WithdrawCard,
+        c.CompactHistory,
     )
 )
 # Arrays go out as text, which the server reads faster than the driver writes its own form of them; bodies do not.
@@ -74,6 +64,11 @@ _HELD: Final = """
     with free as (select key from record where key = any($1) for update skip locked)
     select key from record where key = any($1) and key not in (select key from free)
 """
+_RECALLS_MAX: Final = 3
+_DRAWN_SINCE: Final = "CV002"
+_MORE_ON_SHELVES: Final = "CV003"
+# Trust, or what is due, or a record: the last by its number, or because others are at it.
+_NOT_AS_REMEMBERED: Final = ("CV004", *(error.sqlstate for error in RETRIED))
 _names: Final = msgspec.json.Encoder()
 
 
@@ -82,7 +77,7 @@ class DueFirst(Exception):
 
 
 def is_exclusive(command: c.Command | c.Call) -> bool:
-    return isinstance(command.command if type(command) is c.Call else command, _EXCLUSIVE)
+    return type(command.command if type(command) is c.Call else command) in _EXCLUSIVE
 
 
 class Tried:
@@ -117,6 +112,7 @@ class Lane:
         self.signed = 0
         self._work: Working
         self._moved = Moved()
+        self._block = 0  # of numbers, as it was drawn last
         self._block_end = 0
         self._pending: tuple[bytes, int] | None = None  # the head that a commit of unknown outcome would leave
 
@@ -198,6 +194,107 @@ class Lane:
         held = {row["key"] for row in found}
         return {key for key, slot in due.items() if key in held or slot in held}
 
+    # --- one transaction, in one go -----------------------------------------------------------------------
+
+    async def transact_recalled(self, batch: list[Entry]) -> int:
+        """Decide on what this daemon remembers, and save it if the store is as it was remembered. How many of the batch
+        were committed: those go to its beginning, the others are left to be decided on what is loaded."""
+        for _ in range(_RECALLS_MAX):
+            connection = await self._connected()
+            if connection.is_in_transaction() or batch[0].is_aside or not self._engine.may_recall():
+                break
+            if not self._engine.recall.numbers.block:
+                await self._draw_block(connection)
+            done = await self._try_recalled(batch)
+            if done is not None:
+                return done
+        return 0
+
+    async def _try_recalled(self, batch: list[Entry]) -> int | None:
+        """None where another has drawn numbers meanwhile: with newer ones, all may be well."""
+        engine, recall, now = self._engine, self._engine.recall, self._engine.now()
+        work = self._work = Working(engine.trust, engine.depths.of)
+        work.is_recalled = True
+        try:
+            chain, done = self._decide_recalled(batch, work, now)
+            if not done:
+                return 0
+            moved = self._moved = work.moved()
+            moved.taken.sort()
+            block, recall.numbers.last = recall.numbers.block, work.order
+            values = saved(work, moved, chain, 0)
+            counted_on = on_remembered(block, engine.space, engine.known.learnt, moved)
+            self._pending = (chain.mark, chain.lines[-1].last)
+            await self._save_statement.fetch(self.id, self.hash.decode(), *values, *counted_on)
+        except asyncpg.PostgresError as refused:
+            if isinstance(refused, LOST):
+                recall.lose(work)
+                raise
+            self._pending = None  # the server has said no: nothing was saved
+            if refused.sqlstate == _DRAWN_SINCE:
+                recall.numbers.lose(block)
+                return None
+            recall.lose(work)
+            if refused.sqlstate == _MORE_ON_SHELVES:
+                recall.was_wrong([(shelf.encode(), name) for shelf, name in msgspec.json.decode(refused.detail)])
+            elif refused.sqlstate not in _NOT_AS_REMEMBERED:
+                raise
+            return 0
+        except BaseException:
+            recall.lose(work)
+            raise
+        finally:
+            recall.give_back(work)
+        self.hash, self.seq = self._pending
+        self._pending = None
+        engine.committed(batch[:done], work, moved)
+        return done
+
+    async def _draw_block(self, connection: asyncpg.Connection[Any]) -> None:
+        numbers = self._engine.recall.numbers
+        block = await connection.fetchval("select nextval('block')")
+        numbers.drawn(block)
+        numbers.go_on(block, block, block + BLOCK)
+
+    def _decide_recalled(self, batch: list[Entry], work: Working, now: int) -> tuple[Chain, int]:
+        """Those that lead to a commit of what was borrowed: whatever else is said of it must be true, too, and is
+        looked for. What was decided comes first in the batch; nobody is overtaken by its like."""
+        recall = self._engine.recall
+        chain = Chain(self.hash)
+        work.order, end = recall.numbers.last, recall.numbers.end
+        done: list[Entry] = []
+        left: list[Entry] = []
+        # What comes after something that is left: a call of which one has to be loaded is left as a whole.
+        waiting: set[Any] = {
+            id(entry.group) for entry in batch if entry.group is not None and hint(entry.command) is None
+        }
+        for entry in batch:
+            entry.commit = entry.refusal = None
+            wanted = hint(entry.command)
+            order_of = in_order_with(entry)
+            commit = None
+            if wanted is not None and waiting.isdisjoint(order_of) and recall.lend(work, wanted):
+                commit = self._commit_of(entry, wanted, work, now)
+            is_full = chain.size >= SAVE_BYTES or (work.due_ms is not None and work.due_ms <= now)
+            if commit is None or is_full or work.order + len(commit.events) >= end:
+                waiting.update(order_of)
+                left.append(entry)
+                continue
+            chain.append(self._apply(entry, commit, work, now))
+            entry.commit = commit
+            done.append(entry)
+        batch[:] = done + left
+        return chain, len(done)
+
+    def _commit_of(self, entry: Entry, wanted: Sequence[Any], work: Working, now: int) -> Commit | None:
+        """If it can be decided on what is remembered."""
+        try:
+            commit = self._decide(entry, work, now, is_guess=True)
+            work.require(commit.events)
+        except (Need, CovenantError):
+            return None
+        return commit if is_borne(commit, wanted, work) else None
+
     # --- one transaction ----------------------------------------------------------------------------------
 
     async def transact(self, batch: list[Entry], tried: Tried) -> int:
@@ -243,7 +340,7 @@ class Lane:
                 except CovenantError as refusal:
                     entry.refusal = refusal
                 else:
-                    if mode != 2 and any(type(event) in _TRUST_EVENTS for event in commit.events):
+                    if mode != 2 and any(type(event) in TRUST_EVENTS for event in commit.events):
                         entry.is_exclusive = True
                         break
                     if work.order + len(commit.events) >= self._block_end:
@@ -261,7 +358,8 @@ class Lane:
                     break  # the clock comes before the next command
             if chain.lines:
                 await self._save(work, chain, mode)
-            await connection.execute("commit and chain" if engine.queue else "commit")
+            is_going_on = engine.queue and not engine.may_recall()
+            await connection.execute("commit and chain" if is_going_on else "commit")
         except BaseException:
             if self._pending is None:
                 tried.has_listed(work.listed_as_due())
@@ -271,6 +369,7 @@ class Lane:
         if self._pending is not None:
             self.hash, self.seq = self._pending
             self._pending = None
+        engine.recall.numbers.go_on(self._block, work.order, self._block_end)
         engine.committed(batch[:done], work, self._moved)
         return done
 
@@ -283,16 +382,11 @@ class Lane:
 
     def _decide(self, entry: Entry, work: Working, now: int, is_guess: bool = False) -> Commit:
         ctx = self._engine.context
-        entry.ids.rewind()
-        ctx.ids, ctx.now, ctx.compaction = entry.ids, now, work.compaction
+        ids = entry.ids
+        ids.rewind()
+        ctx.ids, ctx.now, ctx.compaction = ids, now, work.trust.compaction
         draw = ctx.refused
-
-        def drawn(caller: str) -> int:
-            if entry.not_written is None and not is_guess:
-                entry.not_written = draw(caller)
-            return entry.not_written or 0
-
-        ctx.refused = drawn
+        ctx.refused = _nothing_drawn if is_guess else partial(entry.draw, draw)
         try:
             return decide(entry.command, work, ctx)
         finally:
@@ -320,12 +414,12 @@ class Lane:
 
     def _apply(self, entry: Entry, commit: Commit, work: Working, now: int) -> Line:
         events = commit.events
-        logged = Logged(work.order + 1, now, entry.by, events, work.orders_before(events), commit.audit)
+        line = Line(work.order + 1, now, 0, events, entry.by, work.orders_before(events), commit.audit)
         if events:
             work.apply(events, now)
         else:
             work.order += 1
-        return Line(logged.seq, now, 0, events, entry.by, logged.prev, commit.audit)
+        return line
 
     # --- loading and saving -------------------------------------------------------------------------------
 
@@ -375,8 +469,9 @@ class Lane:
             elif what == -2:
                 trust = order
             elif what == -3:
-                work.order = order
+                work.order = self._block = order
                 self._block_end = order + BLOCK
+                self._engine.recall.numbers.drawn(order)
             else:
                 due = order
         work.take_absent(keys)
@@ -399,7 +494,9 @@ class Lane:
                     drawn.clear()
                 drawn.append(row["number"])
         work.order = drawn[0]
+        self._block = drawn[-1]
         self._block_end = drawn[-1] + BLOCK
+        self._engine.recall.numbers.drawn(drawn[-1])
 
     async def _list(self, work: Working, listing: Listing) -> None:
         """Only which ones they are: each is loaded with its lock before anything is decided on it."""
@@ -434,8 +531,14 @@ class Lane:
         await self._mark_cards(work, moved)
         moved.taken.sort()
         trust = work.order if mode == 2 else 0
-        await self._save_statement.fetch(self.id, self.hash.decode(), *saved(work, moved, chain, trust))
+        values = saved(work, moved, chain, trust)
+        await self._save_statement.fetch(self.id, self.hash.decode(), *values, *on_loaded())
         self._pending = (chain.mark, chain.lines[-1].last)
+
+
+def _nothing_drawn(caller: str) -> int:
+    """What is not going to be said draws nothing."""
+    return 0
 
 
 def _names_of(kinds: Iterable[str]) -> str:

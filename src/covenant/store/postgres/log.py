@@ -2,7 +2,8 @@
 
 Numbers are drawn before a commit and seen after it, so a commit may appear behind one with a higher number. Who reads
 the whole log in order is told only what nothing can come before any more: up to the last number that was drawn before
-the oldest transaction that is still open. Who follows one task needs no such care: its commits wait for each other.
+the oldest transaction that is still open. A transaction may use what is left of a block, but only as long as that is
+the last one that was drawn. Who follows one task needs no such care: its commits wait for each other.
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ import asyncpg
 from covenant.model.audit import Logged
 from covenant.model.record import Key
 from covenant.store.journal.line import decode_line
+from covenant.store.postgres.numbers import BLOCK, Numbers
 from covenant.store.postgres.reader import Reader
 
-_DRAWN: Final = "select last_value + 4095 as drawn from block"
+# Drawn, and not only looked at: what is left of a block that a daemon has drawn before is of no use any more.
+_DRAWN: Final = "select nextval('block') as drawn"
 # A number of one's own, and not the end of the snapshot: that lies behind what is done, not behind what has begun.
 _OPEN: Final = """
     select pg_current_xact_id()::text::bigint as next,
@@ -30,8 +33,9 @@ _ROWS: Final = 200
 
 
 class CommitLog:
-    def __init__(self, reader: Reader, space: int) -> None:
+    def __init__(self, reader: Reader, numbers: Numbers) -> None:
         self._reader = reader
+        self._numbers = numbers
         self._looks: deque[tuple[int, int]] = deque()  # what was drawn, and the transaction after that
         self._horizon = 0
 
@@ -45,8 +49,11 @@ class CommitLog:
         for _ in range(2):
             (drawn,) = await self._reader.fetch(_DRAWN)
             (row,) = await self._reader.fetch(_OPEN)  # only now: whoever has drawn has begun before
+            block = drawn["drawn"]
+            self._numbers.drawn(block)
+            self._numbers.go_on(block, block, block + BLOCK)
             if len(self._looks) < _KEPT:  # the oldest are kept: they are the first to be settled
-                self._looks.append((drawn["drawn"], row["next"]))
+                self._looks.append((block, row["next"]))
             while self._looks and self._looks[0][1] <= row["oldest"]:
                 self._horizon = max(self._horizon, self._looks.popleft()[0])
             if not self._looks:

@@ -10,10 +10,11 @@ from covenant.store.postgres.array import flags, numbers, texts
 from covenant.store.postgres.chain import Chain
 from covenant.store.postgres.line import marks_of
 from covenant.store.postgres.rows import KINDS, Place, encoded, is_open, note_of, task_row
-from covenant.store.postgres.view import Moved, Working
+from covenant.store.postgres.view import TAKEN, Moved, Working
 
 # Arrays go out as text, which the server reads faster than the driver writes its own form of them; bodies do not.
-SAVE: Final = """select save($1, $2, $3, $4, $5,
+SAVE: Final = """select save($47, $48, $49,
+    $50::text::"char"[], $51::text::text[], $52::text::bigint[], $53::text::integer[], $1, $2, $3, $4, $5,
     $6::text::text[], $7::text::"char"[], $8::text::bigint[], $9,
     $10::text::text[], $11::text::"char"[], $12::text::bigint[], $13, $14::text::bigint[], $15::text::text[],
     $16::text::"char"[], $17::text::text[], $18::text::bigint[], $19::text::text[], $20::text::text[],
@@ -48,6 +49,29 @@ def saved(work: Working, moved: Moved, chain: Chain, trust: int) -> Sequence[Any
     )
 
 
+def on_loaded() -> Sequence[Any]:
+    """What a transaction counts on that has loaded what it decided on."""
+    return 0, 0, 0, "{}", "{}", "{}", "{}"
+
+
+def on_remembered(block: int, space: int, trust: int, moved: Moved) -> Sequence[Any]:
+    """What one counts on that has not: what it took from a shelf stood there before all others."""
+    heads: dict[tuple[bytes, str], tuple[int, int]] = {}
+    for (shelf, name, order), _ in moved.all_left():
+        if shelf in TAKEN:
+            last, count = heads.get((shelf, name), (0, 0))
+            heads[shelf, name] = (max(last, order), count + 1)
+    return (
+        block,
+        space,
+        trust,
+        texts([shelf.decode() for shelf, _ in heads]),
+        texts([name for _, name in heads]),
+        numbers([last for last, _ in heads.values()]),
+        numbers([count for _, count in heads.values()]),
+    )
+
+
 def _records(work: Working) -> Sequence[Any]:
     """Those that are new, those that have changed, and those that are gone."""
     new: list[tuple[str, bytes, int, bytes]] = []
@@ -59,9 +83,11 @@ def _records(work: Working) -> Sequence[Any]:
             if was is not None:
                 gone.append(key)
         elif was is None:
-            new.append((key, KINDS[type(now)], now.order, encoded(now)))
+            new.append((key, KINDS[type(now)], now.order, body := encoded(now)))
+            work.sizes[key] = len(body)
         else:
-            old.append((key, KINDS[type(now)], now.order, encoded(now), was.order))
+            old.append((key, KINDS[type(now)], now.order, body := encoded(now), was.order))
+            work.sizes[key] = len(body)
     new.sort()
     old.sort()
     return *_rows(new), *_rows(old), numbers([row[4] for row in old]), texts(gone)

@@ -14,6 +14,7 @@ from typing import Any, Final
 import asyncpg
 from msgspec import Struct
 
+from covenant.model import event as e
 from covenant.model.peer import Peer
 from covenant.model.record import Key
 from covenant.rules.context import Context
@@ -37,6 +38,19 @@ _ROWS: Final = """
     select p.ord, p.key, r.kind, r.body from place p left join record r on r.key = p.key
     where p.shelf = $1 and p.name = '' and p.ord > $2 order by p.ord
 """
+TRUST_EVENTS: Final = frozenset(
+    (
+        e.Enrolled,
+        e.TokenRotated,
+        e.PeerRevoked,
+        e.Granted,
+        e.GrantRevoked,
+        e.GrantExpired,
+        e.CardPublished,
+        e.CardWithdrawn,
+        e.Compacted,
+    )
+)  # they change whom to trust
 _KEYS: Final = "select distinct pubkey from daemon where pubkey is not null"
 
 log = logging.getLogger("covenant.store")

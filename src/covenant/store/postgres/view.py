@@ -53,7 +53,7 @@ ANYBODY: Final = "*"
 ShelfName: TypeAlias = tuple[bytes, str, frozenset[str] | None]
 _NEVER: Final = 2**62
 R = TypeVar("R")
-_TAKEN: Final = (READY, ANSWERS)
+TAKEN: Final = (READY, ANSWERS)  # from these, somebody takes what stands first
 _TRUST_PREFIXES: Final = (PEER_PREFIX, CARD_PREFIX)
 
 
@@ -72,7 +72,7 @@ class First(Struct, frozen=True):
     @property
     def is_plain(self) -> bool:
         """What is ready or answered for one peer, of whatever kind."""
-        return self.shelf in _TAKEN and self.name != ANYBODY and self.kinds is None
+        return self.shelf in TAKEN and self.name != ANYBODY and self.kinds is None
 
 
 class Portioned(Sequence[R]):
@@ -158,6 +158,10 @@ class Working:
         self.is_snapshot = False  # it shows one moment, and locks nothing
         self.is_spent = False  # of a snapshot: no listing is shown any further than it is here already
         self.is_careful = False  # nothing is taken for absent that was not looked for
+        self.is_recalled = False  # nothing was loaded: it shows what is remembered
+        self.borrowed: list[Key | tuple[bytes, str]] = []  # what of that
+        self.sizes: dict[Key, int] = {}  # of what was saved, in bytes
+        self.places: dict[Key, Sequence[Place]] = {}  # of tasks, as far as they were looked for
         self._shelves: dict[tuple[bytes, str], dict[Key, int]] = {}
         self._loaded: set[bytes] = set()  # which of the shelves there are any of
         self._leases: dict[str, Key | None] = {}  # whose they are
@@ -187,7 +191,7 @@ class Working:
         if first.shelf == LEASE:
             self._leases.setdefault(first.name, keys[0] if keys else None)
             return
-        if first.shelf in _TAKEN:
+        if first.shelf in TAKEN:
             self._looks.append((first, keys, is_cut))
         found: dict[Key, int] = {}
         last = -1
@@ -210,6 +214,28 @@ class Working:
         self._shelves[name] = found
         self._loaded.add(first.shelf)
         self._reach[name] = reach
+
+    def remember(self, key: Key, record: TaskRecord, places: Sequence[Place]) -> None:
+        """Instead of loading it."""
+        self.records[key] = self.were[key] = record
+        self.places[key] = places
+        self.borrowed.append(key)
+
+    def remember_shelf(self, name: tuple[bytes, str], there: Mapping[Key, int]) -> None:
+        """All that stands there, and was remembered already."""
+        self._shelves[name] = dict(there)
+        self._loaded.add(name[0])
+        self._reach[name] = None
+        self.borrowed.append(name)
+
+    def has_shelf(self, name: tuple[bytes, str]) -> bool:
+        return name in self._shelves
+
+    def whole_shelves(self) -> Iterator[tuple[tuple[bytes, str], Mapping[Key, int]]]:
+        """Those that were loaded to their end, as they are now."""
+        for name, there in self._shelves.items():
+            if self._reach[name] is None:
+                yield name, there
 
     # --- changing -----------------------------------------------------------------------------------------
 
@@ -253,29 +279,35 @@ class Working:
         return record
 
     def apply(self, events: Iterable[Event], at: int) -> None:
-        order = self.order
+        order, records = self.order, self.records
         for event in events:
             order += 1
-            if type(event) is HeadSigned:
+            kind = type(event)
+            if kind is HeadSigned:
                 continue  # it stands in its lane, and nowhere else
             key = event.key
-            old = self._known(key)
-            if old is not None and key not in self.records:
-                self.were[key] = old  # one that is trusted: memory has it
-            if type(event) is Sent and type(old) is TaskRecord:
-                self._end_life(key)
-            new = EVOLVE[type(event)](None if type(event) is Sent else old, event, order, at)
+            old = records.get(key)
+            if old is None and key not in self.absent:
+                old = self.trust.get(key)
+                if old is not None:
+                    self.were[key] = old  # one that is trusted: memory has it
+            if kind is Sent:
+                if type(old) is TaskRecord:
+                    self._end_life(key)
+                new = EVOLVE[kind](None, event, order, at)
+            else:
+                new = EVOLVE[kind](old, event, order, at)
             if new is None:
-                self.records.pop(key, None)
+                records.pop(key, None)
                 self.absent.add(key)
             else:
                 self.absent.discard(key)
-                self.records[key] = new
+                records[key] = new
                 due: int | None = getattr(new, "due_ms", None)
                 if due is not None and (self.due_ms is None or due < self.due_ms):
                     self.due_ms = due
             self.touched[key] = None
-            if type(event) is Leased or type(event) is TakenUp:
+            if isinstance(event, (Leased, TakenUp)):
                 self._leases[event.lease_id] = key
             if self._shelves:
                 self._move(key, old, new)
@@ -308,17 +340,25 @@ class Working:
                             shelves[known].pop(key, None)
 
     def moved(self) -> Moved:
-        moved = Moved()
+        moved, known, records, were = Moved(), self.places, self.records, self.were
         for key in self.touched:
-            was, now = places_of(key, self.were.get(key)), places_of(key, self.records.get(key))
+            was = known.get(key)
+            if was is None:
+                was = places_of(key, were[key]) if key in were else ()
+            now = known[key] = places_of(key, records.get(key))
+            if not was:
+                moved.taken += [(place, key) for place in now]
+                continue
             if was == now:
                 continue
             left = [place for place in was if place not in now]
             taken = [place for place in now if place not in was]
             while left and taken:
                 moved.moves.append((left.pop(), taken.pop(), key))
-            moved.left += [(place, key) for place in left]
-            moved.taken += [(place, key) for place in taken]
+            if left:
+                moved.left += [(place, key) for place in left]
+            elif taken:
+                moved.taken += [(place, key) for place in taken]
         return moved
 
     def passed_by(self) -> set[tuple[bytes, str]]:
@@ -335,7 +375,7 @@ class Working:
             found.update((first.shelf, place[0]) for place in places if place is not None)
         for key in self.keyed:
             was, now = self.were.get(key), self.records.get(key)
-            for shelf in _TAKEN:
+            for shelf in TAKEN:
                 place = standing(shelf, key, now)
                 if place is not None and place == standing(shelf, key, was):
                     found.add((shelf, place[0]))

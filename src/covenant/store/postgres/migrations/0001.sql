@@ -231,7 +231,14 @@ end $$;
 
 -- Save what a transaction has decided. Refused when its lane is not what it believes it to be: it was closed, or the
 -- transaction before has not come to the end that its writer thought.
+--
+-- What was decided on memory, and not on what was loaded, is saved at once if the store is as it was remembered: nobody
+-- has drawn a block since (so no number can come behind one that was told of), trust is what it was, nothing is due, and
+-- on each shelf from which something was taken nothing else stands before it. That the records are what they were is
+-- looked at for any save.
 create function save(
+    on_block bigint, space integer, on_trust bigint,          -- 0: what was loaded in this transaction
+    head_shelves "char"[], head_names text[], head_ords bigint[], head_counts integer[],
     in_lane integer, hash_before text, hash_after text, last_seq bigint, trust_to bigint,
     new_keys text[], new_kinds "char"[], new_ords bigint[], new_bodies bytea[],
     old_keys text[], old_kinds "char"[], old_ords bigint[], old_bodies bytea[], old_were bigint[],
@@ -247,7 +254,29 @@ create function save(
 language plpgsql as $$
 declare
     touched integer;
+    waited text;
+    block_now bigint;
+    is_other boolean;
+    crowded json;
 begin
+    if on_block > 0 then
+        waited := pg_advisory_xact_lock_shared(space, 1);
+        waited := pg_current_xact_id();  -- before the look at the block: who draws after it sees this as open
+        select b.last_value, m.trust <> on_trust
+                or exists (select from place where shelf = 'D' and name = '' and ord <= log_at),
+            (select json_agg(json_build_array(u.shelf, u.name))
+             from unnest(head_shelves, head_names, head_ords, head_counts) u(shelf, name, ord, count)
+             where u.count <> (select count(*) from (
+                select from place p where p.shelf = u.shelf and p.name = u.name and p.ord <= u.ord limit u.count + 1) p))
+        into block_now, is_other, crowded from block b, meta m;
+        if block_now <> on_block then
+            raise exception 'somebody has drawn numbers since' using errcode = 'CV002';
+        elsif is_other then
+            raise exception 'this is not as it was remembered' using errcode = 'CV004';
+        elsif crowded is not null then
+            raise exception 'there is more on these shelves' using errcode = 'CV003', detail = crowded;
+        end if;
+    end if;
     update lane set hash = hash_after, seq = last_seq where id = in_lane and hash = hash_before and not closed;
     if not found then
         raise exception 'this lane is not open any more' using errcode = 'CV001';
