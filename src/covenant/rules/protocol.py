@@ -315,12 +315,20 @@ def list_dialogs(query: ListDialogs, view: View, ctx: Context) -> DialogPage:
         at, more = found[len(fitting) - 1][0], True
     if more:
         following: _Spot | None = spot._replace(at=at, total=total)
-    elif not spot.moved and query.cursor is not None and view.moved_dialogs(sender, recipient, spot.head, 0, 1):
+    elif not spot.moved and query.cursor is not None and _has_moved(sender, recipient, spot.head, view):
         following = _Spot(True, spot.head, 0, total)
     else:
         following = None
     tasks = [task for _, task in sorted(fitting, key=itemgetter(0), reverse=True)]
     return DialogPage(tasks, total, None if following is None else _cursor_of(following, query))
+
+
+def _has_moved(sender: str, recipient: str, since: int, view: View) -> bool:
+    """Whether any has; where nothing more is shown, there may be."""
+    try:
+        return bool(view.moved_dialogs(sender, recipient, since, 0, 1))
+    except Spent:
+        return True
 
 
 def _fitting(
