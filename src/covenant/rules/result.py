@@ -142,12 +142,11 @@ def drain(command: DrainResults, view: View, ctx: Context) -> Commit:
     if not keys:
         return Commit((), [])
     found = [view.get(key) for key in keys]
-    answers = [answer_of(record) for record in found]
-    if len(answers) > 1:
-        room = Room(ctx.limits)
-        answers = list(takewhile(lambda answer: room.takes(answer.result), answers))
-    events = [_drained(key, record) for key, record in zip(keys, found[: len(answers)], strict=False)]
-    return Commit(tuple(events), answers)
+    if len(found) == 1:
+        return Commit((_drained(keys[0], found[0]),), [answer_of(found[0])])
+    room = Room(ctx.limits)
+    answers = list(takewhile(lambda answer: room.takes(answer.result), map(answer_of, found)))
+    return Commit(tuple(map(_drained, keys, found[: len(answers)])), answers)
 
 
 def _drained(key: Key, record: Record | Tombstone | None) -> e.Drained:
