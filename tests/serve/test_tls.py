@@ -70,7 +70,7 @@ def test_a_certificate_goes_with_its_key(certified: tuple[Path, Path]) -> None:
         daemon_with(http="127.0.0.1:0", tls_cert=certified[0])
 
 
-@pytest.mark.parametrize("more", [1, 40])
+@pytest.mark.parametrize("more", [1, 10_000])
 async def test_who_hangs_up_while_it_waits_is_noticed_behind_tls_too(certified: tuple[Path, Path], more: int) -> None:
     """Also where it has said more than is taken in meanwhile."""
     cert, key = certified
@@ -83,8 +83,9 @@ async def test_who_hangs_up_while_it_waits_is_noticed_behind_tls_too(certified: 
     writer.write(b"GET /a2a/tasks/next?wait_ms=25000 " + head)
     await until(lambda: waits.total == 1)
     writer.write((b"GET /whoami " + head) * more)
-    await writer.drain()
-    writer.close()
+    for _ in range(20):
+        await asyncio.sleep(0)  # as much of it goes out as is taken
+    writer.transport.abort()
     async with asyncio.timeout(10):
         await until(lambda: waits.total == 0)
     await daemon.stop()
