@@ -598,6 +598,33 @@ async def test_a_worker_that_is_stopped_as_it_starts_never_works(local: OpenMail
     assert (await local.get_task(uid(1))).state is TaskState.QUEUED
 
 
+async def test_a_worker_that_is_told_to_stop_before_it_begins_does_not_work_for_ever(local: OpenMailbox) -> None:
+    alice, bob = local.of("alice@lab"), local.of("bob@lab")
+    await alice.send_task(plain(bob, id=uid(1)))
+    worked: list[WorkContext] = []
+    early = Worker(bob, worked.append)
+    early.stop()
+    await soon(early.run())
+    running = asyncio.create_task(early.run())
+    early.stop()  # before its first turn
+    await soon(running)
+    assert worked == []
+    assert (await local.get_task(uid(1))).state is TaskState.QUEUED
+
+
+async def test_a_worker_that_has_ended_can_begin_again(local: OpenMailbox) -> None:
+    """What ended it once is not what ends it the next time."""
+    alice, bob = local.of("alice@lab"), local.of("bob@lab")
+    worker = Worker(bob, lambda ctx: "done")
+    for _ in range(2):
+        async with worker:
+            await alice.send_task(plain(bob))
+            assert (await drain(alice)).status == "ok"
+            worker.stop()
+            assert worker._running is not None
+            await soon(worker._running)
+
+
 async def test_a_task_that_came_as_the_worker_stopped_is_given_back(
     local: OpenMailbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -741,7 +768,6 @@ async def test_a_worker_that_is_cancelled_while_it_stops_leaves_no_handler_behin
 async def test_a_worker_can_be_stopped_twice_and_when_it_has_ended(alice: Mailbox, bob: Mailbox) -> None:
     hands = Hands()
     worker = Worker(bob, hands)
-    worker.stop()  # not begun yet: there is nothing to stop
     running = asyncio.create_task(worker.run())
     await alice.send_task(plain(bob))
     await hands.hold()

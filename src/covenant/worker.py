@@ -87,6 +87,7 @@ class Worker:
         self._incarnation = incarnation
         self._grace_ms = grace_ms
         self._kinds = kinds
+        self._is_told_to_stop = False  # by whichever thread, also before it runs
         self._stopping = asyncio.Event()
         self._is_up = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None  # while it runs
@@ -107,7 +108,10 @@ class Worker:
     ) -> None:
         assert self._running is not None
         self.stop()
-        await self._running
+        try:
+            await self._running
+        finally:
+            self._is_told_to_stop = False  # it may have ended before
 
     async def run(self) -> None:
         """Until `stop` is called, or the mailbox refuses in a way that waiting does not mend."""
@@ -124,7 +128,9 @@ class Worker:
             self._running.result()
 
     def stop(self) -> None:
-        """Take nothing more, finish what is under way. From any thread, or from a signal handler of the loop."""
+        """Take nothing more, finish what is under way. From any thread, or from a signal handler of the loop. One that
+        does not run yet ends as soon as it does."""
+        self._is_told_to_stop = True  # before the look at the loop: whoever sets that looks at this
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._stopping.set)
 
@@ -133,6 +139,8 @@ class Worker:
             raise Malformed("this worker runs already")
         self._loop = asyncio.get_running_loop()
         self._stopping.clear()
+        if self._is_told_to_stop:
+            self._stopping.set()
 
     async def _serve(self) -> None:
         try:
@@ -144,6 +152,7 @@ class Worker:
                 await self._work_on()
         finally:
             self._loop = None
+            self._is_told_to_stop = False
 
     def _pulse_on(self, line: Line) -> Pulse:
         return Pulse(line, self._heartbeat_ms)

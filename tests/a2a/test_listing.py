@@ -251,6 +251,42 @@ def test_a_page_of_what_has_moved_ends_there_too() -> None:
     assert seen == set(ids)
 
 
+@pytest.mark.parametrize("has_moved", [False, True])
+def test_a_page_looks_at_no_more_than_some_pages_of_large_tasks(
+    has_moved: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However few of them pass; and the listing goes on there."""
+    stage = Stage(Limits(page_bytes_max=5_000))
+    wanted = [stage.send(message=message("x" * 1_500), shown=True, context_id="here") for _ in range(2)]
+    for n in range(120):
+        stage.send(message=message("x" * 1_500), shown=True, context_id=f"c{n}")
+    looked: list[int] = []
+    for name in ("dialogs", "moved_dialogs"):
+        listing = getattr(stage.state, name)
+
+        def noted(*args: Any, listing: Any = listing) -> Any:
+            found = listing(*args)
+            looked[-1] += len(found)
+            return found
+
+        monkeypatch.setattr(stage.state, name, noted)
+
+    seen: list[str] = []
+    cursor: str | None = None
+    while not looked or cursor is not None:
+        looked.append(0)
+        page = ask(stage, 100, cursor, context_id="here")
+        if cursor is None:
+            looked[0] = 0  # the first one counts all of them, too
+            while has_moved and stage.lease():
+                pass
+        seen += [task.id for task in page.tasks]
+        cursor = page.cursor
+    assert set(seen) == set(wanted)
+    assert max(looked) <= 8 * 5_000 // 1_500 + 16
+    assert len(looked) > 3
+
+
 def test_artifacts_count_among_what_a_page_carries() -> None:
     stage = Stage(Limits(page_bytes_max=5_000))
     for _ in range(4):

@@ -325,6 +325,22 @@ def test_a_worker_has_something_to_do_and_each_of_it_once() -> None:
 # --- coming and going --------------------------------------------------------------------------------------
 
 
+async def test_a_worker_that_is_told_to_stop_before_it_begins_does_not_work_for_ever(house: House) -> None:
+    @agent("quick")
+    async def quick(ctx: AgentContext) -> str:
+        return "done"
+
+    worker = house.worker(quick)
+    worker.stop()
+    async with asyncio.timeout(PATIENCE_S):
+        await worker.run()
+        running = asyncio.create_task(worker.run())
+        worker.stop()  # before its first turn
+        await running
+    async with worker:  # it was told of those two alone
+        assert await house.result(await house.begin(quick)) == "done"
+
+
 async def test_a_worker_that_stops_gives_its_runs_back(house: House) -> None:
     """No new attempt: whoever takes it up goes on where it was."""
     begun = asyncio.Event()

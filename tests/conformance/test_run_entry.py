@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from covenant import Mailbox, OpenMailbox, Result
+from covenant import Limits, Mailbox, OpenMailbox, Result
 from covenant.model.run import EntryDraft, EntryRole, EntryType, Wait
 
 from .runs import DONE, RUN, begin, entry, parked_on, plainly, raw, says, step
@@ -32,6 +32,24 @@ async def test_entries_are_a_tree_read_by_the_way_to_a_leaf(alice: Mailbox, bob:
     assert await numbers(bob, every=True) == [1, 2, 3, 4, 5]
     assert [one.parent for one in (await bob.run_entries(RUN, 10, every=True)).entries] == [0, 1, 2, 1, 4]
     assert (await bob.get_run(RUN)).leaf == 5
+
+
+@pytest.mark.parametrize("limits", [Limits(page_bytes_max=2_000)])
+@pytest.mark.parametrize("every", [True, False])
+async def test_pages_of_large_entries_end_early_and_go_on_there(alice: Mailbox, bob: Mailbox, every: bool) -> None:
+    """As much is looked at for a page, shown or not, as eight pages carry."""
+    drafts = [entry(number, "x" * 1_000, parent=number - 1) for number in range(1, 61)]
+    drafts[4] = EntryDraft(uid(5), EntryRole.ASSISTANT, parent=4, says=says("hello"))
+    await begin(alice, bob, step(1, entries=drafts, leaf=60))
+    for who, shown in ((bob, [*range(1, 61)]), (alice, [5])):
+        found: list[int] = []
+        before: int | None = None
+        count = 0
+        while count == 0 or before is not None:
+            page = await who.run_entries(RUN, 1000, before=before, every=every)
+            found, before, count = [*(one.number for one in page.entries), *found], page.before, count + 1
+        assert found == shown
+        assert count > 1
 
 
 async def test_an_entry_is_as_it_was_added(alice: Mailbox, bob: Mailbox) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ import pytest
 
 from covenant import AgentId, Delivery, Limits, Mailbox, Result, TaskState, Text
 from covenant.exchange import receipts
-from covenant.model.command import BeatLease, Command, DrainResults
+from covenant.model.command import BeatLease, Command, DrainResults, LeaseTasks
+from covenant.model.error import StoreUnavailable
 from covenant.model.peer import Caller
 from covenant.store.clock import ManualClock
 from tests.conformance.support import plain, refused, uid
@@ -288,3 +290,87 @@ async def test_what_was_given_back_while_its_caller_went_away_is_not_given_back_
         assert len(await house.exchange.take(alice, drain, 0, "heard")) == 1
         assert await house.give_back("alice@lab", "lost") == 0
         assert await house.exchange.take(alice, drain, 0, "later") == []
+
+
+async def answered(house: House) -> DrainResults:
+    """A result that waits for alice; and how she receives it."""
+    await house.send(house.site.bob, 1)
+    (delivery,) = await house.lease("bob@lab", "r")
+    await house.site.bob.send_result(Result(delivery.task.id, "ok", lease_id=delivery.lease_id))
+    alice = house.site.alice.agent
+    return DrainResults(alice, alice, 1)
+
+
+@pytest.mark.parametrize("is_stored", [True, False], ids=["stored", "not stored"])
+@pytest.mark.parametrize("is_partial", [True, False], ids=["partial", "final"])
+async def test_a_result_that_was_given_back_with_an_unknown_outcome_comes_once(
+    house: House, monkeypatch: pytest.MonkeyPatch, is_stored: bool, is_partial: bool
+) -> None:
+    """Whether it was given back or not: said again, it is neither lost nor taken from who received it meanwhile."""
+    site, alice = house.site, house.callers["alice@lab"]
+    if is_partial:
+        await house.send(site.bob, 1)
+        (delivery,) = await house.lease("bob@lab", "r")
+        await site.bob.send_result(Result.partial(delivery, [Text("half")]))
+        drain = DrainResults(alice.agent, alice.agent, 1)
+    else:
+        drain = await answered(house)
+    assert len(await house.exchange.take(alice, drain, 0, "lost")) == 1
+    run = house.exchange.store.run
+
+    async def run_and_lose_the_answer(command: Command) -> None:
+        if is_stored:
+            await run(command)
+        raise StoreUnavailable("the line broke in the middle of the commit", outcome="unknown")
+
+    with monkeypatch.context() as fault:
+        fault.setattr(house.exchange.store, "run", run_and_lose_the_answer)
+        with refused("store_unavailable"):
+            await house.give_back("alice@lab", "lost")
+    meanwhile = await house.exchange.take(alice, drain, 0, "heard")
+    assert len(meanwhile) == int(is_stored)
+    await house.give_back("alice@lab", "lost")
+    later = await house.exchange.take(alice, drain, 0, "later")
+    assert len(meanwhile) + len(later) == 1
+    await house.give_back("alice@lab", "later" if later else "heard")
+    assert len(await house.exchange.take(alice, drain, 0, "at last")) == 1  # as often as it is lost
+
+
+@pytest.mark.parametrize("what", ["result", "task"])
+async def test_what_a_receiver_that_went_away_had_taken_is_given_back_also_when_the_disk_fails_meanwhile(
+    clock: ManualClock, folder: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """The take is durable, and what undid it is not: nobody would have it, and nobody would know."""
+    async with site(clock, f"file:{folder}", limits=Limits(inline_sync_us_max=0)) as there:
+        house = House(there)
+        await house.enroll()
+        take: DrainResults | LeaseTasks
+        if what == "result":
+            who, take = house.callers["alice@lab"], await answered(house)
+        else:
+            await house.send(there.bob, 1)
+            who = house.callers["bob@lab"]
+            take = house.exchange.lease(who, None, None)
+        store: Any = there.exchange.store
+        await store.write_out()
+        write, may_go_on, writes = store._writer.write, threading.Event(), []
+
+        def write_once(batch: Any) -> None:
+            writes.append(batch)
+            assert may_go_on.wait(20)
+            if len(writes) > 1:
+                raise OSError(errno.EIO, "it is gone")
+            write(batch)
+
+        with monkeypatch.context() as fault:
+            fault.setattr(store._writer, "write", write_once)
+            taking = asyncio.ensure_future(house.exchange.take(who, take, 0))
+            await until(lambda: len(writes) == 1)
+            taking.cancel()
+            may_go_on.set()
+            await asyncio.wait([taking])
+            await until(lambda: not store.is_up)
+        clock.advance(store.limits.reopen_delay_ms)
+        await until(lambda: store.is_up)
+        assert len(await house.exchange.take(who, take, 0)) == 1
+        assert await house.exchange.take(who, take, 0) == []

@@ -31,6 +31,7 @@ from covenant.model.peer import Role
 from covenant.model.push import PushConfig
 from covenant.model.record import Asks
 from covenant.store.clock import CountingIds, ManualClock
+from covenant.store.journal.archive import opened
 from covenant.store.journal.engine import Journal
 from covenant.store.journal.files import AppendFile, Files
 from covenant.store.state import State
@@ -87,7 +88,7 @@ def dump_state(state: State) -> dict[str, bytes]:
     archive: Any = state.base
     for key, _, body in archive._reader.execute("select key, kind, body from rest"):
         if key not in state.gone:
-            found[key] = msgspec.json.decode(body)
+            found[key] = msgspec.json.decode(opened(body))
     for key, record in state.records.items():
         found[key] = msgspec.json.decode(msgspec.json.encode(record))
     return {key: msgspec.json.encode(value, order="sorted") for key, value in sorted(found.items())}

@@ -339,12 +339,13 @@ async def test_each_party_lists_its_own_from_the_archive(tmp_path: Path) -> None
         assert len((await box.cached_results(100)).entries) == (await box.task_tree(root)).size - 1 == 12
 
 
-async def test_an_archive_of_another_format_is_rebuilt(tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", [1, 4])
+async def test_an_archive_of_another_format_is_rebuilt(tmp_path: Path, version: int) -> None:
     async with open_journal(tmp_path / "data", limits=SMALL) as box:
         ids = [await cycle(box, f"number {number}") for number in range(50)]
         await tidy(box)
     with sqlite3.connect(tmp_path / "data" / "archive.sqlite3") as archive:
-        archive.execute("pragma user_version = 1")
+        archive.execute(f"pragma user_version = {version}")
     archive.close()
     async with open_journal(tmp_path / "data", limits=SMALL) as box:
         for task_id in ids:
@@ -546,6 +547,24 @@ async def test_a_record_in_the_archive_that_does_not_read_is_made_again(tmp_path
         with pytest.raises(StoreUnavailable):
             await box.get_task(done[0])
         assert (await in_the_end(box, clock, lambda: box.get_task(done[0]))).state == TaskState.RESOLVED
+
+
+async def test_a_record_in_the_archive_with_a_flipped_bit_is_made_again_though_it_reads(tmp_path: Path) -> None:
+    """Else it would be told as it is, and go from there into the history when its segment goes."""
+    async with open_journal(tmp_path / "data") as box:
+        done = [await cycle(box, "number 4") for _ in range(10)]
+        await box.compact()
+    with sqlite3.connect(tmp_path / "data" / "archive.sqlite3") as archive:
+        (body,) = archive.execute("select body from rest where key = ?", (done[0],)).fetchone()
+        assert b"number 4" in body
+        flipped = bytes(body).replace(b"number 4", b"number 5")
+        archive.execute("update rest set body = ? where key = ?", (flipped, done[0]))
+    archive.close()
+    clock = ManualClock()
+    async with open_journal(tmp_path / "data", clock=clock) as box:
+        with pytest.raises(StoreUnavailable):
+            await box.get_task(done[0])
+        assert (await in_the_end(box, clock, lambda: box.get_task(done[0]))).task.intent_text == "number 4"
 
 
 async def test_a_full_archive_does_not_keep_the_store_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -206,7 +206,7 @@ class Author:
     def give_back(self) -> c.Command:
         lease, record = self._lease()
         drained = [found.task.id for found in self._tasks(lambda found: found.answer_order > 0)]
-        results = (self._of(drained, NOWHERE),) if self._one(True, False) else ()
+        results = ((self._of(drained, NOWHERE), self._one(0, 0, 0, 1)),) if self._one(True, False) else ()
         return c.GiveBack(None if record is None else record.task.recipient, (lease,), results)
 
     def beat(self) -> c.Command:

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any, Final
 
 import pytest
-from msgspec import structs
+from msgspec import Raw, structs
 
 from covenant import AgentId, Json, Mailbox, OpenMailbox, Result, Task, Text
 from covenant.model import command as c
@@ -18,6 +18,7 @@ from covenant.model.limits import Limits
 from covenant.model.peer import Capability, Grant, Role
 from covenant.model.protocol import State
 from covenant.model.record import TaskRecord
+from covenant.model.run import EntryDraft, EntryRole, RunCommit
 from covenant.store.clock import ManualClock
 from covenant.store.postgres import lane as lanes
 from covenant.store.postgres import reader as readers
@@ -396,6 +397,54 @@ def pages(monkeypatch: pytest.MonkeyPatch, narrow: OpenMailbox) -> list[int]:
 
     monkeypatch.setattr(readers.Reader, "_take_in", noted)
     return seen
+
+
+async def test_large_tasks_that_moved_while_they_were_listed_are_held_few_at_once(
+    narrow: OpenMailbox, pages: list[int]
+) -> None:
+    """A page of those ends early with a cursor, too; none is missed."""
+    engine = engine_of(narrow)
+    for number in range(100, 140):
+        task = structs.replace(large(number), content=(), message=message("x" * _BYTES), task_kind="dialog")
+        await engine.run(c.SendTask(ALICE, task, True, True))
+
+    async def ask(cursor: str | None) -> Any:
+        return await soon(engine.ask(q.ListDialogs(ALICE, BOB.pubkey, 100, cursor, history=0)))
+
+    page = await ask(None)
+    seen = {task.id for task in page.tasks}
+    command = c.LeaseTasks(BOB, BOB, "one", 40, frozenset(("dialog",)))
+    while await engine.run(command):  # all of them move
+        pass
+    pages.clear()
+    for _ in range(40):
+        if page.cursor is None:
+            break
+        page = await ask(page.cursor)
+        seen |= {task.id for task in page.tasks}
+    assert page.cursor is None
+    assert seen == {uid(number) for number in range(100, 140)}
+    assert max(pages) <= 2 * _BOUND + _BOUND + _BYTES
+
+
+async def test_a_way_of_large_entries_is_held_in_parts(narrow: OpenMailbox, pages: list[int]) -> None:
+    """Also by who sees none of them: the sender sees what was said."""
+    alice, bob = narrow.of(ALICE), narrow.of(BOB)
+    task_id = (await take(bob)).task.id
+    delivery = await narrow.get_task(task_id)
+    lease = str(delivery.lease_id)
+    entries = [EntryDraft(uid(200 + n), EntryRole.SYSTEM, Raw(b'"%b"' % (b"x" * _BYTES)), parent=n) for n in range(60)]
+    await bob.commit_run(lease, RunCommit(number=1, entries=tuple(entries), leaf=60))
+    narrow_limits = Limits(page_bytes_max=_BOUND)
+    engine_of(narrow).context.limits = narrow_limits
+    for who, shown in ((bob, 60), (alice, 0)):
+        pages.clear()
+        found, before, count = 0, None, 0
+        while count == 0 or before is not None:
+            page = await soon(who.run_entries(task_id, 1000, before=before))
+            found, before, count = found + len(page.entries), page.before, count + 1
+        assert found == shown
+        assert max(pages) <= 8 * _BOUND + 16 * _BYTES + _BOUND
 
 
 @pytest.mark.parametrize("by", ["operator", "peer"])

@@ -15,8 +15,10 @@ import pytest
 
 from covenant import AgentId, CovenantError, Limits, Mailbox, Task
 from covenant.exchange.realm import Realm
+from covenant.serve import ipc
 from covenant.serve.daemon import Daemon, Settings
 from tests.daemons import OPERATOR_TOKEN, Realmful, start_daemon
+from tests.until import until
 
 BOB = AgentId.named("bob@lab")
 ABSENT = "00000000-0000-4000-8000-000000000000"
@@ -155,6 +157,23 @@ async def test_who_waited_longest_on_a_connection_is_served_first(office: Office
     for number in range(4):
         await alice.ask(send())
         assert (await bob.read())["id"] == number
+
+
+async def test_who_hangs_up_is_noticed_also_where_it_has_asked_for_as_much_as_it_may(
+    office: Office, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not read from any more by then; what comes next would be leased to nobody."""
+    monkeypatch.setattr(ipc, "_AT_ONCE_MAX", 4)
+    waits, bob = office.daemon.exchange.waits, await office.line("bob@lab")
+    for number in range(8):
+        bob.send({"kind": "try_recv_a2a_task", "id": number, "wait_ms": 20_000})
+    await until(lambda: waits.total == 4)
+    bob.writer.close()
+    async with asyncio.timeout(10):
+        await until(lambda: waits.total == 0)
+    sent = await (await office.line("alice@lab")).ask(send())
+    taken = await (await office.line("bob@lab")).ask({"kind": "try_recv_a2a_task"})
+    assert taken["task"]["id"] == sent["task_id"]
 
 
 async def test_a_revoked_token_closes_its_connections(office: Office) -> None:

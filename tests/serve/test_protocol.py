@@ -407,13 +407,23 @@ async def test_both_ways_refuse_a_call_that_is_too_large_in_the_same_words(
     assert short.startswith(b"HTTP/1.1 413 ")
 
 
-async def test_who_hangs_up_while_it_waits_is_noticed_also_where_it_has_said_more(site: Site) -> None:
+SAID_MORE: Final = {  # the last three are more than is taken in while it waits
+    "one": request("GET /whoami"),
+    "three": request("GET /whoami") * 3,
+    "four": request("GET /whoami") * 4,
+    "forty": request("GET /whoami") * 40,
+    "large": request("POST /a2a/tasks", b"x" * 100_000),
+}
+
+
+@pytest.mark.parametrize("more", SAID_MORE)
+async def test_who_hangs_up_while_it_waits_is_noticed_also_where_it_has_said_more(site: Site, more: str) -> None:
     """Else what comes next would be leased to nobody."""
     waits = site.daemon.exchange.waits
     async with Line(site) as line:
         line.say(request("GET /a2a/tasks/next?wait_ms=25000"))
         await until(lambda: waits.total == 1)
-        line.say(request("GET /whoami"))
+        line.say(SAID_MORE[more])
         await site.told(LAST)  # by then it has come, too
     async with asyncio.timeout(10):
         await until(lambda: waits.total == 0)
@@ -429,18 +439,34 @@ WAITS_BY_ASGI: Final = {
 
 
 @pytest.mark.parametrize("name", WAITS_BY_ASGI)
-@pytest.mark.parametrize("more", [1, 3])
+@pytest.mark.parametrize("more", SAID_MORE)
 async def test_who_hangs_up_while_it_waits_by_way_of_asgi_is_noticed_also_where_it_has_said_more(
-    site: Site, name: str, more: int
+    site: Site, name: str, more: str
 ) -> None:
     waits = site.daemon.exchange.waits
     async with Line(site) as line:
         line.say(WAITS_BY_ASGI[name])
         await until(lambda: waits.total == 1)
-        line.say(request("GET /whoami") * more)
+        line.say(SAID_MORE[more])
         await site.told(LAST)  # by then it has come, too
     async with asyncio.timeout(10):
         await until(lambda: waits.total == 0)
+
+
+async def test_who_has_said_too_much_is_answered_all_the_same(site: Site) -> None:
+    """That it is not read from for a while is no hang-up."""
+    waits = site.daemon.exchange.waits
+    reader, writer = await asyncio.open_connection(*site.ways[0])
+    writer.write(site.fill(request("GET /a2a/tasks/next?wait_ms=25000")))
+    await until(lambda: waits.total == 1)
+    writer.write(site.fill(request("GET /whoami") * 40 + request("POST /a2a/tasks", b"x" * 100_000) + LAST))
+    await site.told(LAST)
+    site.daemon.exchange.waits.end()
+    async with asyncio.timeout(PATIENCE_S):
+        answer = await reader.read()
+    assert answer.count(b'"kind":"whoami"') == 40 and answer.endswith(b'{"kind":"healthy"}')
+    assert not site.daemon.connections.hang_ups._fds
+    writer.close()
 
 
 @pytest.mark.parametrize("name", ["in chunks", "escaped", "behind another"])

@@ -23,10 +23,11 @@ from covenant.client.engine import RemoteEngine
 from covenant.client.unix import UnixTransport
 from covenant.exchange.realm import Realm
 from covenant.model.audit import AuditRow
-from covenant.model.error import CovenantError
+from covenant.model.error import CovenantError, StoreUnavailable
 from covenant.model.limits import Limits
 from covenant.model.message import Artifact, Part
 from covenant.model.peer import Capability, Scope
+from covenant.model.query import CheckGrant
 from covenant.model.run import RunCommit, Wait
 from covenant.serve import wire as w
 from covenant.serve.places import PLACE_OF, PLACES
@@ -51,6 +52,7 @@ class World(NamedTuple):
     parked: str  # a run of the worker's, which does not know what became of an effect
     running: Delivery
     incarnation: str = "w1"  # that holds it
+    store: Any = None  # below all this
 
 
 @pytest.fixture
@@ -90,7 +92,7 @@ async def world() -> AsyncIterator[World]:
         agents = {"sender": alice.agent, "worker": bob.agent}
         grants = (await engines["operator"].call(w.ListGrants(limit=100), w.Grants)).capabilities
         mine = next(grant.id for grant in grants if grant.subject == alice.agent)
-        yield World(engines, agents, queued.task_id, held, cached, mine, runs[0].task.id, runs[1])
+        yield World(engines, agents, queued.task_id, held, cached, mine, runs[0].task.id, runs[1], store=daemon.store)
     await transport.close()
     await daemon.stop()
 
@@ -391,6 +393,61 @@ async def test_a_look_at_what_a_grant_shows_is_a_use_of_it(world: World) -> None
     await operator.call(w.Grant(subject="bare@lab", action="peers.list", scope=Scope(max_uses=2)), w.Granted)
     assert [await told(world, "bare", w.ListPeers()) for _ in range(3)] == [OK, OK, NO]
     assert [row.passed for row in await rows_by(world, "bare@lab")] == [False, True, True]
+
+
+LOOKS: Final[dict[str, tuple[str, w.Request]]] = {
+    "list peers": ("peers.list", w.ListPeers()),
+    "list grants": ("capabilities.list", w.ListGrants(subject="alice@lab")),
+    "list all grants": ("capabilities.list", w.ListGrants()),
+    "check another": ("capabilities.list", w.Check(subject="alice@lab", action="a2a.repair.requeue")),
+    "read the audit": ("audit.read", w.RecentAudit()),
+    "list daemons": ("audit.read", w.ListDaemons()),
+}
+
+
+@pytest.mark.parametrize("look", LOOKS)
+async def test_a_look_that_fails_is_no_use(world: World, look: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Contract 26: a use counts only if its call succeeds, also where the store goes away in the middle of it."""
+    action, request = LOOKS[look]
+    operator, store = world.engines["operator"], world.store
+    await operator.call(w.Grant(subject="bare@lab", action=action, scope=Scope(max_uses=1)), w.Granted)
+    ask = store.ask
+
+    async def away(*args: Any) -> Any:
+        raise StoreUnavailable("it is away", outcome="not_stored")
+
+    async def ask_in_vain(query: Any, *by: Any) -> Any:
+        return await ask(query, *by) if is_about_the_right(query) else await away()
+
+    def is_about_the_right(query: Any) -> bool:
+        return isinstance(query, CheckGrant) and query.demand.action == action
+
+    with monkeypatch.context() as fault:
+        fault.setattr(store, "ask", ask_in_vain)
+        fault.setattr(store, "log_back", away)
+        fault.setattr(store, "daemons", away)
+        assert await told(world, "bare", request) == "store_unavailable"
+    held = w.ListGrants(subject="bare@lab")
+    assert [grant.uses for grant in (await operator.call(held, w.Grants)).capabilities] == [0]
+    assert await told(world, "bare", request) == OK
+    assert (await operator.call(held, w.Grants)).capabilities == []  # used up, it is over
+
+
+@pytest.mark.parametrize("request_", [w.ListPeers(limit=-1), w.ListPeers(cursor="nowhere")], ids=["limit", "cursor"])
+async def test_a_look_that_is_malformed_is_no_use(world: World, request_: w.Request) -> None:
+    operator = world.engines["operator"]
+    await operator.call(w.Grant(subject="bare@lab", action="peers.list", scope=Scope(max_uses=1)), w.Granted)
+    assert await told(world, "bare", request_) not in (OK, NO)
+    assert [await told(world, "bare", w.ListPeers()) for _ in range(2)] == [OK, NO]
+
+
+async def test_the_last_look_is_a_whole_one(world: World) -> None:
+    """Contract 26: the use that it is does not take from it what it shows."""
+    operator, bare = world.engines["operator"], world.engines["bare"]
+    scope = Scope(max_uses=1)
+    await operator.call(w.Grant(subject="bare@lab", action="capabilities.list", scope=scope), w.Granted)
+    shown = (await bare.call(w.ListGrants(), w.Grants)).capabilities
+    assert {grant.subject.display for grant in shown} >= {"operator@local", "alice@lab"}
 
 
 REFUSED: Final[dict[str, Callable[[World], w.Request]]] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from covenant.mailbox import Mailbox
 from covenant.model.error import BadSetting, Unreachable
 from covenant.serve.daemon import Daemon, Settings
 from tests.daemons import OPERATOR_TOKEN
+from tests.until import until
 
 
 def daemon_with(**settings: Any) -> Daemon:
@@ -66,3 +68,24 @@ def test_beyond_this_machine_without_tls_is_refused(address: str, certified: tup
 def test_a_certificate_goes_with_its_key(certified: tuple[Path, Path]) -> None:
     with pytest.raises(BadSetting, match="--tls-key"):
         daemon_with(http="127.0.0.1:0", tls_cert=certified[0])
+
+
+@pytest.mark.parametrize("more", [1, 10_000])
+async def test_who_hangs_up_while_it_waits_is_noticed_behind_tls_too(certified: tuple[Path, Path], more: int) -> None:
+    """Also where it has said more than is taken in meanwhile."""
+    cert, key = certified
+    daemon = daemon_with(http="127.0.0.1:0", tls_cert=cert, tls_key=key)
+    await daemon.start()
+    assert daemon.address is not None
+    waits = daemon.exchange.waits
+    _, writer = await asyncio.open_connection(*daemon.address, ssl=ssl.create_default_context(cafile=str(cert)))
+    head = f"HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {OPERATOR_TOKEN}\r\n\r\n".encode()
+    writer.write(b"GET /a2a/tasks/next?wait_ms=25000 " + head)
+    await until(lambda: waits.total == 1)
+    writer.write((b"GET /whoami " + head) * more)
+    for _ in range(20):
+        await asyncio.sleep(0)  # as much of it goes out as is taken
+    writer.transport.abort()
+    async with asyncio.timeout(10):
+        await until(lambda: waits.total == 0)
+    await daemon.stop()

@@ -93,6 +93,7 @@ class AgentWorker:
         self._opened: OpenMailbox | None = None
         self._lock: Lock | None = None
         self._worker: Worker | None = None
+        self._is_told_to_stop = False  # also before there is a worker
         self._scanning: asyncio.Task[None] | None = None
 
     # --- life ---------------------------------------------------------------------------------------------
@@ -125,6 +126,7 @@ class AgentWorker:
             await self._close()
 
     async def _close(self) -> None:
+        self._is_told_to_stop = False
         if self._lock is not None:
             self._lock.release()
         if self._opened is not None:
@@ -137,6 +139,8 @@ class AgentWorker:
             await asyncio.wait([self._worker._running])
 
     def stop(self) -> None:
+        """As that of `Worker`."""
+        self._is_told_to_stop = True
         if self._worker is not None:
             self._worker.stop()
 
@@ -158,6 +162,8 @@ class AgentWorker:
             grace_ms=self._grace_ms,
             kinds=self._kinds(),
         )
+        if self._is_told_to_stop:
+            self._worker.stop()
 
     def _kinds(self) -> list[str]:
         """What it has functions for. What is of no kind, as a message of the A2A protocol, is for the first agent."""

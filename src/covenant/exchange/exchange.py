@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Final, TypeVar
 
 from covenant.exchange.bounds import Bounds, Gauge, Meter, Refusals
 from covenant.exchange.heads import Heads
+from covenant.exchange.outcome import committed
 from covenant.exchange.realm import Realm, random_key
 from covenant.exchange.receipts import Receipts
 from covenant.exchange.token import Keeper, digest_of
@@ -34,6 +35,8 @@ from covenant.store.engine import Store
 
 _NOBODY: Final = "nobody"
 _GIVING_BACK_S: Final = 2.0
+
+T = TypeVar("T")
 
 log = logging.getLogger("covenant.exchange")
 
@@ -282,6 +285,17 @@ class Exchange:
     async def require(self, caller: Caller, action: str) -> None:
         """Raise unless the caller is the operator or holds this action. It counts as a use of it."""
         await self.run(caller, c.UseRight(self.by(caller), action))
+
+    async def under(self, caller: Caller, action: str, read: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        """What is read under a right, which is used once there is something to tell: a read that fails is no use of it.
+        (Contract 26.) Who does not hold it is refused before anything is read."""
+        if await self.may(caller, action):
+            found = await read()
+            await self.require(caller, action)
+            return found
+        await self.require(caller, action)
+        with committed:  # it was granted just now
+            return await read()
 
     async def may(self, caller: Caller, action: str) -> bool:
         """Whether it would be let in; nothing is used up."""

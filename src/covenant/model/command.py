@@ -106,10 +106,11 @@ class DrainResults(_Command, frozen=True):
 
 
 class GiveBack(_Command, frozen=True):
-    """Undo leases and drains whose caller has gone away before it heard of them."""
+    """Undo leases and drains whose caller has gone away before it heard of them. A result is named with how often it
+    had been given back before: done again, this does not take it from whoever drained it next."""
 
     leases: tuple[str, ...]
-    results: tuple[Key, ...]
+    results: tuple[tuple[Key, int], ...]
 
 
 class BeatLease(_Command, frozen=True):

@@ -100,7 +100,9 @@ class Due(_Event, frozen=True, tag="due"):
 
 
 class Drained(_Event, frozen=True, tag="drained"):
-    """The sender received the result: a part, or the final one."""
+    """The sender received the result: a part, or the final one. `again`: so often it had been given back before."""
+
+    again: int = 0
 
 
 class Undrained(_Event, frozen=True, tag="undrained"):

@@ -130,6 +130,7 @@ class TaskRecord(Struct, gc=False, omit_defaults=True):
     result: Result | None = None
     finished_ms: int = 0
     resolved_ms: int = 0  # when its result was drained
+    given_back: int = 0  # how often whoever had drained it was not there any more
     order: int = 0  # the last event that touched it
     run: str | None = None  # whose task it is: the result is for that run alone
     run_step: int = 0  # in which it was sent
@@ -171,6 +172,8 @@ class Part(Struct, gc=False, omit_defaults=True):
     # places
     answer_for: str | None = None
     answer_order: int = 0
+
+    given_back: int = 0  # as in a task
 
 
 class Said(Struct, gc=False, omit_defaults=True):

@@ -296,6 +296,7 @@ def _drained(old: TaskRecord | Part, event: e.Drained, order: int, at: int) -> T
 def _undrained(old: TaskRecord | Part, event: e.Undrained, order: int, at: int) -> TaskRecord | Part:
     record = _copied(old)
     record.order = order
+    record.given_back += 1
     if isinstance(record, TaskRecord):
         record.state = _RESULT_PENDING
         record.answer_for = record.sender

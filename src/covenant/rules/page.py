@@ -5,8 +5,8 @@ A thousand tasks are little, a thousand large ones are more than anybody wants t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import TypeVar
+from collections.abc import Collection, Iterable, Iterator
+from typing import Final, TypeVar
 
 from msgspec import Struct
 from msgspec.json import encode
@@ -15,6 +15,10 @@ from covenant.model.limits import Limits
 from covenant.rules.context import Spent
 
 R = TypeVar("R")
+
+_FIRST: Final = 16  # records that are asked for before it is known how large they are
+_AT_ONCE_MAX: Final = 256
+_PAGES: Final = 8  # that what is looked at for one of them would fill
 
 
 class Room:
@@ -34,6 +38,27 @@ class Room:
             return False
         self._is_empty = False
         return True
+
+
+class Look:
+    """What is looked at for one page, shown or not: so many records at once that they fill about a page, and in all no
+    more than fill a few. Behind that the page ends early."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.at_once = _FIRST
+        self._page_bytes = limits.page_bytes_max
+        self._left = _PAGES * limits.page_bytes_max
+
+    def goes_on(self) -> None:
+        """Before more is asked for: raise Spent when it was enough."""
+        if self._left < 0:
+            raise Spent
+
+    def saw(self, records: Collection[Struct]) -> None:
+        size = sum(len(encode(record)) for record in records)
+        self._left -= size
+        fitting = self._page_bytes * len(records) // max(size, 1)
+        self.at_once = max(1, min(fitting, 2 * self.at_once, _AT_ONCE_MAX))
 
 
 def as_far_as_shown(listing: Iterable[R]) -> Iterator[R]:

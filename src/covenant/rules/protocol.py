@@ -35,7 +35,7 @@ from covenant.rules.dialog import MESSAGES_MAX, context_of, inputs_behind
 from covenant.rules.envelope import check_count, check_id
 from covenant.rules.evolve import steps_of
 from covenant.rules.lease import held
-from covenant.rules.page import Room, as_far_as_shown
+from covenant.rules.page import Look, Room, as_far_as_shown
 from covenant.rules.portable import canonical_base64, is_portable
 from covenant.rules.retention import is_retained
 from covenant.rules.sight import is_hidden, is_listed, task_of_lease, visible_task
@@ -46,7 +46,6 @@ _BYTES_MAX: Final = 3 * 1024 * 1024  # clients of gRPC take 4 MiB, unless they s
 _HISTORY_AT_ONCE: Final = 16
 _HISTORY_MAX: Final = 2**31
 _ORDER_MAX: Final = 2**59
-_CHUNK: Final = 64
 RESULT_ARTIFACT: Final = "result"
 _ENDED: Final = {  # in tables: an enum takes its time to look a member up
     Outcome.ANSWERED: None,  # as its result says
@@ -300,10 +299,10 @@ def list_dialogs(query: ListDialogs, view: View, ctx: Context) -> DialogPage:
         newest = view.dialogs(sender, recipient, _ORDER_MAX, 1)
         spot = _Spot(False, newest[0].status_order if newest else 0, _ORDER_MAX, 0)
 
-    def chunk(at: int) -> Sequence[TaskRecord]:
+    def chunk(at: int, count: int) -> Sequence[TaskRecord]:
         if spot.moved:
-            return view.moved_dialogs(sender, recipient, spot.head, at, _CHUNK)
-        return view.dialogs(sender, recipient, at, _CHUNK)
+            return view.moved_dialogs(sender, recipient, spot.head, at, count)
+        return view.dialogs(sender, recipient, at, count)
 
     place = attrgetter("sent_order" if spot.moved else "status_order")
     found, at, more = _scan(chunk, place, spot.at, limit, lambda record: _passes(record, query, ctx), ctx)
@@ -315,12 +314,20 @@ def list_dialogs(query: ListDialogs, view: View, ctx: Context) -> DialogPage:
         at, more = found[len(fitting) - 1][0], True
     if more:
         following: _Spot | None = spot._replace(at=at, total=total)
-    elif not spot.moved and query.cursor is not None and view.moved_dialogs(sender, recipient, spot.head, 0, 1):
+    elif not spot.moved and query.cursor is not None and _has_moved(sender, recipient, spot.head, view):
         following = _Spot(True, spot.head, 0, total)
     else:
         following = None
     tasks = [task for _, task in sorted(fitting, key=itemgetter(0), reverse=True)]
     return DialogPage(tasks, total, None if following is None else _cursor_of(following, query))
+
+
+def _has_moved(sender: str, recipient: str, since: int, view: View) -> bool:
+    """Whether any has; where nothing more is shown, there may be."""
+    try:
+        return bool(view.moved_dialogs(sender, recipient, since, 0, 1))
+    except Spent:
+        return True
 
 
 def _fitting(
@@ -334,7 +341,7 @@ def _fitting(
 
 
 def _scan(
-    chunk: Callable[[int], Sequence[TaskRecord]],
+    chunk: Callable[[int, int], Sequence[TaskRecord]],
     place: Callable[[TaskRecord], int],
     at: int,
     limit: int,
@@ -345,9 +352,12 @@ def _scan(
     then there may be."""
     found: list[tuple[int, TaskRecord]] = []
     scanned = 0
+    look = Look(ctx.limits)
     try:
         while scanned < ctx.limits.scan_max:
-            records = chunk(at)
+            look.goes_on()
+            asked = look.at_once
+            records = chunk(at, asked)
             for record in records:
                 if passes(record):
                     if len(found) == limit:
@@ -355,8 +365,9 @@ def _scan(
                     found.append((place(record), record))
                 at = place(record)
             scanned += len(records)
-            if len(records) < _CHUNK:
+            if len(records) < asked:
                 return found, at, False
+            look.saw(records)
     except Spent:
         pass
     return found, at, True

@@ -17,7 +17,7 @@ from covenant.model.error import (
     ResultConflict,
     TaskTerminal,
 )
-from covenant.model.record import Outcome, Part, TaskRecord, late_key, part_key
+from covenant.model.record import Key, Outcome, Part, Record, TaskRecord, Tombstone, late_key, part_key
 from covenant.model.task import Result
 from covenant.model.view import Posted
 from covenant.rules.cache import keep_answer
@@ -141,8 +141,14 @@ def drain(command: DrainResults, view: View, ctx: Context) -> Commit:
     keys = view.answers(None if command.peer is None else command.peer.pubkey, command.limit)
     if not keys:
         return Commit((), [])
-    if len(keys) == 1:
-        return Commit((e.Drained(keys[0]),), [answer_of(view.get(keys[0]))])
+    found = [view.get(key) for key in keys]
+    if len(found) == 1:
+        return Commit((_drained(keys[0], found[0]),), [answer_of(found[0])])
     room = Room(ctx.limits)
-    answers = list(takewhile(lambda answer: room.takes(answer.result), [answer_of(view.get(key)) for key in keys]))
-    return Commit(tuple([e.Drained(key) for key in keys[: len(answers)]]), answers)
+    answers = list(takewhile(lambda answer: room.takes(answer.result), map(answer_of, found)))
+    return Commit(tuple(map(_drained, keys, found[: len(answers)])), answers)
+
+
+def _drained(key: Key, record: Record | Tombstone | None) -> e.Drained:
+    assert isinstance(record, (TaskRecord, Part))
+    return e.Drained(key, record.given_back)

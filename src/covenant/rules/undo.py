@@ -1,8 +1,9 @@
 """Giving back: what was handed to a caller who has gone away, or whom the answer never reached. (Contract 2, 4, 8.)
 
 Nobody heard of it, so it is as if it had not been: a task stands where it stood, at the attempt that it had, and a
-result waits where it waited. A lease under which something was done was heard of, whatever the caller says now: it is
-released, and the next holder is at its next attempt.
+result waits where it waited. Giving the same back again changes nothing, so it may be said as often as its outcome is
+not known: a lease has its id, and a drain the number of those before it. A lease under which something was done was
+heard of, whatever the caller says now: it is released, and the next holder is at its next attempt.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ def undo(commit: Commit, command: Command | Call) -> list[Command]:
     """What gives back the leases and results of a commit, in the name of who took them. It comes through no door: who
     has lost its token meanwhile cannot keep them either."""
     leases = tuple(event.lease_id for event in commit.events if type(event) is e.Leased or type(event) is e.TakenUp)
-    results = tuple(event.key for event in commit.events if type(event) is e.Drained)
+    results = tuple((event.key, event.again) for event in commit.events if type(event) is e.Drained)
     return [GiveBack(acting(command), leases, results)] if leases or results else []
 
 
@@ -39,8 +40,8 @@ def give_back(command: GiveBack, view: View, ctx: Context) -> Commit:
             events.append(e.Requeued(record.task.id, lease_id, "released", "given back"))
         else:
             events.append(e.Unleased(record.task.id))
-    for key in command.results:
+    for key, again in command.results:
         result = view.get(key)
-        if isinstance(result, (TaskRecord, Part)) and result.answer_for is None:
+        if isinstance(result, (TaskRecord, Part)) and result.answer_for is None and result.given_back == again:
             events.append(e.Undrained(key))
     return Commit(tuple(events), then=tuple(then))

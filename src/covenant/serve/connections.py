@@ -13,6 +13,7 @@ from typing import Final, Protocol
 
 from covenant.exchange.bounds import Bounds
 from covenant.model.error import TooManyConnections
+from covenant.serve.hangups import HangUps
 
 NEVER: Final = inf
 _BACKLOG_MAX: Final = 1024  # connections that the system has made and the daemon has not looked at
@@ -35,6 +36,7 @@ class Connections:
         self._open: set[Connection] = set()
         self._limit = bounds.connections_total_max
         self.backlog = _BACKLOG_MAX
+        self.hang_ups = HangUps()
 
     def __len__(self) -> int:
         return len(self._open)

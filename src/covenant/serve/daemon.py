@@ -240,6 +240,7 @@ class Daemon:
                 await self._ipc.stop()
             if self._rpc is not None:
                 await self._rpc.stop()
+            self.connections.hang_ups.close()
             await self.exchange.close()
             raise
         self._jobs.append(asyncio.create_task(self._sign_heads()))
@@ -296,6 +297,7 @@ class Daemon:
             await asyncio.wait([self._serving])
         if self._ipc is not None:
             await self._ipc.stop()
+        self.connections.hang_ups.close()
         await self.exchange.close()
 
     async def _sign_heads(self) -> None:

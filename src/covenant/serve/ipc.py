@@ -153,6 +153,8 @@ class _Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._ipc.connections.discard(self)
         self._ipc.crowd.leave(self)
+        if self._transport is not None:
+            self._ipc.crowd.hang_ups.forget(self._transport)
         for task in self._running:
             task.cancel()
         if self.caller is not None:
@@ -188,10 +190,15 @@ class _Connection(asyncio.Protocol):
         if self._transport is None or self._transport.is_closing():
             return
         if self._is_full():
-            self._transport.pause_reading()
+            self._stop_reading(self._transport)
         else:
+            self._ipc.crowd.hang_ups.forget(self._transport)
             self._transport.resume_reading()
             self._read_frames()
+
+    def _stop_reading(self, transport: asyncio.Transport) -> None:
+        transport.pause_reading()
+        self._ipc.crowd.hang_ups.watch(transport)
 
     def data_received(self, data: bytes) -> None:
         self._buffer += data
@@ -213,7 +220,7 @@ class _Connection(asyncio.Protocol):
             place += 4 + size
             self._on_frame(frame)
             if self._is_full():
-                self._transport.pause_reading()
+                self._stop_reading(self._transport)
                 break
         if place:
             del buffer[:place]

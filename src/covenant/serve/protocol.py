@@ -20,11 +20,12 @@ from enum import Enum, auto
 from functools import lru_cache
 from typing import Any, Final, TypeVar
 
-from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from covenant.model.error import CovenantError, HeadTooLarge, TooLarge, TooManyConnections, TooSlow
 from covenant.serve.connections import NEVER, Connections
+from covenant.serve.hangups import HangUps
 from covenant.serve.head import Head, Headers, Known, known
 from covenant.serve.http import Http, HungUp, Response, Stream, refused
 
@@ -91,6 +92,23 @@ class _Plain:
             self.task.cancel()
 
 
+class _Flow(FlowControl):
+    """Who is not read from is still noticed to hang up."""
+
+    def __init__(self, transport: asyncio.Transport, hang_ups: HangUps) -> None:
+        super().__init__(transport)
+        self._hang_ups = hang_ups
+
+    def pause_reading(self) -> None:
+        super().pause_reading()
+        self._hang_ups.watch(self._transport)
+
+    def resume_reading(self) -> None:
+        if self.read_paused:
+            self._hang_ups.forget(self._transport)
+        super().resume_reading()
+
+
 class HttpProtocol(HttpToolsProtocol):
     def __init__(self, *args: Any, http: Http, crowd: Connections, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -114,6 +132,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn narrows it
         super().connection_made(transport)
+        self.flow = _Flow(transport, self._crowd.hang_ups)
         self.due = self.loop.time() + self._head_s
         try:
             self._crowd.enter(self)
@@ -122,6 +141,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._crowd.leave(self)
+        self._crowd.hang_ups.forget(self.transport)
         if self._scoped is not None:
             self._scoped.disconnected = True  # uvicorn tells only the one that came in last
             self._scoped.message_event.set()
@@ -201,7 +221,7 @@ class HttpProtocol(HttpToolsProtocol):
         if not self.pipeline:
             self._scoped = self.cycle
         elif len(self.pipeline) < _PIPELINED_MAX:
-            self.flow.resume_reading()  # who does not read does not notice either that the client hangs up
+            self.flow.resume_reading()  # it may send some more
 
     def on_body(self, body: bytes) -> None:
         if self._stage is not _Stage.BODY:

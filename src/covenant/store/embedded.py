@@ -77,6 +77,7 @@ class Embedded(Roll):
         self._waiters = (self._ready_waiters, self._answer_waiters, self._change_waiters, self._end_waiters)
         self._record: Note = lambda *what: None  # notes a commit before it is applied
         self._steps: deque[Command] = deque()
+        self._owed: list[Command] = []  # what gives back what nobody has, for when the store is up again
         self._timer: Timer | None = None
         self._timer_ms: int | None = None
         self._ended: list[Key] = []  # tasks whose end, or question, nobody was told of: it is not durable yet
@@ -174,6 +175,9 @@ class Embedded(Roll):
             self.watch_pushes(self._on_push)
         self._run_steps()
         self._set_timer()
+        owed, self._owed = self._owed, []
+        for undoing in owed:
+            self._pay_back(undoing)
 
     def _refused(self) -> CovenantError:
         """A fresh copy: an exception that is raised twice drags its first traceback along."""
@@ -307,10 +311,20 @@ class Embedded(Roll):
         return self._answer_waiters, _name_of(asked.peer), None
 
     def _give_back(self, commit: Commit, command: Command | Call) -> None:
-        """The caller has gone away before it was durable: nobody will ever see what it took."""
-        if self._refusal is None:
-            for undoing in undo(commit, command):
-                self._commit(undoing)
+        """The caller has gone away before it was durable: nobody will ever see what it took. Nobody waits for this
+        either, so where it does not last it is done again."""
+        for undoing in undo(commit, command):
+            if self._refusal is None:
+                self._pay_back(undoing)
+            else:
+                self._owed.append(undoing)
+
+    def _pay_back(self, undoing: Command) -> None:
+        self._commit(undoing)
+        durable = self._durable()
+        if durable is not None:
+            lasting = asyncio.ensure_future(durable)
+            lasting.add_done_callback(lambda lasted: self._owed.append(undoing) if lasted.exception() else None)
 
     async def ask(self, query: Query, caller: Caller | None = None) -> Any:
         if self._refusal is not None:

@@ -27,7 +27,7 @@ from covenant.model.run import (
 )
 from covenant.rules.context import Context, Spent, View
 from covenant.rules.envelope import check_count, check_cursor, check_id
-from covenant.rules.page import Room
+from covenant.rules.page import Look, Room
 from covenant.rules.protocol import first_message
 from covenant.rules.repair import declared_safety
 from covenant.rules.retention import is_retained
@@ -56,26 +56,32 @@ def list_entries(query: ListEntries, view: View, ctx: Context) -> EntryPage:
     else:
         start = run.entries if query.every else run.leaf
     found: list[EntrySeen] = []
-    room = Room(ctx.limits)
+    room, look = Room(ctx.limits), Look(ctx.limits)
     at = min(start, run.entries)
     sees_all = _sees_inside(query.by, record)
-    for looked, (number, entry) in enumerate(_backwards(run, at, query.every, view)):
-        if looked >= ctx.limits.scan_max:
-            return EntryPage(found[::-1], number)
-        if entry.said is None and not sees_all:
-            continue
-        shown = _entry_seen(number, entry, record, view)
-        if len(found) == limit or not room.takes(shown):
-            return EntryPage(found[::-1], number)
-        found.append(shown)
+    try:
+        for looked, (number, entry) in enumerate(_backwards(run, at, query.every, view, look)):
+            if looked >= ctx.limits.scan_max:
+                return EntryPage(found[::-1], number)
+            at = _before(number, entry, query.every)
+            if entry.said is None and not sees_all:
+                continue
+            shown = _entry_seen(number, entry, record, view)
+            if len(found) == limit or not room.takes(shown):
+                return EntryPage(found[::-1], number)
+            found.append(shown)
+    except Spent:
+        return EntryPage(found[::-1], at)
     return EntryPage(found[::-1])
 
 
-def _backwards(run: Run, at: int, every: bool, view: View) -> Iterator[tuple[int, Entry]]:
+def _backwards(run: Run, at: int, every: bool, view: View, look: Look) -> Iterator[tuple[int, Entry]]:
     prefix = entry_key(run.task_id, "")
     while at > 0:
-        chunk = dict(view.pieces(prefix, max(1, at - _CHUNK + 1), at))
-        least = max(1, at - _CHUNK + 1)
+        look.goes_on()
+        least = max(1, at - look.at_once + 1)
+        chunk = dict(view.pieces(prefix, least, at))
+        look.saw(chunk.values())
         while at >= least:
             entry = chunk.get(at)
             if not isinstance(entry, Entry):
@@ -83,9 +89,13 @@ def _backwards(run: Run, at: int, every: bool, view: View) -> Iterator[tuple[int
             yield at, entry
             if entry.type is EntryType.COMPACTION and not every:
                 return
-            at = at - 1 if every else parent_of(at, entry)
+            at = _before(at, entry, every)
             if at == 0:
                 return
+
+
+def _before(number: int, entry: Entry, every: bool) -> int:
+    return number - 1 if every else parent_of(number, entry)
 
 
 def parent_of(number: int, entry: Entry) -> int:

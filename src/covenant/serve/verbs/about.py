@@ -9,8 +9,7 @@ from covenant.version import VERSION
 
 
 async def list_daemons(x: Exchange, caller: Caller, r: w.ListDaemons) -> w.Daemons:
-    await x.require(caller, "audit.read")
-    return w.Daemons(daemons=list(await x.store.daemons()))
+    return w.Daemons(daemons=list(await x.under(caller, "audit.read", x.store.daemons)))
 
 
 async def version(x: Exchange, caller: Caller, r: w.Version) -> w.VersionReply:

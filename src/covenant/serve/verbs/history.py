@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from covenant.exchange.exchange import Exchange
 from covenant.exchange.history import recent_rows
 from covenant.exchange.history import story as story_of
@@ -44,12 +46,8 @@ async def _open_run(x: Exchange, caller: Caller, entry: QueueEntry) -> RunSeen |
 async def recent_audit(x: Exchange, caller: Caller, r: w.RecentAudit) -> w.AuditReply:
     """The operator, and who may read the audit, sees all rows; anybody else its own."""
     limit = check_count(r.limit, "limit", x.store.limits.page_max)
-    actor = r.actor
-    if actor != caller.agent.display:
-        if await x.may(caller, "audit.read"):
-            await x.require(caller, "audit.read")
-        else:
-            actor = caller.agent.display
+    is_reader = r.actor != caller.agent.display and await x.may(caller, "audit.read")
+    actor = r.actor if is_reader else caller.agent.display
 
     def wanted(row: AuditRow) -> bool:
         return (
@@ -58,5 +56,6 @@ async def recent_audit(x: Exchange, caller: Caller, r: w.RecentAudit) -> w.Audit
             and (r.row is None or row.kind == r.row)
         )
 
-    rows, cursor = await recent_rows(x.store, limit, r.before, wanted)
+    read = partial(recent_rows, x.store, limit, r.before, wanted)
+    rows, cursor = await (x.under(caller, "audit.read", read) if is_reader else read())
     return w.AuditReply(rows=rows, cursor=cursor)

@@ -21,8 +21,8 @@ async def enroll_peer(x: Exchange, caller: Caller, r: w.EnrollPeer) -> w.PeerEnr
 
 
 async def list_peers(x: Exchange, caller: Caller, r: w.ListPeers) -> w.Peers:
-    await x.require(caller, "peers.list")
-    page = await x.ask(caller, q.ListPeers(x.by(caller), r.limit, r.cursor))
+    query = q.ListPeers(x.by(caller), r.limit, r.cursor)
+    page = await x.under(caller, "peers.list", lambda: x.ask(caller, query))
     return w.Peers(peers=page.peers, cursor=page.cursor)
 
 
@@ -50,16 +50,22 @@ async def revoke(x: Exchange, caller: Caller, r: w.Revoke) -> w.Revoked:
 
 async def list_grants(x: Exchange, caller: Caller, r: w.ListGrants) -> w.Grants:
     subject = None if r.subject is None else x.key_of(r.subject)
+    query = q.ListGrants(x.by(caller), r.limit, subject, r.cursor)
     if subject != caller.agent.pubkey and (subject is not None or await x.may(caller, "capabilities.list")):
-        await x.require(caller, "capabilities.list")
-    page = await x.ask(caller, q.ListGrants(x.by(caller), r.limit, subject, r.cursor))
+        page = await x.under(caller, "capabilities.list", lambda: x.ask(caller, query))
+    else:
+        page = await x.ask(caller, query)
     return w.Grants(capabilities=page.capabilities, cursor=page.cursor)
 
 
 async def check(x: Exchange, caller: Caller, r: w.Check) -> w.Checked:
     check_action(r.action)
     if r.subject is not None and x.key_of(r.subject) != caller.agent.pubkey:
-        await x.require(caller, "capabilities.list")
+        return await x.under(caller, "capabilities.list", lambda: _checked(x, caller, r))
+    return await _checked(x, caller, r)
+
+
+async def _checked(x: Exchange, caller: Caller, r: w.Check) -> w.Checked:
     subject = caller.agent if r.subject is None else x.agent(r.subject)
     other = None if r.counterparty is None else x.named(r.counterparty)
     demand = demand_for(

@@ -19,6 +19,7 @@ from heapq import merge
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, Concatenate, Final, ParamSpec, TypeVar
+from zlib import crc32
 
 import msgspec
 
@@ -48,7 +49,7 @@ from covenant.rules.retention import is_forgotten, is_retained, tombstone_of
 from covenant.store.journal.snapshot import Saved, saved
 
 FILE: Final = "archive.sqlite3"
-VERSION: Final = 4
+VERSION: Final = 5
 _FILTER_BITS_PER_KEY: Final = 16
 _FILTER_KEYS: Final = 1 << 20  # of the first layer: 2 MiB
 _FILTER_GROWTH: Final = 4  # of each further layer
@@ -69,7 +70,7 @@ create table rest (
     recipient integer,
     parent text,
     status integer,                 -- the event of its last status, for tasks of the A2A protocol
-    body blob not null
+    body blob not null              -- JSON, and four bytes of checksum behind it
 );
 create index rest_sender on rest (sender) where kind = 'task';
 create index rest_recipient on rest (recipient) where kind = 'task';
@@ -90,6 +91,7 @@ _ROW: Final = "(?, ?, ?, ?, ?, ?, ?, ?)"
 _PLAIN_ROW: Final = "(?, ?, 'task', ?, ?, null, null, ?)"  # of a task without a parent, and not of the protocol
 _ROWS_AT_ONCE: Final = 512
 
+_CHECKSUM_BYTES: Final = 4
 _encoder: Final = msgspec.json.Encoder()
 _DECODERS: Final[dict[str, msgspec.json.Decoder[Any]]] = {
     "task": msgspec.json.Decoder(TaskRecord),
@@ -231,7 +233,7 @@ class Archive:
     @_speaks_os
     def store(self, records: Sequence[tuple[Key, Record]], gone: Sequence[Key] = (), breath: int = BREATH) -> None:
         """Take these records in, and drop the keys that are gone. After so many records the event loop gets a turn."""
-        encode = _encoder.encode
+        encode = _sealed
         agents = self._agents
         plain: list[Any] = []
         others: list[Any] = []
@@ -334,7 +336,7 @@ class Archive:
         """Take in what a history snapshot kept."""
         with self._writing():
             for item in items:
-                self._insert(_ROW, [*self._columns(item.key, item.record), _encoder.encode(item.record)])
+                self._insert(_ROW, [*self._columns(item.key, item.record), _sealed(item.record)])
                 if type(item.record) is TaskRecord:
                     self._insert_leases(_leases_to_know(item.key, item.record))
 
@@ -372,7 +374,7 @@ class Archive:
         self._writer.execute(
             "update rest set kind = 'tombstone', body = ?, sender = null, recipient = null, parent = null, "
             "status = null where n = ?",
-            (_encoder.encode(stone), n),
+            (_sealed(stone), n),
         )
         self._writer.execute("delete from lease where task = ?", (key,))
 
@@ -410,7 +412,7 @@ class Archive:
     def _read(self, kind: str, body: bytes) -> Any:
         """A record as it was stored."""
         try:
-            return _DECODERS[kind].decode(body)
+            return _DECODERS[kind].decode(opened(body))
         except _DOES_NOT_READ as failed:
             raise self._given_up(ArchiveFailed(errno.EIO, f"archive: {failed}")) from failed
 
@@ -527,6 +529,19 @@ class Archive:
         for (task,) in self._rows("select task from lease where lease_id = ?", (lease_id,)):
             return str(task)
         return None
+
+
+def _sealed(record: Record | Tombstone) -> bytes:
+    body = _encoder.encode(record)
+    return body + crc32(body).to_bytes(_CHECKSUM_BYTES)
+
+
+def opened(sealed: bytes) -> bytes:
+    """A flipped bit may leave what still reads: nothing else in the file would show it."""
+    body = sealed[:-_CHECKSUM_BYTES]
+    if crc32(body).to_bytes(_CHECKSUM_BYTES) != sealed[-_CHECKSUM_BYTES:]:
+        raise msgspec.DecodeError("a record is not as it was stored")
+    return body
 
 
 def _leases_to_know(key: Key, record: TaskRecord) -> list[tuple[str, Key]]:

@@ -141,8 +141,10 @@ def dialogs(sender: str, recipient: str, before: int, limit: int) -> Statement:
     return sql, (rows.DIALOGS, f"{sender}/{recipient}", before, limit)
 
 
-def moved_dialogs(sender: str, recipient: str, since: int) -> Statement:
-    return of_shelf(rows.DIALOGS, f"{sender}/{recipient}", since, _FOREVER)
+def moved_dialogs(sender: str, recipient: str, since: int, after: int, limit: int) -> Statement:
+    sql = f"""select {_ROW} from place p join task t on t.key = p.key join record r on r.key = p.key
+        where p.shelf = $1 and p.name = $2 and p.ord > $3 and t.ord > $4 and t.ord <= $3 order by t.ord limit $5"""
+    return sql, (rows.DIALOGS, f"{sender}/{recipient}", since, after, limit)
 
 
 def belongings(task_id: str) -> Statement:

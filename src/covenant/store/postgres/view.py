@@ -575,9 +575,7 @@ class Working:
         return self._portioned(TaskRecord, "dialogs", sender, recipient, before, limit)
 
     def moved_dialogs(self, sender: str, recipient: str, since: int, after: int, limit: int) -> Sequence[TaskRecord]:
-        moved = self._records(TaskRecord, self._listed("moved_dialogs", sender, recipient, since))
-        found = [record for record in moved if after < record.sent_order <= since]
-        return sorted(found, key=lambda record: record.sent_order)[:limit]
+        return self._portioned(TaskRecord, "moved_dialogs", sender, recipient, since, after, limit)
 
     def pushes(self, task_id: str) -> Sequence[Push]:
         return self._records(Push, self._listed("pushes", task_id))
