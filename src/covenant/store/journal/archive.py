@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import os
 import sqlite3
-import time
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager
@@ -45,6 +44,7 @@ from covenant.model.record import (
 from covenant.model.run import ENTRY_PREFIX, MARK_PREFIX, Entry, Mark, Run, run_key
 from covenant.rules.context import Context
 from covenant.rules.retention import is_forgotten, is_retained, tombstone_of
+from covenant.store.journal.breath import breathe
 from covenant.store.journal.snapshot import Saved, saved
 
 FILE: Final = "archive.sqlite3"
@@ -55,6 +55,7 @@ _FILTER_GROWTH: Final = 4  # of each further layer
 _TWO_BITS: Final = tuple(1 << (n & 63) | 1 << (n >> 6) for n in range(4096))  # of a word, by twelve bits of a hash
 _PRUNE_ROWS: Final = 2048
 BREATH: Final = 32
+_FILTER_BREATH: Final = 512
 _N_MAX: Final = 2**62
 
 _SCHEMA: Final = f"""
@@ -239,7 +240,7 @@ class Archive:
         leases: list[tuple[str, Key]] = []
         with self._writing():
             for start in range(0, len(records), breath):
-                time.sleep(0)  # let the event loop have the interpreter
+                breathe()
                 for key, record in records[start : start + breath]:
                     if type(record) is not TaskRecord:
                         others += (*self._columns(key, record), encode(record))
@@ -368,7 +369,7 @@ class Archive:
                         owner = owner_of(key, record)
                         if owner not in in_memory and (owner in gone or not self._is_kept(owner, n)):
                             self._writer.execute("delete from rest where n = ?", (n,))
-            time.sleep(0)
+            breathe()
         return buried, forgotten
 
     def _bury(self, n: int, key: Key, stone: Tombstone) -> None:
@@ -430,8 +431,8 @@ class Archive:
         filling = KeyFilter()
         for at, (key,) in enumerate(self._writer.execute("select key from rest")):
             filling.add(key)
-            if at % 256 == 0:
-                time.sleep(0)
+            if at % _FILTER_BREATH == 0:
+                breathe()
         self._filling = filling
 
     def use_filled(self) -> None:
