@@ -409,7 +409,7 @@ async def test_later_pages_cost_what_they_show(tmp_path: Path, monkeypatch: pyte
             looked.append(len(found))
             return found
 
-        monkeypatch.setattr(state.state, "dialogs", dialogs)
+        monkeypatch.setattr(type(state.state), "dialogs", lambda _, *asked: dialogs(*asked))
         request = a.ListTasks(page_size=5, status="TASK_STATE_SUBMITTED", page_token=first.next_page_token)
         second = await town.operations.list_tasks(town.alice, town.agent, request)
         assert second.total_size == 300

@@ -24,6 +24,20 @@ K = TypeVar("K", Peer, Grant, Push, Card, Signal)
 
 
 class Directory:
+    __slots__ = (
+        "_callers",
+        "_cards",
+        "_granted",
+        "_granted_to",
+        "_grants",
+        "_labels",
+        "_peers",
+        "compaction",
+        "directory_mark",
+        "records",
+        "trust_order",
+    )
+
     def __init__(self) -> None:
         self.records: dict[Key, Record | Tombstone] = {}
         self.compaction: Horizon | None = None

@@ -18,17 +18,17 @@ _TRIM_AT = 512
 
 
 class Ledger:
-    __slots__ = ("_dead", "_head", "_keys", "_last", "_orders")
+    __slots__ = ("_head", "_holes", "_keys", "_last", "_orders")
 
     def __init__(self) -> None:
         self._orders = array("q")
         self._keys: list[str | None] = []
         self._head = 0  # what lies before is gone; what it points at is alive, or the end
-        self._dead = 0
+        self._holes = 0  # how many behind it are gone
         self._last = 0  # the highest order that ever came
 
     def __len__(self) -> int:
-        return len(self._keys) - self._dead
+        return len(self._keys) - self._head - self._holes
 
     def add(self, order: int, key: str) -> None:
         if order > self._last:
@@ -45,26 +45,26 @@ class Ledger:
             if self._keys[at] is not None:
                 raise AssertionError(f"{order} is taken by {self._keys[at]}")
             self._keys[at] = key
-            self._dead -= 1
+            self._holes -= 1
         else:
             self._orders.insert(at, order)
             self._keys.insert(at, key)
-        self._head = min(self._head, at)
-        self._skip()
+        if at < self._head:
+            self._holes += self._head - at  # those between are behind the head now
+            self._head = at
 
     def remove(self, order: int) -> None:
-        orders, keys, head = self._orders, self._keys, self._head
-        self._dead = dead = self._dead + 1
-        if orders[head] == order:
+        head, keys = self._head, self._keys
+        if self._orders[head] == order:  # as mostly
             keys[head] = None
-            head += 1
-            if head < len(keys) and keys[head] is None:
+            self._head = head = head + 1
+            if self._holes:
                 self._skip()
-            else:
-                self._head = head
         else:
-            keys[bisect_left(orders, order, head)] = None
-        if dead > _TRIM_AT and dead * 2 > len(keys):
+            keys[bisect_left(self._orders, order, head)] = None
+            self._holes += 1
+            head += self._holes
+        if head > _TRIM_AT and head * 2 > len(keys):
             self._trim()
 
     def _skip(self) -> None:
@@ -72,18 +72,25 @@ class Ledger:
         end = len(keys)
         while head < end and keys[head] is None:
             head += 1
+        self._holes -= head - self._head
         self._head = head
 
     def _trim(self) -> None:
-        alive = [(order, key) for order, key in zip(self._orders, self._keys, strict=True) if key is not None]
-        self._orders = array("q", [order for order, _ in alive])
-        self._keys = [key for _, key in alive]
-        self._head = self._dead = 0
+        """Cut off what is gone from the front, where it mostly is; else take out what is gone anywhere."""
+        head = self._head
+        if head >= self._holes:
+            del self._orders[:head], self._keys[:head]
+        else:
+            alive = [(order, key) for order, key in zip(self._orders, self._keys, strict=True) if key is not None]
+            self._orders = array("q", [order for order, _ in alive])
+            self._keys = [key for _, key in alive]
+            self._holes = 0
+        self._head = 0
 
     def oldest(self, limit: int) -> list[str]:
         if limit == 1:
-            key = self._keys[self._head] if self._head < len(self._keys) else None
-            return [] if key is None else [key]
+            head = self._head
+            return self._keys[head : head + 1]  # type: ignore[return-value]  # alive, or the end
         return list(islice(self.after(0), limit))
 
     def after(self, order: int) -> Iterator[str]:

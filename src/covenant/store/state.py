@@ -96,7 +96,56 @@ class Tally(Struct, frozen=True):
 
 
 class State(Directory):
-    """Implements the rules' `View`."""
+    """Implements the rules' `View`. Every command goes by it, and it has more members than an interpreter finds
+    quickly in the table of an instance: so they are slots."""
+
+    __slots__ = (
+        "_answer_count",
+        "_answers",
+        "_answers_all",
+        "_children",
+        "_children_of",
+        "_dialogs",
+        "_dialogs_sent",
+        "_following_count",
+        "_late",
+        "_lease_tasks",
+        "_leases",
+        "_leases_of",
+        "_parked_count",
+        "_pending_count",
+        "_pieces",
+        "_pushes",
+        "_ready",
+        "_ready_all",
+        "_ready_count",
+        "_ready_of",
+        "_sent",
+        "_sent_all",
+        "_signals",
+        "_slots",
+        "_slots_of",
+        "_taken",
+        "_unfinished_count",
+        "_unlisted",
+        "_waits",
+        "_woken_count",
+        "answered",
+        "at",
+        "base",
+        "cascades",
+        "changed",
+        "due_times",
+        "going",
+        "gone",
+        "on_push",
+        "order",
+        "readied",
+        "rested",
+        "signed_head",
+        "sweeps",
+        "watched",
+    )
 
     def __init__(self, base: Base | None = None) -> None:
         super().__init__()

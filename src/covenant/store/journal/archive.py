@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import os
 import sqlite3
-import time
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager
@@ -46,6 +45,7 @@ from covenant.model.record import (
 from covenant.model.run import ENTRY_PREFIX, MARK_PREFIX, Entry, Mark, Run, run_key
 from covenant.rules.context import Context
 from covenant.rules.retention import is_forgotten, is_retained, tombstone_of
+from covenant.store.journal.breath import breathe
 from covenant.store.journal.snapshot import Saved, saved
 
 FILE: Final = "archive.sqlite3"
@@ -56,6 +56,7 @@ _FILTER_GROWTH: Final = 4  # of each further layer
 _TWO_BITS: Final = tuple(1 << (n & 63) | 1 << (n >> 6) for n in range(4096))  # of a word, by twelve bits of a hash
 _PRUNE_ROWS: Final = 2048
 BREATH: Final = 32
+_FILTER_BREATH: Final = 512
 _N_MAX: Final = 2**62
 
 _SCHEMA: Final = f"""
@@ -90,6 +91,7 @@ create index lease_task on lease (task);
 _ROW: Final = "(?, ?, ?, ?, ?, ?, ?, ?)"
 _PLAIN_ROW: Final = "(?, ?, 'task', ?, ?, null, null, ?)"  # of a task without a parent, and not of the protocol
 _ROWS_AT_ONCE: Final = 512
+_BODY_BYTES: Final = 1024  # room to begin with
 
 _CHECKSUM_BYTES: Final = 4
 _encoder: Final = msgspec.json.Encoder()
@@ -233,24 +235,23 @@ class Archive:
     @_speaks_os
     def store(self, records: Sequence[tuple[Key, Record]], gone: Sequence[Key] = (), breath: int = BREATH) -> None:
         """Take these records in, and drop the keys that are gone. After so many records the event loop gets a turn."""
-        encode = _sealed
         agents = self._agents
         plain: list[Any] = []
         others: list[Any] = []
         leases: list[tuple[str, Key]] = []
         with self._writing():
             for start in range(0, len(records), breath):
-                time.sleep(0)  # let the event loop have the interpreter
+                breathe()
                 for key, record in records[start : start + breath]:
                     if type(record) is not TaskRecord:
-                        others += (*self._columns(key, record), encode(record))
+                        others += (*self._columns(key, record), _sealed(record))
                         continue
                     leases += _leases_to_know(key, record)
                     sender, recipient = agents.get(record.sender), agents.get(record.recipient)
                     if sender and recipient and not record.protocol and record.task.parent is None:
-                        plain += (record.sent_order, key, sender, recipient, encode(record))
+                        plain += (record.sent_order, key, sender, recipient, _sealed(record))
                     else:
-                        others += (*self._columns(key, record), encode(record))
+                        others += (*self._columns(key, record), _sealed(record))
             if gone:
                 self._writer.executemany("delete from rest where key = ?", [(key,) for key in gone])
                 sent_anew = [(key,) for key in gone if ":" not in key]
@@ -367,7 +368,7 @@ class Archive:
                         owner = owner_of(key, record)
                         if owner not in in_memory and (owner in gone or not self._is_kept(owner, n)):
                             self._writer.execute("delete from rest where n = ?", (n,))
-            time.sleep(0)
+            breathe()
         return buried, forgotten
 
     def _bury(self, n: int, key: Key, stone: Tombstone) -> None:
@@ -429,8 +430,8 @@ class Archive:
         filling = KeyFilter()
         for at, (key,) in enumerate(self._writer.execute("select key from rest")):
             filling.add(key)
-            if at % 256 == 0:
-                time.sleep(0)
+            if at % _FILTER_BREATH == 0:
+                breathe()
         self._filling = filling
 
     def use_filled(self) -> None:
@@ -531,9 +532,12 @@ class Archive:
         return None
 
 
-def _sealed(record: Record | Tombstone) -> bytes:
-    body = _encoder.encode(record)
-    return body + crc32(body).to_bytes(_CHECKSUM_BYTES)
+def _sealed(record: Record | Tombstone) -> bytearray:
+    """What SQLite takes as it is: bytes go by adapters, which takes longer."""
+    body = bytearray(_BODY_BYTES)
+    _encoder.encode_into(record, body)
+    body += crc32(body).to_bytes(_CHECKSUM_BYTES)
+    return body
 
 
 def opened(sealed: bytes) -> bytes:

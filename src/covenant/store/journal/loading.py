@@ -193,7 +193,7 @@ def _is_resting(item: Saved) -> bool:
 def _archive_what_rests(state: State, archive: Archive, limits: Limits) -> None:
     batch = resting_batch(state, len(state.rested), limits.finished_tail_max, state.order)
     gone = list(state.gone)
-    archive.store(batch, gone)
+    archive.store(batch, gone, limits.archive_batch)
     forget(state, archive, batch)
     state.gone.difference_update(gone)
     if archive.wants_filter:

@@ -7,7 +7,6 @@ the archive had of them, so that the archive can be rebuilt from it and the segm
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Iterator
 from hashlib import sha256
 from itertools import islice
@@ -35,6 +34,7 @@ from covenant.model.record import (
     Tombstone,
 )
 from covenant.model.run import Entry, Mark, Run, Signal, Step
+from covenant.store.journal.breath import breathe
 from covenant.store.journal.files import Files
 from covenant.store.journal.line import FORMAT_VERSION, split_lines
 from covenant.store.journal.segment import Position
@@ -255,7 +255,7 @@ def write_snapshot(files: Files, prefix: str, header: SnapshotHeader, records: I
             block = _encoder.encode_lines(chunk)
             digest.update(block)
             file.write(block)
-            time.sleep(0)
+            breathe()
         file.write(_encoder.encode(Footer(count, digest.hexdigest())) + b"\n")
         file.sync()
         size = file.size
