@@ -16,6 +16,7 @@ from covenant.model import command as c
 from covenant.model.error import TooManyWaiters
 from covenant.model.peer import Caller, Role
 from covenant.store.clock import ManualClock, SystemClock
+from covenant.store.directory import Directory
 from covenant.store.postgres import rounds
 from covenant.store.postgres.engine import Postgres
 from covenant.store.postgres.replies import Replies
@@ -208,7 +209,7 @@ async def test_one_step_that_is_refused_does_not_keep_the_others_from_being_done
             return entry
 
         monkeypatch.setattr(engine, "submit", refuses)
-        monkeypatch.setattr(engine.trust, "left_grants", lambda: ["one", "two", "three"])
+        monkeypatch.setattr(Directory, "left_grants", lambda trust: ["one", "two", "three"])
         await engine._rounds.go_on()
         assert asked == ["one", "two", "three"]
 
@@ -228,7 +229,7 @@ async def test_a_step_that_cannot_be_done_does_not_keep_the_slow_look(monkeypatc
             return engine.entry(command, by)
 
         monkeypatch.setattr(engine, "submit", never)
-        monkeypatch.setattr(engine.trust, "left_grants", lambda: ["one"])
+        monkeypatch.setattr(Directory, "left_grants", lambda trust: ["one"] if trust is engine.trust else [])
         await begun.wait()
         waiting = asyncio.create_task(there.of("bob@lab").recv_task())
         await there.of("bob@lab").recent_tasks(1)  # asked behind it, and answered

@@ -317,11 +317,13 @@ class Postgres(Roll):
         for (shelf, name, _), _ in moved.all_left():
             if shelf == READY:
                 self.depths.count(name, -1)
+        is_heard = self.waking.hears_of_changes or not self.is_alone
         for key in work.touched:
             was, now = work.were.get(key), work.records.get(key)
-            if type(now) is TaskRecord and _has_moved(was, now):
-                changed.append(key)
-            if type(now) in TRUSTED or type(was) in TRUSTED:
+            if type(now) is TaskRecord:
+                if is_heard and _has_moved(was, now):
+                    changed.append(key)
+            elif type(now) in TRUSTED or type(was) in TRUSTED:
                 if work.trust is self.trust:
                     self.known.put(key, now)
                 is_trust = is_trust or not isinstance(now, Grant) or not isinstance(was, Grant) or now.uses == was.uses

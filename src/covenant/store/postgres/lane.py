@@ -271,13 +271,12 @@ class Lane:
         for entry in batch:
             entry.commit = entry.refusal = None
             wanted = hint(entry.command)
-            order_of = in_order_with(entry)
             commit = None
-            if wanted is not None and waiting.isdisjoint(order_of) and recall.lend(work, wanted):
-                commit = self._commit_of(entry, wanted, work, now)
+            if wanted is not None and (not waiting or waiting.isdisjoint(in_order_with(entry))):
+                commit = self._commit_of(entry, wanted, work, now) if recall.lend(work, wanted) else None
             is_full = chain.size >= SAVE_BYTES or (work.due_ms is not None and work.due_ms <= now)
             if commit is None or is_full or work.order + len(commit.events) >= end:
-                waiting.update(order_of)
+                waiting.update(in_order_with(entry))
                 left.append(entry)
                 continue
             chain.append(self._apply(entry, commit, work, now))

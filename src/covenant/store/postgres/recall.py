@@ -150,13 +150,13 @@ def in_order_with(entry: Entry) -> tuple[Any, ...]:
 def is_borne(commit: Commit, wanted: Sequence[Any], work: Working) -> bool:
     """Whether the save will show that what was decided on is so: every record that was borrowed for it is changed, and
     what was taken from a shelf stood there before this transaction."""
-    events = commit.events
-    if not events or any(type(event) in TRUST_EVENTS for event in events):
+    keys = [event.key for event in commit.events if type(event) not in TRUST_EVENTS]
+    if not keys or len(keys) != len(commit.events):
         return False
     for want in wanted:
         if type(want) is First:
-            if any(event.key not in work.were for event in events):
+            if not work.were.keys() >= set(keys):
                 return False
-        elif all(event.key != want for event in events):
+        elif want not in keys:
             return False
     return True

@@ -77,17 +77,19 @@ def _records(work: Working) -> Sequence[Any]:
     new: list[tuple[str, bytes, int, bytes]] = []
     old: list[tuple[str, bytes, int, bytes, int]] = []
     gone: list[str] = []
+    were, records, sizes = work.were, work.records, work.sizes
     for key in work.touched:
-        was, now = work.were.get(key), work.records.get(key)
+        was, now = were.get(key), records.get(key)
         if now is None:
             if was is not None:
                 gone.append(key)
-        elif was is None:
-            new.append((key, KINDS[type(now)], now.order, body := encoded(now)))
-            work.sizes[key] = len(body)
+            continue
+        body = encoded(now)
+        sizes[key] = len(body)
+        if was is None:
+            new.append((key, KINDS[type(now)], now.order, body))
         else:
-            old.append((key, KINDS[type(now)], now.order, body := encoded(now), was.order))
-            work.sizes[key] = len(body)
+            old.append((key, KINDS[type(now)], now.order, body, was.order))
     new.sort()
     old.sort()
     return *_rows(new), *_rows(old), numbers([row[4] for row in old]), texts(gone)
@@ -98,12 +100,13 @@ def _tasks(work: Working) -> Sequence[str]:
     new: list[tuple[int, str, str, str, str | None, bool]] = []
     gone: list[int] = []
     turned: list[tuple[int, bool]] = []
+    were, records = work.were, work.records
     for key in work.touched:
-        was, now = work.were.get(key), work.records.get(key)
+        was, now = were.get(key), records.get(key)
         if type(now) is not TaskRecord:
             continue
         if type(was) is TaskRecord and was.sent_order == now.sent_order:
-            if is_open(was) is not is_open(now):
+            if was.state is not now.state and is_open(was) is not is_open(now):
                 turned.append((now.sent_order, is_open(now)))
             continue
         new.append(task_row(key, now))

@@ -38,6 +38,11 @@ class Waking:
 
     # --- waking -------------------------------------------------------------------------------------------
 
+    @property
+    def hears_of_changes(self) -> bool:
+        """Whether anybody here wants to know which tasks have moved on."""
+        return bool(self.changes.count or self._hooks)
+
     def wake(self, readied: Iterable[tuple[str, str]], answered: Iterable[str], changed: Sequence[Key]) -> None:
         """This process has committed. What is ready comes with its kind."""
         if self.ready.count:
