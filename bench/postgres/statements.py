@@ -17,7 +17,7 @@ from bench.work import Figures
 from covenant import Mailbox
 from covenant.store.postgres.connection import connect
 from covenant.store.postgres.lane import LOAD
-from covenant.store.postgres.saving import SAVE
+from covenant.store.postgres.saving import ON_BLOCK, SAVE
 
 _SQL: Final = {"load": LOAD, "save": SAVE}
 
@@ -31,8 +31,9 @@ class _Kept:
         self._asked = asked
 
     async def fetch(self, *values: Any) -> Any:
-        self._asked.append((self._name, values))
-        return await self._statement.fetch(*values)
+        answer = await self._statement.fetch(*values)
+        self._asked.append((self._name, values))  # unless it was refused
+        return answer
 
 
 async def repeated(folder: Path, url: str, again_url: str, clients: int, warm_s: float, seconds: float) -> Figures:
@@ -61,12 +62,18 @@ def _one_lane(url: str) -> str:
 async def _sent_again(connection: asyncpg.Connection[Any], asked: list[tuple[str, tuple[Any, ...]]]) -> Figures:
     prepared = {name: await connection.prepare(sql) for name, sql in _SQL.items()}
     driver, server, start = time.process_time(), _server_s(), time.perf_counter()
+    drawn = 0
     for name, values in asked:
-        if not connection.is_in_transaction():
+        block = values[ON_BLOCK] if name == "save" else 0
+        if block == 0 and not connection.is_in_transaction():
             await connection.execute("begin")
+        elif block not in (0, drawn):  # what was drawn then has not been drawn here
+            await connection.execute(f"select setval('block', {block})")
+            drawn = block
         await prepared[name].fetch(*values)
-        if name == "save":
+        if connection.is_in_transaction() and name == "save":
             await connection.execute("commit")
+            drawn = 0
     stop, driver, server = time.perf_counter(), time.process_time() - driver, _server_s() - server
     if connection.is_in_transaction():
         await connection.execute("rollback")  # the last look found nothing to save

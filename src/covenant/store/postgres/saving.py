@@ -26,6 +26,9 @@ SAVE: Final = """select save($47, $48, $49,
     $42, $43::text::bigint[], $44::text::bigint[], $45::text::text[], $46)"""
 
 
+ON_BLOCK: Final = 46  # where among the values it says on which block it counts, or 0
+
+
 def saved(work: Working, moved: Moved, chain: Chain, trust: int) -> Sequence[Any]:
     """All but the lane and the hash that it builds on."""
     stretches = list(chain.stretches())
