@@ -21,7 +21,7 @@ from covenant.store.postgres import rounds
 from covenant.store.postgres.engine import Postgres
 from covenant.store.postgres.replies import Replies
 from tests.conformance.runs import entry, step
-from tests.conformance.support import DONE, drain, plain, take, turn, uid
+from tests.conformance.support import DONE, drain, plain, soon, take, turn, uid
 from tests.postgres import store_url
 
 ALICE = AgentId.named("alice@lab")
@@ -301,3 +301,18 @@ def _alerts(box: OpenMailbox, leads: Callable[[], bool]) -> Alerts:
     engine.leads = leads
     thresholds = Thresholds(queue_depth=2)
     return Alerts(engine, SystemClock(), thresholds, RetryPolicy(), lambda entry: None, None, engine.notes())
+
+
+async def test_what_a_commit_left_to_be_done_comes_before_the_clock_and_nothing_else_does() -> None:
+    clock = ManualClock()
+    async with Mailbox.open(f"{store_url()}&lanes=1", clock=clock) as box:
+        engine: Any = box._engine
+        alice, bob = box.of(ALICE), box.of("bob@lab")
+        await alice.send_task(plain(bob, id=uid(1), deadline_ms=clock.now_ms() + 1000))
+        clock._now_ms += 2000  # and no timer has fired yet
+        step = engine.submit(c.SendTask(ALICE, plain(bob, id=uid(2))))
+        step.is_step = True
+        last = engine.submit(c.SendTask(ALICE, plain(bob, id=uid(3))))
+        await soon(asyncio.gather(step.future, last.future))
+        newest = await engine.log_back(None, 3)
+        assert [logged.events[0].key for logged in newest] == [uid(3), uid(1), uid(2)]
