@@ -169,6 +169,19 @@ async def test_an_answer_that_another_has_drained_does_not_come_again(both: tupl
     assert await alice.try_recv_result_for() is None
 
 
+async def test_a_task_that_is_answered_is_not_taken_from_a_shelf_where_it_stood(
+    both: tuple[OpenMailbox, OpenMailbox],
+) -> None:
+    """Another has taken it there; what became of it is remembered, and that it left is not."""
+    one, other = both
+    alice, bob = one.of(ALICE), one.of(BOB)
+    await finish(alice, bob, plain(bob))
+    sent = await alice.send_task(plain(bob))
+    await bob.send_result(Result.ok(await take(other.of(BOB)), DONE))
+    assert await bob.try_recv_task_for() is None
+    assert (await drain(alice)).task_id == sent.task_id
+
+
 async def test_what_another_has_revoked_is_refused_at_once(
     both: tuple[OpenMailbox, OpenMailbox], monkeypatch: pytest.MonkeyPatch
 ) -> None:
