@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Any
 
+import asyncpg
 import pytest
 
 from covenant import AgentId, Delivery, Idempotency, Mailbox, OpenMailbox, Result, Task
@@ -19,8 +20,10 @@ from covenant.store.clock import ManualClock
 from covenant.store.postgres import recall
 from covenant.store.postgres.engine import Postgres
 from covenant.store.postgres.lane import Lane, Tried
+from covenant.store.postgres.saving import SAVE
 from tests.conformance.support import DONE, drain, finish, plain, soon, take, uid
 from tests.postgres import misplaced, store_url
+from tests.postgres.support import sql
 
 ALICE, BOB = AgentId.named("alice@lab"), AgentId.named("bob@lab")
 
@@ -263,6 +266,38 @@ class _Slow:
             self._is_held.set()
             await self._go_on.wait()
         return await self._statement.fetch(*values)
+
+
+async def test_what_was_looked_for_in_vain_does_not_arrive_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line is cut, and what was said on it comes to the server after all: once it was looked for, and before the
+    command is decided again."""
+    url = f"{store_url()}&lanes=1"
+    async with Mailbox.open(url) as box, sql(url) as server:
+        engine = engine_of(box)
+        alice, bob = box.of(ALICE), box.of(BOB)
+        await finish(alice, bob, plain(bob))
+        sent = [(await alice.send_task(plain(bob))).task_id for _ in range(2)]
+        late: list[Any] = []
+
+        class Cut:
+            async def fetch(self, *values: Any) -> None:
+                late[:] = values
+                raise ConnectionResetError("the line was cut")
+
+        recover = Lane.recover
+
+        async def arrives(lane: Lane, batch: list[Any]) -> int:
+            done = await recover(lane, batch)
+            with pytest.raises(asyncpg.PostgresError):
+                await server.fetch(SAVE, *late)
+            return done
+
+        monkeypatch.setattr(Lane, "recover", arrives)
+        engine._lanes[0]._save_statement = Cut()
+        assert (await take(bob)).task.id == sent[0]
+        assert late
+        assert (await take(bob)).task.id == sent[1]
+        assert await misplaced(engine) == ([], [])
 
 
 async def test_a_reader_of_the_log_misses_nothing_and_sees_nothing_twice(
