@@ -333,6 +333,44 @@ async def test_a_reader_of_the_log_misses_nothing_and_sees_nothing_twice(
     assert len(seen) == 6 * 15 * 4
 
 
+@pytest.fixture
+def draws(monkeypatch: pytest.MonkeyPatch) -> list[Lane]:
+    """The lanes that have drawn numbers for themselves."""
+    drawn: list[Lane] = []
+    draw_block = Lane._draw_block
+
+    async def noted(lane: Lane, connection: Any) -> None:
+        drawn.append(lane)
+        await draw_block(lane, connection)
+
+    monkeypatch.setattr(Lane, "_draw_block", noted)
+    return drawn
+
+
+async def test_what_a_reader_of_the_log_has_drawn_is_used_while_it_looks(
+    box: OpenMailbox, draws: list[Lane], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = engine_of(box)
+    alice, bob = box.of(ALICE), box.of(BOB)
+    await finish(alice, bob, plain(bob))
+    fetch, looks, go_on = engine._reader.fetch, asyncio.Event(), asyncio.Event()
+
+    async def slow(asked: str, *values: Any) -> Any:
+        if "pg_current_snapshot" in asked:
+            looks.set()
+            await go_on.wait()
+        return await fetch(asked, *values)
+
+    monkeypatch.setattr(engine._reader, "fetch", slow)
+    reading = asyncio.create_task(engine.log(0, 1000))
+    await soon(looks.wait())
+    draws.clear()
+    await alice.send_task(plain(bob))
+    assert draws == []
+    go_on.set()
+    assert len(await soon(reading)) == 4
+
+
 async def test_what_two_are_at_is_done_once_whatever_they_remember(both: tuple[OpenMailbox, OpenMailbox]) -> None:
     """Workers of both at one recipient, and drains of both for one sender."""
     count = 60
