@@ -371,6 +371,17 @@ async def test_what_a_reader_of_the_log_has_drawn_is_used_while_it_looks(
     assert len(await soon(reading)) == 4
 
 
+async def test_no_numbers_are_drawn_where_nothing_can_be_recalled(box: OpenMailbox, draws: list[Lane]) -> None:
+    alice, bob = box.of(ALICE), box.of(BOB)
+    await alice.send_task(plain(bob))
+    delivery = await take(bob)
+    numbers = engine_of(box).recall.numbers
+    numbers.lose(numbers.block)
+    draws.clear()
+    await bob.heartbeat(delivery)
+    assert draws == []
+
+
 async def test_what_two_are_at_is_done_once_whatever_they_remember(both: tuple[OpenMailbox, OpenMailbox]) -> None:
     """Workers of both at one recipient, and drains of both for one sender."""
     count = 60

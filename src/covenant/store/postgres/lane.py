@@ -210,6 +210,8 @@ class Lane:
             if connection.is_in_transaction() or batch[0].is_aside or not self._engine.may_recall():
                 break
             if not self._engine.recall.numbers.block:
+                if all(hint(entry.command) is None for entry in batch):
+                    break
                 await self._draw_block(connection)
             done = await self._try_recalled(batch)
             if done is not None:
