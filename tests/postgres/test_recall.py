@@ -300,6 +300,32 @@ async def test_what_was_looked_for_in_vain_does_not_arrive_any_more(monkeypatch:
         assert await misplaced(engine) == ([], [])
 
 
+async def test_a_fault_of_ours_after_a_commit_answers_nobody_else() -> None:
+    """What is not known of that commit is not taken for the outcome of the next one."""
+    async with Mailbox.open(f"{store_url()}&lanes=1") as box:
+        lane = engine_of(box)._lanes[0]
+        alice, bob = box.of(ALICE), box.of(BOB)
+        await finish(alice, bob, plain(bob))
+        save = lane._save_statement
+
+        class Broken:
+            async def fetch(self, *values: Any) -> None:
+                await save.fetch(*values)
+                raise RuntimeError("a fault of ours")
+
+        class Cut:
+            async def fetch(self, *values: Any) -> None:
+                raise ConnectionResetError("the line was cut")
+
+        lane._save_statement = Broken()
+        with pytest.raises(CovenantError):
+            await alice.send_task(plain(bob))
+        await lane.open()
+        lane._save_statement = Cut()
+        sent = await alice.send_task(Task(recipient=BOB, intent_text="x", idempotency=Idempotency("idempotent", "k")))
+        assert (await alice.get_task(sent.task_id)).task.id == sent.task_id
+
+
 async def test_a_reader_of_the_log_misses_nothing_and_sees_nothing_twice(
     both: tuple[OpenMailbox, OpenMailbox],
 ) -> None:
