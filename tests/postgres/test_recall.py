@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Any
 
+import asyncpg
 import pytest
 
 from covenant import AgentId, Delivery, Idempotency, Mailbox, OpenMailbox, Result, Task
@@ -19,8 +20,10 @@ from covenant.store.clock import ManualClock
 from covenant.store.postgres import recall
 from covenant.store.postgres.engine import Postgres
 from covenant.store.postgres.lane import Lane, Tried
+from covenant.store.postgres.saving import SAVE
 from tests.conformance.support import DONE, drain, finish, plain, soon, take, uid
 from tests.postgres import misplaced, store_url
+from tests.postgres.support import sql
 
 ALICE, BOB = AgentId.named("alice@lab"), AgentId.named("bob@lab")
 
@@ -169,6 +172,19 @@ async def test_an_answer_that_another_has_drained_does_not_come_again(both: tupl
     assert await alice.try_recv_result_for() is None
 
 
+async def test_a_task_that_is_answered_is_not_taken_from_a_shelf_where_it_stood(
+    both: tuple[OpenMailbox, OpenMailbox],
+) -> None:
+    """Another has taken it there; what became of it is remembered, and that it left is not."""
+    one, other = both
+    alice, bob = one.of(ALICE), one.of(BOB)
+    await finish(alice, bob, plain(bob))
+    sent = await alice.send_task(plain(bob))
+    await bob.send_result(Result.ok(await take(other.of(BOB)), DONE))
+    assert await bob.try_recv_task_for() is None
+    assert (await drain(alice)).task_id == sent.task_id
+
+
 async def test_what_another_has_revoked_is_refused_at_once(
     both: tuple[OpenMailbox, OpenMailbox], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -252,6 +268,64 @@ class _Slow:
         return await self._statement.fetch(*values)
 
 
+async def test_what_was_looked_for_in_vain_does_not_arrive_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A line is cut, and what was said on it comes to the server after all: once it was looked for, and before the
+    command is decided again."""
+    url = f"{store_url()}&lanes=1"
+    async with Mailbox.open(url) as box, sql(url) as server:
+        engine = engine_of(box)
+        alice, bob = box.of(ALICE), box.of(BOB)
+        await finish(alice, bob, plain(bob))
+        sent = [(await alice.send_task(plain(bob))).task_id for _ in range(2)]
+        late: list[Any] = []
+
+        class Cut:
+            async def fetch(self, *values: Any) -> None:
+                late[:] = values
+                raise ConnectionResetError("the line was cut")
+
+        recover = Lane.recover
+
+        async def arrives(lane: Lane, batch: list[Any]) -> int:
+            done = await recover(lane, batch)
+            with pytest.raises(asyncpg.PostgresError):
+                await server.fetch(SAVE, *late)
+            return done
+
+        monkeypatch.setattr(Lane, "recover", arrives)
+        engine._lanes[0]._save_statement = Cut()
+        assert (await take(bob)).task.id == sent[0]
+        assert late
+        assert (await take(bob)).task.id == sent[1]
+        assert await misplaced(engine) == ([], [])
+
+
+async def test_a_fault_of_ours_after_a_commit_answers_nobody_else() -> None:
+    """What is not known of that commit is not taken for the outcome of the next one."""
+    async with Mailbox.open(f"{store_url()}&lanes=1") as box:
+        lane = engine_of(box)._lanes[0]
+        alice, bob = box.of(ALICE), box.of(BOB)
+        await finish(alice, bob, plain(bob))
+        save = lane._save_statement
+
+        class Broken:
+            async def fetch(self, *values: Any) -> None:
+                await save.fetch(*values)
+                raise RuntimeError("a fault of ours")
+
+        class Cut:
+            async def fetch(self, *values: Any) -> None:
+                raise ConnectionResetError("the line was cut")
+
+        lane._save_statement = Broken()
+        with pytest.raises(CovenantError):
+            await alice.send_task(plain(bob))
+        await lane.open()
+        lane._save_statement = Cut()
+        sent = await alice.send_task(Task(recipient=BOB, intent_text="x", idempotency=Idempotency("idempotent", "k")))
+        assert (await alice.get_task(sent.task_id)).task.id == sent.task_id
+
+
 async def test_a_reader_of_the_log_misses_nothing_and_sees_nothing_twice(
     both: tuple[OpenMailbox, OpenMailbox],
 ) -> None:
@@ -283,6 +357,55 @@ async def test_a_reader_of_the_log_misses_nothing_and_sees_nothing_twice(
     commits = [row["seq"] for row in await engine_of(one)._reader.fetch("select lines, seq from log")]
     assert len(seen) == len(set(seen)) >= len(commits)
     assert len(seen) == 6 * 15 * 4
+
+
+@pytest.fixture
+def draws(monkeypatch: pytest.MonkeyPatch) -> list[Lane]:
+    """The lanes that have drawn numbers for themselves."""
+    drawn: list[Lane] = []
+    draw_block = Lane._draw_block
+
+    async def noted(lane: Lane, connection: Any) -> None:
+        drawn.append(lane)
+        await draw_block(lane, connection)
+
+    monkeypatch.setattr(Lane, "_draw_block", noted)
+    return drawn
+
+
+async def test_what_a_reader_of_the_log_has_drawn_is_used_while_it_looks(
+    box: OpenMailbox, draws: list[Lane], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = engine_of(box)
+    alice, bob = box.of(ALICE), box.of(BOB)
+    await finish(alice, bob, plain(bob))
+    fetch, looks, go_on = engine._reader.fetch, asyncio.Event(), asyncio.Event()
+
+    async def slow(asked: str, *values: Any) -> Any:
+        if "pg_current_snapshot" in asked:
+            looks.set()
+            await go_on.wait()
+        return await fetch(asked, *values)
+
+    monkeypatch.setattr(engine._reader, "fetch", slow)
+    reading = asyncio.create_task(engine.log(0, 1000))
+    await soon(looks.wait())
+    draws.clear()
+    await alice.send_task(plain(bob))
+    assert draws == []
+    go_on.set()
+    assert len(await soon(reading)) == 4
+
+
+async def test_no_numbers_are_drawn_where_nothing_can_be_recalled(box: OpenMailbox, draws: list[Lane]) -> None:
+    alice, bob = box.of(ALICE), box.of(BOB)
+    await alice.send_task(plain(bob))
+    delivery = await take(bob)
+    numbers = engine_of(box).recall.numbers
+    numbers.lose(numbers.block)
+    draws.clear()
+    await bob.heartbeat(delivery)
+    assert draws == []
 
 
 async def test_what_two_are_at_is_done_once_whatever_they_remember(both: tuple[OpenMailbox, OpenMailbox]) -> None:

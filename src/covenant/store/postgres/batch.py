@@ -57,7 +57,7 @@ class Batches:
                 raise
             except Exception as failed:  # a fault of ours must not leave anybody waiting for ever
                 log.exception("a batch could not be decided")
-                await lane.close()
+                await (lane.end_chain() if lane.is_in_doubt else lane.close())
                 for entry in batch:
                     entry.fail(told(failed, "unknown"))
 

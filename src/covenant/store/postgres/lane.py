@@ -168,11 +168,17 @@ class Lane:
         connection = await self._connected()
         async with connection.transaction():
             found = await connection.fetchval("select hash from lane where id = $1 for update", self.id)
+            is_so = bool(found == mark.decode())
+            # What was decided on memory is said in one word, and that may still be on its way: it must not arrive now.
+            is_late = not is_so and self._work.is_recalled
+            if is_late:
+                await connection.execute("update lane set closed = true where id = $1", self.id)
         self._pending = None
-        if found != mark.decode():
-            return False
-        self.hash, self.seq = mark, seq
-        return True
+        if is_so:
+            self.hash, self.seq = mark, seq
+        elif is_late:
+            await self.end_chain()
+        return is_so
 
     async def end_chain(self) -> None:
         """The next commit begins a new one."""
@@ -204,6 +210,8 @@ class Lane:
             if connection.is_in_transaction() or batch[0].is_aside or not self._engine.may_recall():
                 break
             if not self._engine.recall.numbers.block:
+                if all(hint(entry.command) is None for entry in batch):
+                    break
                 await self._draw_block(connection)
             done = await self._try_recalled(batch)
             if done is not None:

@@ -48,10 +48,10 @@ class CommitLog:
         """Every commit up to this number is visible, or will never be."""
         for _ in range(2):
             (drawn,) = await self._reader.fetch(_DRAWN)
-            (row,) = await self._reader.fetch(_OPEN)  # only now: whoever has drawn has begun before
             block = drawn["drawn"]
             self._numbers.drawn(block)
             self._numbers.go_on(block, block, block + BLOCK)
+            (row,) = await self._reader.fetch(_OPEN)  # only now: whoever has drawn has begun before
             if len(self._looks) < _KEPT:  # the oldest are kept: they are the first to be settled
                 self._looks.append((block, row["next"]))
             while self._looks and self._looks[0][1] <= row["oldest"]:

@@ -18,6 +18,7 @@ from covenant.rules.context import Commit
 from covenant.store.postgres.entry import Entry
 from covenant.store.postgres.numbers import Numbers
 from covenant.store.postgres.rows import Place, is_open
+from covenant.store.postgres.rows import standing as stands_at
 from covenant.store.postgres.trust import TRUST_EVENTS
 from covenant.store.postgres.view import ANYBODY, TAKEN, First, Moved, Working
 
@@ -66,6 +67,10 @@ class Recall:
         if not standing or name in self._lent:  # whether it is still empty has to be looked for
             return False
         if not all(self._lend_record(work, key) for key in standing):
+            return False
+        # One may have left the shelf unseen, and been seen elsewhere since: it would be taken where it is not.
+        if any(stands_at(name[0], key, work.records.get(key)) != (name[1], order) for key, order in standing.items()):
+            del self._shelves[name]
             return False
         work.remember_shelf(name, standing)
         self._lent.add(name)
