@@ -368,8 +368,7 @@ class Lane:
                     break  # the clock comes before the next command
             if chain.lines:
                 await self._save(work, chain, mode)
-            is_going_on = engine.queue and not engine.may_recall()
-            await connection.execute("commit and chain" if is_going_on else "commit")
+            await connection.execute("commit and chain" if self._goes_on_loading() else "commit")
         except BaseException:
             if self._pending is None:
                 tried.has_listed(work.listed_as_due())
@@ -382,6 +381,11 @@ class Lane:
         engine.recall.numbers.go_on(self._block, work.order, self._block_end)
         engine.committed(batch[:done], work, self._moved)
         return done
+
+    def _goes_on_loading(self) -> bool:
+        """Whether the next transaction will have to be begun, as far as can be told."""
+        following = self._engine.queue.first
+        return following is not None and (hint(following.command) is None or not self._engine.may_recall())
 
     async def _roll_back(self, connection: asyncpg.Connection[Any]) -> None:
         if not connection.is_closed() and connection.is_in_transaction():

@@ -34,6 +34,10 @@ class Queue:
     def __bool__(self) -> bool:
         return bool(self._waiting)
 
+    @property
+    def first(self) -> Entry | None:
+        return self._waiting[0] if self._waiting else None
+
     def append(self, entry: Entry) -> None:
         self._waiting.append(entry)
         self._ring()
