@@ -269,7 +269,7 @@ def test_a_page_looks_at_no_more_than_some_pages_of_large_tasks(
             looked[-1] += len(found)
             return found
 
-        monkeypatch.setattr(stage.state, name, noted)
+        monkeypatch.setattr(type(stage.state), name, staticmethod(noted))
 
     seen: list[str] = []
     cursor: str | None = None
