@@ -184,9 +184,12 @@ def _superseded(steps: list[Step]) -> _Found:
 
 
 def _refused(steps: list[Step]) -> _Found:
+    heard_of = {step.lease for step in _done(steps, Verb.LEASE)}
     for step in steps:
         if step.outcome is not Outcome.REFUSED or step.verb not in _USES + _ENDS or step.code not in _ENDED:
             continue
+        if step.verb is Verb.REQUEUE and step.lease not in heard_of:
+            continue  # its answer reached nobody: it was given back after the operator had seen it
         causes = [
             other
             for other in _tried(steps, *_ENDS)

@@ -95,8 +95,13 @@ def without(steps: list[Step], *gone: Step) -> list[Step]:
     return [step for step in steps if step not in gone]
 
 
+def _requeue_of(lease_id: str) -> Step:
+    return under(Verb.REQUEUE, 5, lease_id, outcome=Outcome.REFUSED, code="not_leased")
+
+
 GOOD: Final = {
     "plain": WELL,
+    "seen by the operator, and given back because its answer reached nobody": [*WELL, _requeue_of("l0")],
     "superseded": SUPERSEDED,
     "streamed": WRITTEN,
     "two tasks under a key": KEYED,
@@ -141,6 +146,7 @@ BAD: Final[list[tuple[Rule, list[Step]]]] = [
     (Rule.SUPERSEDED_WROTE, [*SUPERSEDED, under(Verb.WRITE, 35, "l1", text="<late>", generation=8)]),
     (Rule.SUPERSEDED_WROTE, [*WELL, under(Verb.BEAT, 85, "l1")]),
     (Rule.SUPERSEDED_WROTE, changed(changed(SUPERSEDED, 3, outcome=Outcome.UNKNOWN), 2, began=35, ended=36)),
+    (Rule.REFUSED_WITHOUT_CAUSE, [*WELL, _requeue_of("l1")]),
     (Rule.REFUSED_WITHOUT_CAUSE, changed(WELL, 2, outcome=Outcome.REFUSED, code="lease_superseded")),
     (Rule.REFUSED_WITHOUT_CAUSE, [*WELL, under(Verb.BEAT, 20, "l1", outcome=Outcome.REFUSED, code="task_terminal")]),
     (Rule.GENERATION_REPEATED, changed(SUPERSEDED, 4, generation=3)),
