@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 import shutil
+import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
@@ -27,6 +28,9 @@ from covenant.store.clock import CountingIds, ManualClock
 from tests.daemons import Realmful, start_daemon
 from tests.haste import hurry
 from tests.postgres import store_for
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell has put this in the background, and programs inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 hurry()
 
