@@ -192,7 +192,7 @@ async def test_what_one_step_of_the_clock_asks_for_is_not_asked_for_by_all_of_th
     box: OpenMailbox, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = 0
-    decide = Lane._decide
+    decide = Lane.decide
 
     def counted(lane: Lane, entry: Any, *more: Any, **named: Any) -> Any:
         nonlocal asked
@@ -202,7 +202,7 @@ async def test_what_one_step_of_the_clock_asks_for_is_not_asked_for_by_all_of_th
     alice, bob = box.of(ALICE), box.of(BOB)
     for number in range(50):
         await alice.send_task(keyed(bob, f"key{number}", deadline_ms=clock.now_ms() + 1000))
-    monkeypatch.setattr(Lane, "_decide", counted)
+    monkeypatch.setattr(Lane, "decide", counted)
     clock.advance(2000)
     await drain_many(alice, 50)
     assert asked < 200

@@ -18,7 +18,7 @@ from covenant.model import command as c
 from covenant.model.error import CovenantError, StoreUnavailable
 from covenant.model.record import Key
 from covenant.store.embedded import SYSTEM
-from covenant.store.postgres.connection import LANE_CLOSED, LOST, RETRIED, told
+from covenant.store.postgres.connection import LANE_CLOSED, LOG_AHEAD, LOST, RETRIED, told
 from covenant.store.postgres.due import EXPIRY_STEPS
 from covenant.store.postgres.entry import Entry, observed
 from covenant.store.postgres.lane import DueFirst, Lane, Tried
@@ -50,10 +50,13 @@ class Batches:
             if not batch:
                 return
             try:
-                await self._do(batch)
+                async with engine.ahead.whole(is_lane=True):
+                    await self._do(batch)
+                if engine.ahead.is_worth_it:
+                    await engine.ahead.begin(lane)
             except asyncio.CancelledError:
                 for entry in batch:
-                    entry.fail(_unknown() if lane.is_in_doubt else engine.closed_error())
+                    entry.fail(unknown() if lane.is_in_doubt else engine.closed_error())
                 raise
             except Exception as failed:  # a fault of ours must not leave anybody waiting for ever
                 log.exception("a batch could not be decided")
@@ -83,7 +86,7 @@ class Batches:
                 continue
             except RETRIED as conflict:
                 if lane.is_in_doubt:  # of a commit: how that ended has to be looked for
-                    recovered = await self._recover(batch, conflict)
+                    recovered = await self.recover(batch, conflict)
                     batch = [entry for entry in batch[recovered:] if not entry.is_over]
                     continue
                 tries += 1
@@ -104,7 +107,7 @@ class Batches:
                     await asyncio.sleep(min(0.001 * tries, 0.02))
                 continue
             except LOST as lost:
-                recovered = await self._recover(batch, lost)
+                recovered = await self.recover(batch, lost)
                 batch = [entry for entry in batch[recovered:] if not entry.is_over]
                 if batch and recovered:
                     queue.put_back(batch)
@@ -113,6 +116,9 @@ class Batches:
             except asyncpg.PostgresError as failed:
                 if failed.sqlstate == LANE_CLOSED:
                     await lane.end_chain()
+                    continue
+                if failed.sqlstate == LOG_AHEAD:
+                    self._engine.ahead.is_owed = True
                     continue
                 if len(batch) > 1:  # one of them is the cause: each on its own
                     batch = self._part(batch, tried)
@@ -187,7 +193,7 @@ class Batches:
 
     # --- a line that was cut ------------------------------------------------------------------------------
 
-    async def _recover(self, batch: list[Entry], lost: BaseException) -> int:
+    async def recover(self, batch: list[Entry], lost: BaseException) -> int:
         """The connection was lost. How many of the batch were committed all the same. Who has waited long enough is
         told, and is over; where nobody is left who waits, what became of the commit is not looked for any more."""
         lane, loop = self._lane, asyncio.get_running_loop()
@@ -213,5 +219,5 @@ def _give_up(batch: Iterable[Entry], failure: CovenantError) -> None:
         entry.fail(type(failure)(failure.message, **failure.details))
 
 
-def _unknown() -> CovenantError:
+def unknown() -> CovenantError:
     return StoreUnavailable("the mailbox was closed while this was being committed", outcome="unknown")

@@ -71,6 +71,7 @@ LOST: Final = (
     asyncpg.InvalidTransactionStateError,
 )
 LANE_CLOSED: Final = "CV001"
+LOG_AHEAD: Final = "CV005"
 
 
 class Where(Struct, frozen=True):

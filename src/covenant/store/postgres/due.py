@@ -91,6 +91,11 @@ class Due:
         if done is self._expiring:
             self._expiring = None
 
+    @property
+    def next_ms(self) -> int | None:
+        """When something is due next, as far as is known; what is being ended is."""
+        return 0 if self._expiring is not None else self._timer_ms
+
     async def passed(self) -> None:
         """Until what was due when this was asked has ended."""
         if self._expiring is not None:

@@ -32,6 +32,7 @@ from covenant.store.clock import Clock, SystemClock
 from covenant.store.directory import TRUSTED, Directory
 from covenant.store.embedded import SYSTEM, is_under_way
 from covenant.store.engine import Notes, Place
+from covenant.store.postgres.ahead import Ahead
 from covenant.store.postgres.batch import Batches
 from covenant.store.postgres.bell import Bell
 from covenant.store.postgres.connection import LOST, Where, borrowed, told
@@ -89,6 +90,7 @@ class Postgres(Roll):
         self.waking = Waking(limits.waiters_max, self.hooks)
         self.depths = Depths(limits.queue_depth_max)
         self.recall = Recall()
+        self.ahead = Ahead(self)
         self._lanes: list[Lane] = []
         self._reader = Reader(self)
         self.due = Due(self, clock, self._reader)
@@ -136,6 +138,8 @@ class Postgres(Roll):
             await self._pulse.check_clock(connection)
             await self.member.register(connection)
             await self.known.meet(connection)
+            self.ahead.is_owed = True
+            await self.ahead.mend(connection)  # the others are refused from here on, if one is ahead
             self.is_closing = False
             self.queue.open()
             self._lanes = [Lane(self) for _ in range(self.where.lanes)]
@@ -190,6 +194,7 @@ class Postgres(Roll):
             return
         await self.replies.finish()
         self.is_closing = True
+        await self.ahead.close(_ENDING_S)
         self.queue.end()
         await asyncio.wait(self._writing, timeout=_ENDING_S)  # what was begun gets its true answer
         for job in self._jobs:
@@ -208,6 +213,7 @@ class Postgres(Roll):
         self.due.close()
         self._bell.close()
         self._pulse.close()
+        self.ahead.let_go()
         for lane in self._lanes:
             await lane.close()
         self._lanes = []
@@ -231,7 +237,8 @@ class Postgres(Roll):
         if self.is_closing:
             raise self.closed_error()
         entry = self.entry(command, by)
-        self.queue.append(entry)
+        if not self.ahead.take(entry):
+            self.queue.append(entry)
         return entry
 
     async def run(self, command: Command | Call) -> Any:
@@ -273,7 +280,9 @@ class Postgres(Roll):
         waiters, name, kinds = self.waking.place_of(asked)
         is_woken, woken_by = False, None
         shelf = READY if isinstance(asked, LeaseTasks) else ANSWERS
-        if kinds is None and self.recall.expects(shelf, name):  # who will hardly have to wait needs no place for it
+        if kinds is None and (
+            self.ahead.expects(shelf, name) or self.recall.expects(shelf, name)
+        ):  # who will hardly have to wait needs no place for it
             entry = self.submit(command)
             if await self.replies.to(entry) or not waits:
                 return entry
@@ -317,11 +326,10 @@ class Postgres(Roll):
         for (shelf, name, _), _ in moved.all_left():
             if shelf == READY:
                 self.depths.count(name, -1)
-        is_heard = self.waking.hears_of_changes or not self.is_alone
         for key in work.touched:
             was, now = work.were.get(key), work.records.get(key)
             if type(now) is TaskRecord:
-                if is_heard and _has_moved(was, now):
+                if self.hears_of(was, now):
                     changed.append(key)
             elif type(now) in TRUSTED or type(was) in TRUSTED:
                 if work.trust is self.trust:
@@ -337,6 +345,10 @@ class Postgres(Roll):
             self._tell_of_passed(passed)
         for entry in entries:
             self.replies.committed(entry)
+
+    def hears_of(self, was: Any, now: TaskRecord) -> bool:
+        """Whether anybody wants to know that a task has moved on, and it has."""
+        return (self.waking.hears_of_changes or not self.is_alone) and _has_moved(was, now)
 
     def _tell_of_passed(self, shelves: Iterable[tuple[bytes, str]]) -> None:
         """Who looked while it was locked has not seen it, and may wait for it."""

@@ -139,10 +139,12 @@ class Housekeeper:
         engine = self._engine
         ctx = engine.context
         ctx.now, ctx.compaction = engine.now(), engine.trust.compaction
-        async with connection.transaction():
-            if not await connection.fetchval("select pg_try_advisory_xact_lock($1, 2)", engine.space):
-                return 0
-            return int(await work(connection, ctx))
+        async with engine.ahead.whole():
+            await engine.ahead.mend(connection)
+            async with connection.transaction():
+                if not await connection.fetchval("select pg_try_advisory_xact_lock($1, 2)", engine.space):
+                    return 0
+                return int(await work(connection, ctx))
 
     async def _bury(self, connection: asyncpg.Connection[Any], ctx: Context) -> int:
         """From the oldest on, as far as tasks are that could be past their time."""

@@ -24,7 +24,7 @@ from covenant.rules.decide import decide
 from covenant.store.journal.line import GENESIS, Line
 from covenant.store.postgres.array import numbers, texts
 from covenant.store.postgres.chain import Chain
-from covenant.store.postgres.connection import LOST, RETRIED, connect
+from covenant.store.postgres.connection import LOG_AHEAD, LOST, RETRIED, connect
 from covenant.store.postgres.due import EXPIRY_STEPS
 from covenant.store.postgres.entry import Entry
 from covenant.store.postgres.hint import hint
@@ -33,7 +33,7 @@ from covenant.store.postgres.numbers import BLOCK
 from covenant.store.postgres.pulse import name_session
 from covenant.store.postgres.recall import in_order_with, is_borne
 from covenant.store.postgres.rows import DIALOGS, READY, TRUST, kind_name
-from covenant.store.postgres.saving import SAVE, on_loaded, on_remembered, saved
+from covenant.store.postgres.saving import APPEND, SAVE, appended, on_loaded, on_remembered, saved
 from covenant.store.postgres.trust import TRUST_EVENTS
 from covenant.store.postgres.view import Depth, First, Listing, Moved, ShelfName, Working
 
@@ -105,6 +105,7 @@ class Lane:
         self._connection: asyncpg.Connection[Any] | None = None
         self._load_statement: Any = None
         self._save_statement: Any = None
+        self._append_statement: Any = None
         self.own: deque[Entry] = deque()  # what only this lane can do
         self.id = 0
         self.hash = GENESIS
@@ -142,6 +143,7 @@ class Lane:
                 self.hash, self.seq, self.signed, self._pending = GENESIS, 0, 0, None
             self._load_statement = await connection.prepare(LOAD)
             self._save_statement = await connection.prepare(SAVE)
+            self._append_statement = await connection.prepare(APPEND)
         except BaseException:
             await _close(connection)
             raise
@@ -207,6 +209,7 @@ class Lane:
         were committed: those go to its beginning, the others are left to be decided on what is loaded."""
         for _ in range(_RECALLS_MAX):
             connection = await self._connected()
+            await self._engine.ahead.mend(connection)
             if connection.is_in_transaction() or batch[0].is_aside or not self._engine.may_recall():
                 break
             if not self._engine.recall.numbers.block:
@@ -245,6 +248,8 @@ class Lane:
             recall.lose(work)
             if refused.sqlstate == _MORE_ON_SHELVES:
                 recall.was_wrong([(shelf.encode(), name) for shelf, name in msgspec.json.decode(refused.detail)])
+            elif refused.sqlstate == LOG_AHEAD:
+                engine.ahead.is_owed = True
             elif refused.sqlstate not in _NOT_AS_REMEMBERED:
                 raise
             return 0
@@ -256,6 +261,7 @@ class Lane:
         self.hash, self.seq = self._pending
         self._pending = None
         engine.committed(batch[:done], work, moved)
+        engine.ahead.recalled(done)
         return done
 
     async def _draw_block(self, connection: asyncpg.Connection[Any]) -> None:
@@ -287,7 +293,7 @@ class Lane:
                 waiting.update(in_order_with(entry))
                 left.append(entry)
                 continue
-            chain.append(self._apply(entry, commit, work, now))
+            chain.append(self.apply(entry, commit, work, now))
             entry.commit = commit
             done.append(entry)
         batch[:] = done + left
@@ -296,11 +302,37 @@ class Lane:
     def _commit_of(self, entry: Entry, wanted: Sequence[Any], work: Working, now: int) -> Commit | None:
         """If it can be decided on what is remembered."""
         try:
-            commit = self._decide(entry, work, now, is_guess=True)
+            commit = self.decide(entry, work, now, is_guess=True)
             work.require(commit.events)
         except (Need, CovenantError):
             return None
         return commit if is_borne(commit, wanted, work) else None
+
+    # --- to the log alone ---------------------------------------------------------------------------------
+
+    async def for_appending(self) -> asyncpg.Connection[Any]:
+        """The connection, with nothing begun on it."""
+        connection = await self._connected()
+        if connection.is_in_transaction():
+            await connection.execute("rollback")
+        return connection
+
+    async def append(self, chain: Chain, block: int) -> None:
+        """What was decided ahead of the tables."""
+        engine = self._engine
+        self._work, self._moved = Working(engine.trust, engine.depths.of), Moved()
+        self._work.is_recalled = True  # it is said in one word, too
+        mark, last = self._pending = (chain.mark, chain.lines[-1].last)
+        try:
+            await self._append_statement.fetch(
+                engine.space, self.id, self.hash.decode(), mark.decode(), last, block, *appended(chain)
+            )
+        except asyncpg.PostgresError as refused:
+            if not isinstance(refused, LOST):
+                self._pending = None  # the server has said no
+            raise
+        self.hash, self.seq = mark, last
+        self._pending = None
 
     # --- one transaction ----------------------------------------------------------------------------------
 
@@ -308,6 +340,8 @@ class Lane:
         """How many of the batch were committed, from its beginning."""
         engine = self._engine
         connection = await self._connected()
+        await engine.ahead.mend(connection)
+        engine.ahead.loaded()
         if batch[0].lane not in (None, self.id):  # of a chain that has ended: the new one has its own head
             batch[0].future.set_result(None)
             return len(batch)
@@ -336,7 +370,7 @@ class Lane:
                 if batch[0].is_step and not entry.is_step:
                     break
                 try:
-                    commit = self._decide(entry, work, now)
+                    commit = self.decide(entry, work, now)
                     work.require(commit.events)
                 except Need as need:
                     if done and (work.is_full or any(isinstance(want, Listing) for want in need.wanted)):
@@ -358,7 +392,7 @@ class Lane:
                             break
                         await self._draw(work, len(commit.events))
                     if commit.events or commit.audit:
-                        chain.append(self._apply(entry, commit, work, now))
+                        chain.append(self.apply(entry, commit, work, now))
                     entry.commit = commit
                 work.ending = None
                 if type(entry.command) is not c.Expire:  # one step of the clock goes on from what the one before saw
@@ -394,7 +428,7 @@ class Lane:
             except (*LOST, asyncpg.PostgresError):
                 await self.close()
 
-    def _decide(self, entry: Entry, work: Working, now: int, is_guess: bool = False) -> Commit:
+    def decide(self, entry: Entry, work: Working, now: int, is_guess: bool = False) -> Commit:
         ctx = self._engine.context
         ids = entry.ids
         ids.rewind()
@@ -418,7 +452,7 @@ class Lane:
                     wanted += known
                 continue
             try:
-                self._decide(entry, work, now, is_guess=True)
+                self.decide(entry, work, now, is_guess=True)
             except Need as need:
                 if (is_first and at == 0) or not any(isinstance(want, Listing) for want in need.wanted):
                     wanted += need.wanted
@@ -426,7 +460,7 @@ class Lane:
                 pass  # said again when its turn comes
         return wanted
 
-    def _apply(self, entry: Entry, commit: Commit, work: Working, now: int) -> Line:
+    def apply(self, entry: Entry, commit: Commit, work: Working, now: int) -> Line:
         events = commit.events
         line = Line(work.order + 1, now, 0, events, entry.by, work.orders_before(events), commit.audit)
         if events:

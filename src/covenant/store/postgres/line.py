@@ -19,6 +19,11 @@ def marks_of(lines: Iterable[Line]) -> str:
     return " ".join([f"{key}:{before}" for key, before in first.items()])
 
 
+def lines_in(raw: bytes) -> list[bytes]:
+    """Those of a row, each without its newline."""
+    return bytes(raw).rstrip(b"\n").split(b"\n")
+
+
 def mark_in(lines: bytes) -> bytes:
     """The hash that the last of these lines says it has."""
     return lines.rstrip(b"\n")[-66:-2]

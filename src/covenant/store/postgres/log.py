@@ -18,6 +18,7 @@ import asyncpg
 from covenant.model.audit import Logged
 from covenant.model.record import Key
 from covenant.store.journal.line import decode_line
+from covenant.store.postgres.line import lines_in
 from covenant.store.postgres.numbers import BLOCK, Numbers
 from covenant.store.postgres.reader import Reader
 
@@ -78,21 +79,21 @@ class CommitLog:
             until,
             min(limit, _ROWS),
         )
-        commits = (_logged(line) for row in rows for line in _lines(row))
+        commits = (_logged(line) for row in rows for line in lines_in(row["lines"]))
         return list(islice((logged for logged in commits if logged.last > seq), limit))
 
     async def back(self, before: int | None, limit: int) -> list[Logged]:
         until = 2**62 if before is None else before
         sql = "select lines from log where seq < $1 order by seq desc limit $2"
         rows = await self._reader.fetch(sql, until, min(limit, _ROWS))
-        commits = (_logged(line) for row in rows for line in reversed(_lines(row)))
+        commits = (_logged(line) for row in rows for line in reversed(lines_in(row["lines"])))
         return list(islice((logged for logged in commits if logged.seq < until), limit))
 
     async def trail(self, seq: int, key: Key, limit: int) -> list[Logged]:
         named = key.encode()
         found: list[Logged] = []
         for row in await self._reader.fetch("select lines from trail($1, $2, $3)", seq, key, min(limit, _ROWS)):
-            for line in reversed(_lines(row)):
+            for line in reversed(lines_in(row["lines"])):
                 if named not in line:
                     continue
                 logged = _logged(line)
@@ -107,12 +108,8 @@ async def commits_of(connection: asyncpg.Connection[Any], after: int) -> AsyncIt
     async with connection.transaction(isolation="repeatable_read", readonly=True):
         sql = "select lines from log where last > $1 order by seq"
         async for row in connection.cursor(sql, after, prefetch=_ROWS):
-            for line in _lines(row):
+            for line in lines_in(row["lines"]):
                 yield _logged(line)
-
-
-def _lines(row: Any) -> list[bytes]:
-    return bytes(row["lines"]).rstrip(b"\n").split(b"\n")
 
 
 def _logged(line: bytes) -> Logged:

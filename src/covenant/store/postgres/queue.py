@@ -21,6 +21,7 @@ class Queue:
         self._idle: deque[asyncio.Future[None]] = deque()
         self._is_over = False
         self._hurries_until_s = 0.0
+        self._is_paused = False
         self.free = 0  # lanes that have nothing to do
 
     def open(self) -> None:
@@ -53,15 +54,29 @@ class Queue:
         for _ in range(len(self._idle)):
             self._ring()
 
+    def pause(self) -> None:
+        """No lane is given anything for a moment."""
+        self._is_paused = True
+
+    def resume(self) -> None:
+        self._is_paused = False
+        self.ring_all()
+
+    def take_all(self) -> list[Entry]:
+        """Those that wait in their order, and want nothing that somebody holds."""
+        waiting, self._waiting = self._waiting, deque()
+        return [entry for entry in waiting if not entry.future.cancelled() or entry.is_begun]
+
     async def next_batch(self, own: deque[Entry]) -> list[Entry]:
         """Of what only this lane can do, or of what waits for any; nothing once this ends."""
         self.free += 1
         try:
             while not self._is_over:
-                if own:
-                    return [own.popleft()]
-                if batch := self._batch():
-                    return batch
+                if not self._is_paused:
+                    if own:
+                        return [own.popleft()]
+                    if batch := self._batch():
+                        return batch
                 waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
                 self._idle.append(waiting)
                 await waiting

@@ -88,13 +88,19 @@ class Reader:
             self._connection, self._look = connection, None
         return self._connection
 
+    async def _whole(self) -> asyncpg.Connection[Any]:
+        """The connection, and tables that lack nothing."""
+        connection = await self.connected()
+        await self._engine.ahead.mend(connection)
+        return connection
+
     async def fetch(self, sql: str, *values: Any) -> list[Any]:
         """For what is no question of the rules: the log, the daemons."""
         until = asyncio.get_running_loop().time() + PATIENCE_S
         while True:
             try:
-                async with self._turn:
-                    return await (await self.connected()).fetch(sql, *values)  # type: ignore[no-any-return]  # untyped driver
+                async with self._engine.ahead.whole(), self._turn:
+                    return await (await self._whole()).fetch(sql, *values)  # type: ignore[no-any-return]  # untyped driver
             except LOST as lost:
                 await self._lost(lost, until)
             except asyncpg.PostgresError as failed:
@@ -103,8 +109,8 @@ class Reader:
     async def use(self, work: Callable[[asyncpg.Connection[Any]], Awaitable[None]]) -> None:
         """Lend the connection."""
         try:
-            async with self._turn:
-                await work(await self.connected())
+            async with self._engine.ahead.whole(), self._turn:
+                await work(await self._whole())
         except (*LOST, asyncpg.PostgresError) as failed:
             raise told(failed, "not_stored") from failed
 
@@ -145,8 +151,8 @@ class Reader:
         is_behind = False
         while asked:
             try:
-                async with self._turn:
-                    connection = await self.connected()
+                async with self._engine.ahead.whole(), self._turn:
+                    connection = await self._whole()
                     if is_behind:
                         await self._engine.known.learn(connection)
                         is_behind = False

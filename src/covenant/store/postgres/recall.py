@@ -17,7 +17,7 @@ from covenant.model.record import Key, TaskRecord
 from covenant.rules.context import Commit
 from covenant.store.postgres.entry import Entry
 from covenant.store.postgres.numbers import Numbers
-from covenant.store.postgres.rows import Place, is_open
+from covenant.store.postgres.rows import Place, is_open, places_of
 from covenant.store.postgres.rows import standing as stands_at
 from covenant.store.postgres.trust import TRUST_EVENTS
 from covenant.store.postgres.view import ANYBODY, TAKEN, First, Moved, Working
@@ -37,6 +37,7 @@ class Recall:
         self._records: dict[Key, tuple[TaskRecord, Sequence[Place]]] = {}
         self._shelves: dict[ShelfKey, dict[Key, int]] = {}  # all that stands there, as far as is known
         self._unknown: dict[ShelfKey, None] = {}  # shelves on which there was something else, too
+        self._noticed: dict[ShelfKey, None] = {}  # shelves that somebody will want to know of
         self._lent: set[Key | ShelfKey] = set()
         self.numbers = Numbers()
 
@@ -124,11 +125,32 @@ class Recall:
         _trim(records, RECORDS_MAX)
         _trim(shelves, SHELVES_MAX)
 
+    def known(self) -> tuple[list[ShelfKey], list[Key]]:
+        """Which shelves and which records there is something to tell of, the newest last."""
+        return [*dict.fromkeys((*self._noticed, *self._unknown, *self._shelves))], [*self._records]
+
+    def notice(self, names: Iterable[ShelfKey]) -> None:
+        """Something was put on these, or looked for, and nobody knew what else is there."""
+        self._noticed.update(dict.fromkeys(names))
+        _trim(self._noticed, SHELVES_MAX)
+
+    def take_over(self, work: Working) -> None:
+        """What has been decided on it is in the tables: all that it shows is so."""
+        for key, record in work.records.items():
+            if type(record) is TaskRecord:
+                self._records[key] = (record, places_of(key, record))
+        for at, there in work.whole_shelves():
+            self._shelves[at] = dict(there)
+            self._unknown.pop(at, None)
+        _trim(self._records, RECORDS_MAX)
+        _trim(self._shelves, SHELVES_MAX)
+
     def forget(self) -> None:
         """All of it; what is lent is still lent."""
         self._records.clear()
         self._shelves.clear()
         self._unknown.clear()
+        self._noticed.clear()
         self.numbers.lose(self.numbers.block)
 
     def begin_anew(self) -> None:

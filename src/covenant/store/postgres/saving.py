@@ -1,7 +1,8 @@
-"""What a transaction has decided, as the arguments of `save`."""
+"""What a transaction has decided, as the arguments of the functions that save it."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -13,17 +14,22 @@ from covenant.store.postgres.rows import KINDS, Place, encoded, is_open, note_of
 from covenant.store.postgres.view import TAKEN, Moved, Working
 
 # Arrays go out as text, which the server reads faster than the driver writes its own form of them; bodies do not.
-SAVE: Final = """select save($47, $48, $49,
-    $50::text::"char"[], $51::text::text[], $52::text::bigint[], $53::text::integer[], $1, $2, $3, $4, $5,
-    $6::text::text[], $7::text::"char"[], $8::text::bigint[], $9,
+_ROWS: Final = """$6::text::text[], $7::text::"char"[], $8::text::bigint[], $9,
     $10::text::text[], $11::text::"char"[], $12::text::bigint[], $13, $14::text::bigint[], $15::text::text[],
     $16::text::"char"[], $17::text::text[], $18::text::bigint[], $19::text::text[], $20::text::text[],
     $21::text::"char"[], $22::text::text[], $23::text::bigint[], $24::text::text[],
     $25::text::"char"[], $26::text::text[], $27::text::bigint[], $28::text::text[],
     $29::text::"char"[], $30::text::text[], $31::text::bigint[], $32::text::text[],
     $33::text::bigint[], $34::text::text[], $35::text::text[], $36::text::text[], $37::text::text[],
-    $38::text::boolean[], $39::text::bigint[], $40::text::bigint[], $41::text::boolean[],
-    $42, $43::text::bigint[], $44::text::bigint[], $45::text::text[], $46)"""
+    $38::text::boolean[], $39::text::bigint[], $40::text::bigint[], $41::text::boolean[]"""
+_FIRST_ROWS: Final = re.sub(r"\$(\d+)", lambda found: f"${int(found[1]) - 5}", _ROWS)
+SAVE: Final = f"""select save($47, $48, $49,
+    $50::text::"char"[], $51::text::text[], $52::text::bigint[], $53::text::integer[], $1, $2, $3, $4, $5,
+    {_ROWS}, $42, $43::text::bigint[], $44::text::bigint[], $45::text::text[], $46)"""
+APPEND: Final = """select append($1, $2, $3, $4, $5, $6,
+    $7, $8::text::bigint[], $9::text::bigint[], $10::text::text[], $11)"""
+PUT: Final = f"select put({_FIRST_ROWS})"
+SETTLE: Final = f"select settle($1, $2, $3, $4, $5, {_ROWS})"
 
 
 ON_BLOCK: Final = 46  # where among the values it says on which block it counts, or 0
@@ -31,12 +37,12 @@ ON_BLOCK: Final = 46  # where among the values it says on which block it counts,
 
 def saved(work: Working, moved: Moved, chain: Chain, trust: int) -> Sequence[Any]:
     """All but the lane and the hash that it builds on."""
-    stretches = list(chain.stretches())
-    last = chain.lines[-1]
+    return chain.mark.decode(), chain.lines[-1].last, trust, *put(work, moved), *appended(chain)
+
+
+def put(work: Working, moved: Moved) -> Sequence[Any]:
+    """What the tables are to show."""
     return (
-        chain.mark.decode(),
-        last.last,
-        trust,
         *_records(work),
         *_places(moved.taken),
         _notes(moved.taken, work),
@@ -44,7 +50,14 @@ def saved(work: Working, moved: Moved, chain: Chain, trust: int) -> Sequence[Any
         *_places([(was, key) for was, _, key in moved.moves]),
         *_moved_to([(now, key) for _, now, key in moved.moves], work),
         *_tasks(work),
-        last.at,
+    )
+
+
+def appended(chain: Chain) -> Sequence[Any]:
+    """What the log is to tell."""
+    stretches = list(chain.stretches())
+    return (
+        chain.lines[-1].at,
         numbers([lines[0].seq for lines, _ in stretches]),
         numbers([lines[-1].last for lines, _ in stretches]),
         texts([marks_of(lines) for lines, _ in stretches]),

@@ -8,7 +8,7 @@ a record like any other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Final, TypeAlias, TypeVar, overload
 
@@ -160,6 +160,9 @@ class Working:
         self.is_careful = False  # nothing is taken for absent that was not looked for
         self.is_recalled = False  # nothing was loaded: it shows what is remembered
         self.borrowed: list[Key | tuple[bytes, str]] = []  # what of that
+        self.moves: list[tuple[bytes, str | None, str | None, Key]] = []  # from where to where, as they come
+        self.strange: dict[tuple[bytes, str], None] = {}  # where something was put, and it is not known what else is
+        self._heeds = False
         self.sizes: dict[Key, int] = {}  # of what was saved, in bytes
         self.places: dict[Key, Sequence[Place]] = {}  # of tasks, as far as they were looked for
         self._shelves: dict[tuple[bytes, str], dict[Key, int]] = {}
@@ -237,6 +240,36 @@ class Working:
             if self._reach[name] is None:
                 yield name, there
 
+    def go_on(self, but: Collection[Key], shelf_max: int, records_max: int) -> Working:
+        """One that shows the same, as if it had been loaded: tasks that are open, the newest of them, and shelves that
+        are short. What is left out has to be asked for."""
+        work = Working(self.trust, self._depths)
+        work.order, work.due_ms, work.strange = self.order, self.due_ms, self.strange
+        is_open = (
+            (key, record)
+            for key, record in self.records.items()
+            if type(record) is TaskRecord and rows.is_open(record) and key not in but
+        )
+        kept = list(is_open)[-records_max:]
+        work.records = dict(kept)
+        work.were = dict(kept)
+        for name, there in self.whole_shelves():
+            if len(there) <= shelf_max:
+                work._shelves[name] = dict(there)
+                work._reach[name] = None
+        work.heed()
+        return work
+
+    def portion(self, keys: Iterable[Key]) -> Working:
+        """What has become of these alone."""
+        work = Working(self.trust, self._depths)
+        work.touched, work.records, work.were = dict.fromkeys(keys), self.records, self.were
+        return work
+
+    def expects(self, name: tuple[bytes, str]) -> bool:
+        """Whether there is something on this shelf."""
+        return bool(self._shelves.get(name))
+
     # --- changing -----------------------------------------------------------------------------------------
 
     def require(self, events: Iterable[Event]) -> None:
@@ -309,7 +342,9 @@ class Working:
             self.touched[key] = None
             if isinstance(event, (Leased, TakenUp)):
                 self._leases[event.lease_id] = key
-            if self._shelves:
+            if self._heeds and type(new) is TaskRecord:
+                self._shift(key, old if type(old) is TaskRecord else None, new)
+            elif self._loaded:
                 self._move(key, old, new)
         self.order = order
 
@@ -323,12 +358,45 @@ class Working:
                 self.touched[key] = None
                 self._move(key, record, None)
 
+    def heed(self) -> None:
+        """Say from now on who leaves or takes a place on the shelves from which something is taken. None of them is
+        everybody's."""
+        self._heeds = True
+        self._loaded.update(TAKEN)
+
+    def _shift(self, key: Key, old: TaskRecord | None, new: TaskRecord) -> None:
+        """The same as `_move` for a task where it is asked for most."""
+        was, now = None if old is None else old.ready_for, new.ready_for
+        if was != now or (now is not None and old is not None and old.ready_order != new.ready_order):
+            self._leave(READY, was, key)
+            self._take_place(READY, now, new.ready_order, key)
+            self.moves.append((READY, was, now, key))
+        was, now = None if old is None else old.answer_for, new.answer_for
+        if was != now or (now is not None and old is not None and old.answer_order != new.answer_order):
+            self._leave(ANSWERS, was, key)
+            self._take_place(ANSWERS, now, new.answer_order, key)
+            self.moves.append((ANSWERS, was, now, key))
+
+    def _leave(self, shelf: bytes, name: str | None, key: Key) -> None:
+        if name is not None and (there := self._shelves.get((shelf, name))) is not None:
+            there.pop(key, None)
+
+    def _take_place(self, shelf: bytes, name: str | None, order: int, key: Key) -> None:
+        if name is not None:
+            there = self._shelves.get((shelf, name))
+            if there is None:
+                self.strange[shelf, name] = None
+            else:
+                there[key] = order
+
     def _move(self, key: Key, old: Record | Tombstone | None, new: Record | None) -> None:
         shelves = self._shelves
         for shelf in self._loaded:
             was, now = standing(shelf, key, old), standing(shelf, key, new)
             if was == now:
                 continue
+            if self._heeds:
+                self.moves.append((shelf, was and was[0], now and now[0], key))
             for place in (was, now):
                 if place is None:
                     continue

@@ -92,6 +92,15 @@ create table lane (
 );
 create index lane_daemon on lane (daemon);
 
+-- While a daemon is alone, it may append to the log and leave the tables for later: they then lack what this lane has
+-- committed since `settled`, and all of that is in the log. Whoever else comes brings them up to date first (`settle`),
+-- and whoever finds this row decides nothing. No row: the tables are whole.
+create table ahead (
+    one     boolean primary key default true check (one),
+    lane    integer not null references lane,
+    settled bigint not null                       -- the last commit that the tables show
+);
+
 -- Where a chain begins once its beginning was pruned: signed by the daemon that pruned.
 create table anchor (
     lane      integer primary key references lane,
@@ -139,6 +148,9 @@ begin
         perform pg_advisory_xact_lock_shared(space, 1);
     elsif mode = 2 then
         perform pg_advisory_xact_lock(space, 1);
+    end if;
+    if mode > 0 and exists (select from ahead) then
+        raise exception 'the log is ahead of the tables' using errcode = 'CV005';
     end if;
     perform pg_current_xact_id();
     if mode in (0, 3) then
@@ -229,17 +241,8 @@ begin
         union all (select -4, p.key, null, p.ord, null from place p where p.shelf = 'D' order by p.name, p.ord limit 1);
 end $$;
 
--- Save what a transaction has decided. Refused when its lane is not what it believes it to be: it was closed, or the
--- transaction before has not come to the end that its writer thought.
---
--- What was decided on memory, and not on what was loaded, is saved at once if the store is as it was remembered: nobody
--- has drawn a block since (so no number can come behind one that was told of), trust is what it was, nothing is due, and
--- on each shelf from which something was taken nothing else stands before it. That the records are what they were is
--- looked at for any save.
-create function save(
-    on_block bigint, space integer, on_trust bigint,          -- 0: what was loaded in this transaction
-    head_shelves "char"[], head_names text[], head_ords bigint[], head_counts integer[],
-    in_lane integer, hash_before text, hash_after text, last_seq bigint, trust_to bigint,
+-- Put records, their places and the list of tasks in the tables. Records that have changed must be what they were.
+create function put(
     new_keys text[], new_kinds "char"[], new_ords bigint[], new_bodies bytea[],
     old_keys text[], old_kinds "char"[], old_ords bigint[], old_bodies bytea[], old_were bigint[],
     gone_keys text[],
@@ -248,39 +251,12 @@ create function save(
     from_shelves "char"[], from_names text[], from_ords bigint[], moved_keys text[],  -- from one place to another
     to_shelves "char"[], to_names text[], to_ords bigint[], to_notes text[],
     task_ords bigint[], task_keys text[], senders text[], recipients text[], parents text[], opens boolean[],
-    task_gone bigint[], turned_ords bigint[], turned_open boolean[],
-    log_at bigint, log_seqs bigint[], log_lasts bigint[], log_marks text[], log_lines bytea[]
+    task_gone bigint[], turned_ords bigint[], turned_open boolean[]
 ) returns void
 language plpgsql as $$
 declare
     touched integer;
-    waited text;
-    block_now bigint;
-    is_other boolean;
-    crowded json;
 begin
-    if on_block > 0 then
-        waited := pg_advisory_xact_lock_shared(space, 1);
-        waited := pg_current_xact_id();  -- before the look at the block: who draws after it sees this as open
-        select b.last_value, m.trust <> on_trust
-                or exists (select from place where shelf = 'D' and name = '' and ord <= log_at),
-            (select json_agg(json_build_array(u.shelf, u.name))
-             from unnest(head_shelves, head_names, head_ords, head_counts) u(shelf, name, ord, count)
-             where u.count <> (select count(*) from (
-                select from place p where p.shelf = u.shelf and p.name = u.name and p.ord <= u.ord limit u.count + 1) p))
-        into block_now, is_other, crowded from block b, meta m;
-        if block_now <> on_block then
-            raise exception 'somebody has drawn numbers since' using errcode = 'CV002';
-        elsif is_other then
-            raise exception 'this is not as it was remembered' using errcode = 'CV004';
-        elsif crowded is not null then
-            raise exception 'there is more on these shelves' using errcode = 'CV003', detail = crowded;
-        end if;
-    end if;
-    update lane set hash = hash_after, seq = last_seq where id = in_lane and hash = hash_before and not closed;
-    if not found then
-        raise exception 'this lane is not open any more' using errcode = 'CV001';
-    end if;
     if cardinality(old_keys) > 0 then
         update record r set kind = u.kind, ord = u.ord, body = u.body
         from unnest(old_keys, old_kinds, old_ords, old_bodies, old_were) u(key, kind, ord, body, was)
@@ -323,11 +299,150 @@ begin
     if cardinality(turned_ords) > 0 then
         update task t set open = u.open from unnest(turned_ords, turned_open) u(ord, open) where t.ord = u.ord;
     end if;
+end $$;
+
+-- Save what a transaction has decided. Refused when its lane is not what it believes it to be: it was closed, or the
+-- transaction before has not come to the end that its writer thought.
+--
+-- What was decided on memory, and not on what was loaded, is saved at once if the store is as it was remembered: nobody
+-- has drawn a block since (so no number can come behind one that was told of), trust is what it was, nothing is due, and
+-- on each shelf from which something was taken nothing else stands before it. That the records are what they were is
+-- looked at for any save.
+create function save(
+    on_block bigint, space integer, on_trust bigint,          -- 0: what was loaded in this transaction
+    head_shelves "char"[], head_names text[], head_ords bigint[], head_counts integer[],
+    in_lane integer, hash_before text, hash_after text, last_seq bigint, trust_to bigint,
+    new_keys text[], new_kinds "char"[], new_ords bigint[], new_bodies bytea[],
+    old_keys text[], old_kinds "char"[], old_ords bigint[], old_bodies bytea[], old_were bigint[],
+    gone_keys text[],
+    in_shelves "char"[], in_names text[], in_ords bigint[], in_keys text[], in_notes text[],
+    out_shelves "char"[], out_names text[], out_ords bigint[], out_keys text[],
+    from_shelves "char"[], from_names text[], from_ords bigint[], moved_keys text[],  -- from one place to another
+    to_shelves "char"[], to_names text[], to_ords bigint[], to_notes text[],
+    task_ords bigint[], task_keys text[], senders text[], recipients text[], parents text[], opens boolean[],
+    task_gone bigint[], turned_ords bigint[], turned_open boolean[],
+    log_at bigint, log_seqs bigint[], log_lasts bigint[], log_marks text[], log_lines bytea[]
+) returns void
+language plpgsql as $$
+declare
+    waited text;
+    block_now bigint;
+    is_other boolean;
+    crowded json;
+begin
+    if on_block > 0 then
+        waited := pg_advisory_xact_lock_shared(space, 1);
+        waited := pg_current_xact_id();  -- before the look at the block: who draws after it sees this as open
+        select b.last_value, m.trust <> on_trust
+                or exists (select from place where shelf = 'D' and name = '' and ord <= log_at),
+            (select json_agg(json_build_array(u.shelf, u.name))
+             from unnest(head_shelves, head_names, head_ords, head_counts) u(shelf, name, ord, count)
+             where u.count <> (select count(*) from (
+                select from place p where p.shelf = u.shelf and p.name = u.name and p.ord <= u.ord limit u.count + 1) p))
+        into block_now, is_other, crowded from block b, meta m;
+        if exists (select from ahead) then
+            raise exception 'the log is ahead of the tables' using errcode = 'CV005';
+        elsif block_now <> on_block then
+            raise exception 'somebody has drawn numbers since' using errcode = 'CV002';
+        elsif is_other then
+            raise exception 'this is not as it was remembered' using errcode = 'CV004';
+        elsif crowded is not null then
+            raise exception 'there is more on these shelves' using errcode = 'CV003', detail = crowded;
+        end if;
+    end if;
+    update lane set hash = hash_after, seq = last_seq where id = in_lane and hash = hash_before and not closed;
+    if not found then
+        raise exception 'this lane is not open any more' using errcode = 'CV001';
+    end if;
+    perform put(
+        new_keys, new_kinds, new_ords, new_bodies, old_keys, old_kinds, old_ords, old_bodies, old_were, gone_keys,
+        in_shelves, in_names, in_ords, in_keys, in_notes, out_shelves, out_names, out_ords, out_keys,
+        from_shelves, from_names, from_ords, moved_keys, to_shelves, to_names, to_ords, to_notes,
+        task_ords, task_keys, senders, recipients, parents, opens, task_gone, turned_ords, turned_open);
     insert into log select u.seq, u.last, in_lane, log_at, u.marks, u.lines
     from unnest(log_seqs, log_lasts, log_marks, log_lines) u(seq, last, marks, lines);
     if trust_to > 0 then
         update meta set trust = trust_to;
     end if;
+end $$;
+
+-- Go ahead of the tables in this lane: what is committed there from now on is in the log alone. Only for a daemon that is
+-- alone, and knows whom to trust. The first and the last of the blocks of numbers that it may use; nothing where it may
+-- not go ahead.
+create function go_ahead(space integer, in_lane integer, hash_now text, on_trust bigint, me text, blocks integer)
+returns bigint[]
+language plpgsql as $$
+declare
+    drawn bigint[];
+begin
+    perform pg_advisory_xact_lock(space, 1);
+    insert into ahead (lane, settled)
+    select l.id, l.seq from lane l, meta m
+    where l.id = in_lane and l.hash = hash_now and not l.closed and l.daemon = me and m.trust = on_trust
+        and not exists (select from daemon d where d.ended is null and d.id <> me)
+    on conflict do nothing;
+    if found then
+        select array_agg(nextval('block')) into drawn from generate_series(1, blocks);
+    end if;
+    return drawn;
+end $$;
+
+-- Append to the log alone. Refused where the lane is not what it is believed to be, or nobody is ahead in it any more, or
+-- somebody has drawn numbers, or something is due.
+create function append(
+    space integer, in_lane integer, hash_before text, hash_after text, last_seq bigint, on_block bigint,
+    log_at bigint, log_seqs bigint[], log_lasts bigint[], log_marks text[], log_lines bytea[]
+) returns void
+language plpgsql as $$
+declare
+    waited text;
+    is_mine boolean;
+begin
+    waited := pg_advisory_xact_lock_shared(space, 1);
+    waited := pg_current_xact_id();  -- before the look at the block: who draws after it sees this as open
+    select exists (select from ahead where lane = in_lane) and b.last_value = on_block
+        and not exists (select from place where shelf = 'D' and name = '' and ord <= log_at)
+    into is_mine from block b;
+    if not is_mine then
+        raise exception 'this is not as it was remembered' using errcode = 'CV004';
+    end if;
+    update lane set hash = hash_after, seq = last_seq where id = in_lane and hash = hash_before and not closed;
+    if not found then
+        raise exception 'this lane is not open any more' using errcode = 'CV001';
+    end if;
+    insert into log select u.seq, u.last, in_lane, log_at, u.marks, u.lines
+    from unnest(log_seqs, log_lasts, log_marks, log_lines) u(seq, last, marks, lines);
+end $$;
+
+-- Bring the tables up to date with what a lane has appended, so far, or for good.
+create function settle(
+    space integer, in_lane integer, settled_before bigint, settled_to bigint, is_last boolean,
+    new_keys text[], new_kinds "char"[], new_ords bigint[], new_bodies bytea[],
+    old_keys text[], old_kinds "char"[], old_ords bigint[], old_bodies bytea[], old_were bigint[],
+    gone_keys text[],
+    in_shelves "char"[], in_names text[], in_ords bigint[], in_keys text[], in_notes text[],
+    out_shelves "char"[], out_names text[], out_ords bigint[], out_keys text[],
+    from_shelves "char"[], from_names text[], from_ords bigint[], moved_keys text[],  -- from one place to another
+    to_shelves "char"[], to_names text[], to_ords bigint[], to_notes text[],
+    task_ords bigint[], task_keys text[], senders text[], recipients text[], parents text[], opens boolean[],
+    task_gone bigint[], turned_ords bigint[], turned_open boolean[]
+) returns void
+language plpgsql as $$
+begin
+    perform pg_advisory_xact_lock_shared(space, 1);
+    if is_last then
+        delete from ahead where lane = in_lane and settled = settled_before;
+    else
+        update ahead set settled = settled_to where lane = in_lane and settled = settled_before;
+    end if;
+    if not found then
+        raise exception 'somebody else has brought the tables up to date' using errcode = 'CV004';
+    end if;
+    perform put(
+        new_keys, new_kinds, new_ords, new_bodies, old_keys, old_kinds, old_ords, old_bodies, old_were, gone_keys,
+        in_shelves, in_names, in_ords, in_keys, in_notes, out_shelves, out_names, out_ords, out_keys,
+        from_shelves, from_names, from_ords, moved_keys, to_shelves, to_names, to_ords, to_notes,
+        task_ords, task_keys, senders, recipients, parents, opens, task_gone, turned_ords, turned_open);
 end $$;
 
 -- The transactions that touched a task, from the one that holds this event back.

@@ -1,0 +1,317 @@
+"""The log ahead of the tables: what a daemon does that is alone, and is asked for the same few things again and again.
+
+The log has everything, so it is enough that a commit is there. While nobody else has the store open, this daemon
+decides on memory, appends to the log, answers, and brings the tables up to date now and then: a task that came and went
+in between is put there once, as it is then. A row of its own says so (`ahead`): whoever finds it, the next start or
+another daemon, first reads from the log what the tables lack. Who was ahead is refused from then on, and begins anew.
+
+Everything else here wants the tables whole: every command that needs more than is remembered, every question, the
+clock, the housekeeper. Each of them ends the stretch first (`whole`). So where questions are frequent there is none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, Final
+
+import asyncpg
+
+from covenant.store.journal.line import decode_line
+from covenant.store.postgres.array import texts
+from covenant.store.postgres.connection import LOST, connect
+from covenant.store.postgres.entry import Entry
+from covenant.store.postgres.line import lines_in
+from covenant.store.postgres.numbers import BLOCK
+from covenant.store.postgres.recall import RECORD_BYTES_MAX, STANDING_MAX
+from covenant.store.postgres.saving import PUT, SETTLE, put
+from covenant.store.postgres.stretch import Stretch
+from covenant.store.postgres.view import TAKEN, Working
+
+if TYPE_CHECKING:
+    from covenant.store.postgres.engine import Postgres
+    from covenant.store.postgres.lane import Lane
+
+WORTH: Final = 64  # commands decided on memory, one after the other, before it is worth going ahead
+REMEMBERED_MAX: Final = 2048  # shelves, and records, that are looked at for that
+BLOCKS: Final = 16  # of numbers
+PORTION: Final = 128  # records that are put into the tables at once: others have their turn in between
+_OTHERS_S: Final = 0.05  # for the other lanes to come to the end of what they do
+_MENDING: Final = "set local lock_timeout = '10s'"
+_SHELVES: Final = """
+    select u.shelf, u.name, p.ord, p.key
+    from unnest($1::text::"char"[], $2::text::text[]) u(shelf, name)
+    left join lateral (
+        select p.ord, p.key from place p where p.shelf = u.shelf and p.name = u.name order by p.ord limit $3
+    ) p on true
+"""
+_RECORDS: Final = "select key, kind, body from record where key = any($1) and octet_length(body) <= $2"
+_ALL_RECORDS: Final = "select key, kind, body from record where key = any($1) order by key for update"
+_AHEAD: Final = "select lane, settled from ahead for update"
+_LINES: Final = "select lines from log where lane = $1 and seq > $2 order by seq"
+
+log = logging.getLogger("covenant.store")
+
+
+class Ahead:
+    def __init__(self, engine: Postgres) -> None:
+        self._engine = engine
+        self._stretch: Stretch | None = None
+        self._ending: asyncio.Task[None] | None = None
+        self._tables: asyncpg.Connection[Any] | None = None
+        self._put_statement: Any = None
+        self._settle_statement: Any = None
+        self._in_a_row = 0  # commands decided on memory
+        self._is_beginning = False
+        self._busy = 0  # lanes that are at work
+        self._asked = 0  # others that want the tables whole
+        self._changed = asyncio.Event()
+        self._mending = asyncio.Lock()
+        self.is_owed = True  # the tables may lack something: nobody has looked yet, or it went wrong
+
+    # --- what wants the tables whole ----------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def whole(self, *, is_lane: bool = False) -> AsyncIterator[None]:
+        """In here nobody is ahead of the tables. Who has a connection calls `mend` as well."""
+        if is_lane:
+            self._busy += 1
+        else:
+            self._asked += 1
+            self._in_a_row = 0
+        try:
+            while self._is_beginning and not is_lane:  # a lane that has a batch was given it before
+                await self._change()
+            if self._stretch is not None:
+                self.end()
+            if self._ending is not None:
+                await asyncio.wait([self._ending])
+            yield
+        finally:
+            if is_lane:
+                self._busy -= 1
+            else:
+                self._asked -= 1
+            self._tell()
+
+    async def mend(self, connection: asyncpg.Connection[Any]) -> None:
+        """Bring the tables up to date from the log, if somebody went ahead of them and has not come back."""
+        if not self.is_owed:
+            return
+        async with self._mending:
+            if not self.is_owed:
+                return
+            if connection.is_in_transaction():
+                await connection.execute("rollback")
+            async with connection.transaction():
+                await connection.execute(_MENDING)
+                await connection.execute("select pg_advisory_xact_lock($1, 1)", self._engine.space)
+                found = await connection.fetchrow(_AHEAD)
+                if found is not None:
+                    await self._mend(connection, found["lane"], found["settled"])
+            self.is_owed = False
+
+    async def _mend(self, connection: asyncpg.Connection[Any], lane: int, settled: int) -> None:
+        rows = await connection.fetch(_LINES, lane, settled)
+        lines = [decode_line(raw, "log", 0) for row in rows for raw in lines_in(row["lines"])]
+        work = Working(self._engine.trust, self._engine.depths.of)
+        keys = {event.key for line in lines for event in line.events}
+        for row in await connection.fetch(_ALL_RECORDS, list(keys)):
+            work.take_in(row["key"], row["kind"], row["body"])
+        work.take_absent(keys)
+        for line in lines:
+            work.order = line.seq - 1
+            work.apply(line.events, line.at)
+        await connection.fetch(SETTLE, self._engine.space, lane, settled, work.order, True, *_put(work))
+        self._engine.depths.forget()
+        self._engine.recall.forget()
+        log.info("the tables lacked %d commits of lane %d: they were read from the log", len(lines), lane)
+
+    # --- being ahead --------------------------------------------------------------------------------------
+
+    @property
+    def is_on(self) -> bool:
+        return self._stretch is not None
+
+    def take(self, entry: Entry) -> bool:
+        """Decide it ahead of the tables, if it wants nothing but what is remembered. If not, that is over."""
+        stretch = self._stretch
+        if stretch is None:
+            return False
+        if self._asked or self._ending is not None or not stretch.take(entry):
+            self.end()
+            return False
+        return True
+
+    def expects(self, shelf: bytes, name: str) -> bool:
+        return self._stretch is not None and self._stretch.work.expects((shelf, name))
+
+    def recalled(self, count: int) -> None:
+        """So many commands were decided on memory, one transaction after the other."""
+        self._in_a_row += count
+
+    def loaded(self) -> None:
+        """One had to look at the tables."""
+        self._in_a_row = 0
+
+    @property
+    def is_worth_it(self) -> bool:
+        return self._in_a_row >= WORTH and self._stretch is None and self._ending is None and not self._is_beginning
+
+    async def begin(self, lane: Lane) -> None:
+        """If nothing is in the way. What comes meanwhile waits, and is the first to be decided so."""
+        engine, queue = self._engine, self._engine.queue
+        if self._asked or self.is_owed or not engine.may_recall() or engine.is_closing:
+            self._in_a_row = 0
+            return
+        self._is_beginning = True
+        queue.pause()
+        try:
+            if await self._others_are_done():
+                self._stretch = await self._begun(lane)
+        except (*LOST, asyncpg.PostgresError) as failed:
+            log.info("the log was not gone ahead with: %s", failed)
+            self.is_owed = True
+        finally:
+            self._in_a_row = 0
+            self._is_beginning = False
+            if self._stretch is not None:
+                self._take_up(queue.take_all())
+            queue.resume()
+            self._tell()
+
+    def _take_up(self, entries: list[Entry]) -> None:
+        for at, entry in enumerate(entries):
+            if self._stretch is None or not self.take(entry):
+                self._engine.queue.put_back(entries[at:])
+                return
+
+    async def _others_are_done(self) -> bool:
+        """Whether the other lanes have come to the end of what they did, and nobody has asked for the tables."""
+        try:
+            async with asyncio.timeout(_OTHERS_S):
+                while self._busy:
+                    await self._change()
+        except TimeoutError:
+            return False
+        return not self._asked and self._engine.may_recall()
+
+    async def _begun(self, lane: Lane) -> Stretch | None:
+        engine = self._engine
+        shelves, keys = engine.recall.known()
+        connection = await lane.for_appending()
+        await self._connected()
+        work = Working(engine.trust, engine.depths.of)
+        async with connection.transaction():
+            drawn = await connection.fetchval(
+                "select go_ahead($1, $2, $3, $4, $5, $6)",
+                engine.space,
+                lane.id,
+                lane.hash.decode(),
+                engine.known.learnt,
+                engine.member.id,
+                BLOCKS,
+            )
+            if drawn is None:
+                return None
+            await _look_around(connection, work, shelves[-REMEMBERED_MAX:], keys[-REMEMBERED_MAX:])
+        engine.recall.forget()  # it is told again when this ends
+        is_unbroken = drawn[-1] - drawn[0] == (BLOCKS - 1) * BLOCK
+        work.order = drawn[0] if is_unbroken else drawn[-1]
+        return Stretch(engine, self, lane, work, drawn[-1])
+
+    def end(self) -> None:
+        """Nothing more is decided ahead of the tables; they are made whole."""
+        stretch, self._stretch = self._stretch, None
+        if stretch is not None:
+            self._ending = asyncio.ensure_future(self._end(stretch))
+
+    async def _end(self, stretch: Stretch) -> None:
+        try:
+            self.is_owed = not await stretch.finish() or self.is_owed
+        except BaseException:
+            self.is_owed = True
+            raise
+        finally:
+            self._ending = None
+            self._tell()
+
+    async def close(self, within_s: float) -> None:
+        """At the end of it all."""
+        while self._is_beginning:
+            await self._change()
+        self.end()
+        if self._ending is not None:
+            ending = self._ending
+            await asyncio.wait([ending], timeout=within_s)
+            ending.cancel()
+            await asyncio.gather(ending, return_exceptions=True)
+        self.let_go()
+
+    # --- the tables ---------------------------------------------------------------------------------------
+
+    async def settle(self, lane: int, before: int, upto: int, is_last: bool, owed: Working) -> None:
+        """The tables show what is owed to them."""
+        await self._connected()
+        assert self._tables is not None
+        keys = [*owed.touched]
+        portions = [owed.portion(keys[at : at + PORTION]) for at in range(0, max(1, len(keys)), PORTION)]
+        try:
+            async with self._tables.transaction():
+                for portion in portions[:-1]:
+                    await self._put_statement.fetch(*_put(portion))
+                await self._settle_statement.fetch(self._engine.space, lane, before, upto, is_last, *_put(portions[-1]))
+        except BaseException:
+            self.let_go()
+            raise
+
+    async def _connected(self) -> None:
+        if self._tables is None or self._tables.is_closed():
+            engine = self._engine
+            self._tables = await connect(engine.where, application_name=engine.member.session)
+            self._put_statement = await self._tables.prepare(PUT)
+            self._settle_statement = await self._tables.prepare(SETTLE)
+
+    def let_go(self) -> None:
+        """Of the connection."""
+        if self._tables is not None:
+            self._tables.terminate()
+            self._tables = None
+
+    # --- inside -------------------------------------------------------------------------------------------
+
+    async def _change(self) -> None:
+        self._changed.clear()
+        await self._changed.wait()
+
+    def _tell(self) -> None:
+        self._changed.set()
+
+
+async def _look_around(
+    connection: asyncpg.Connection[Any], work: Working, shelves: list[tuple[bytes, str]], keys: list[str]
+) -> None:
+    """How it is now, of what was remembered."""
+    there: dict[tuple[bytes, str], dict[str, int]] = {}
+    named = [(shelf, name) for shelf, name in shelves if shelf in TAKEN]
+    found = await connection.fetch(
+        _SHELVES, texts([shelf.decode() for shelf, _ in named]), texts([name for _, name in named]), STANDING_MAX + 1
+    )
+    for shelf, name, order, key in found:
+        standing = there.setdefault((shelf, name), {})
+        if key is not None:
+            standing[key] = order
+    wanted = {*keys, *(key for standing in there.values() for key in standing)}
+    for row in await connection.fetch(_RECORDS, list(wanted), RECORD_BYTES_MAX):
+        work.take_in(row["key"], row["kind"], row["body"])
+    for at, standing in there.items():
+        if len(standing) <= STANDING_MAX and all(key in work.records for key in standing):
+            work.remember_shelf(at, standing)
+
+
+def _put(owed: Working) -> Any:
+    moved = owed.moved()
+    moved.taken.sort()
+    return put(owed, moved)

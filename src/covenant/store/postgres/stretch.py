@@ -1,0 +1,275 @@
+"""One stretch of being ahead of the tables: decided on memory, appended to the log, answered, and put there later.
+
+What is decided is seen at once by what is decided next, and told to nobody before it is in the log. Appends go out one
+after the other, each with all that has gathered during the one before. If one of them is refused, nothing that came
+after it has happened: those commands are decided again, on what the tables show once they are whole.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING, Final
+
+import asyncpg
+
+from covenant.model.error import CovenantError
+from covenant.model.record import Key, TaskRecord
+from covenant.rules.context import Need
+from covenant.rules.lease import kind_in
+from covenant.store.journal.line import Line
+from covenant.store.postgres.batch import Batches, unknown
+from covenant.store.postgres.chain import Chain
+from covenant.store.postgres.connection import LANE_CLOSED, LOST
+from covenant.store.postgres.entry import Entry
+from covenant.store.postgres.hint import hint
+from covenant.store.postgres.numbers import BLOCK
+from covenant.store.postgres.recall import RECORD_BYTES_MAX, RECORDS_MAX, STANDING_MAX
+from covenant.store.postgres.rows import ANSWERS
+from covenant.store.postgres.trust import TRUST_EVENTS
+from covenant.store.postgres.view import First, Working
+
+if TYPE_CHECKING:
+    from covenant.store.postgres.ahead import Ahead
+    from covenant.store.postgres.engine import Postgres
+    from covenant.store.postgres.lane import Lane
+
+OWED: Final = 256  # records that the tables lack: then they are brought up to date
+OWED_SHARE: Final = 4  # or this many times as many as were under way last time: each of those is put there twice
+OWED_MAX: Final = 4096  # and then this waits until they are
+OWED_BYTES_MAX: Final = 16 << 20  # of lines
+IDLE_S: Final = 0.2  # without a command: then the tables are made whole
+CROWD: Final = 48  # who are answered in two halves
+GATHERING_TURNS: Final = 4  # of the loop, in which an append gathers
+
+log = logging.getLogger("covenant.store")
+
+
+class Gathered:
+    """What goes out with the next append, and whom it concerns."""
+
+    __slots__ = ("answered", "chain", "entries", "readied")
+
+    def __init__(self, mark: bytes) -> None:
+        self.chain = Chain(mark)
+        self.entries: list[Entry] = []
+        self.readied: list[tuple[str, str]] = []
+        self.answered: list[str] = []
+
+
+class Stretch:
+    def __init__(self, engine: Postgres, ahead: Ahead, lane: Lane, work: Working, block: int) -> None:
+        self._engine = engine
+        self._ahead = ahead
+        self._lane = lane
+        self._block = block  # the last that was drawn
+        self._settled = lane.seq
+        self._decided = lane.seq  # the last that is to be appended
+        self._owed_bytes = 0
+        self._large: set[Key] = set()  # not worth its room once it is in the tables
+        self._gathered = Gathered(lane.hash)
+        self._going: list[Entry] = []  # with the append that is under way
+        self._is_ending = False
+        self._takes = 0
+        self._loop = asyncio.get_running_loop()
+        self._bell: asyncio.Future[None] | None = None
+        self._progress: asyncio.Future[None] = self._loop.create_future()
+        self._settling: asyncio.Task[None] | None = None
+        self.work = work
+        work.heed()
+        self._writing = asyncio.ensure_future(self._write())
+        self._idling = self._loop.call_later(IDLE_S, self._look_idle, 0)
+
+    # --- deciding -----------------------------------------------------------------------------------------
+
+    def take(self, entry: Entry) -> bool:
+        """Decide it. False where it wants more than is remembered, and where the tables should come first."""
+        engine, work = self._engine, self.work
+        now = engine.now()
+        if hint(entry.command) is None or entry.is_alone or self._writing.done():
+            return False
+        if (due_ms := engine.due.next_ms) is not None and due_ms <= now:
+            return False
+        if len(work.touched) >= OWED_MAX or self._owed_bytes >= OWED_BYTES_MAX or not engine.is_alone:
+            return False
+        try:
+            commit = self._lane.decide(entry, work, now, is_guess=True)
+            work.require(commit.events)
+        except Need as need:
+            wanted = (want for want in need.wanted if type(want) is First and want.is_plain)
+            work.strange.update({(want.shelf, want.name): None for want in wanted})
+            return False
+        except CovenantError:
+            return False
+        events, gathered = commit.events, self._gathered
+        if commit.then or work.order + len(events) + 1 >= self._block + BLOCK:
+            return False
+        if not TRUST_EVENTS.isdisjoint(map(type, events)):
+            return False
+        if events or commit.audit:
+            self._append_to(gathered, self._lane.apply(entry, commit, work, now))
+        entry.commit = commit
+        entry.is_begun = True
+        gathered.entries.append(entry)
+        self._takes += 1
+        if self._bell is not None and not self._bell.done():
+            self._bell.set_result(None)
+        return True
+
+    def _append_to(self, gathered: Gathered, line: Line) -> None:
+        """It goes out with these, and then concerns somebody."""
+        engine, work, chain = self._engine, self.work, gathered.chain
+        before = chain.size
+        chain.append(line)
+        self._decided = work.order
+        size = chain.size - before
+        self._owed_bytes += size
+        if size >= RECORD_BYTES_MAX:
+            self._large.update(event.key for event in line.events)
+        if work.due_ms is not None:
+            engine.due.heed(work.due_ms)
+        for shelf, was, now, key in work.moves:
+            if shelf == ANSWERS:
+                if now is not None:
+                    gathered.answered.append(now)
+                continue
+            if was is not None:
+                engine.depths.count(was, -1)
+            if now is not None:
+                record = work.records[key]
+                assert type(record) is TaskRecord
+                engine.depths.count(now, 1)
+                gathered.readied.append((now, kind_in(record.task)))
+        work.moves.clear()
+
+    # --- appending ----------------------------------------------------------------------------------------
+
+    async def _write(self) -> None:
+        while True:
+            if not self._gathered.entries:
+                if self._is_ending:
+                    return
+                self._bell = self._loop.create_future()
+                await self._bell
+                continue
+            known = 0
+            for _ in range(GATHERING_TURNS):  # as long as each turn brings more, and few have come
+                if not known < len(self._gathered.entries) < CROWD // 2:
+                    break
+                known = len(self._gathered.entries)
+                await asyncio.sleep(0)
+            await self._append()
+            if not self._engine.may_recall():  # looked at now and then: one command more is no matter
+                self._ahead.end()
+
+    async def _append(self) -> None:
+        gathered = self._gathered
+        self._gathered = Gathered(gathered.chain.mark)
+        self._going = gathered.entries
+        if gathered.chain.lines:
+            await self._lane.append(gathered.chain, self._block)
+        self._going = []
+        waking, lines = self._engine.waking, gathered.chain.lines
+        changed = {event.key: None for line in lines for event in line.events} if waking.hears_of_changes else {}
+        waking.wake(gathered.readied, gathered.answered, [*changed])
+        self._answer(gathered.entries)
+        progress, self._progress = self._progress, self._loop.create_future()
+        progress.set_result(None)
+        if (
+            len(self.work.touched) >= max(OWED, OWED_SHARE * len(self.work.were))
+            and self._settling is None
+            and not self._is_ending
+        ):
+            self._settling = asyncio.ensure_future(self._settle())
+            self._settling.add_done_callback(self._has_settled)
+
+    def _answer(self, entries: list[Entry]) -> None:
+        """A crowd in halves: what the first ask for next goes out while the others are answered."""
+        half = len(entries) // 2 if len(entries) >= CROWD else len(entries)
+        for entry in entries[:half]:
+            self._engine.replies.committed(entry)
+        if half < len(entries):
+            self._loop.call_soon(self._answer_rest, entries[half:])
+
+    def _answer_rest(self, entries: list[Entry]) -> None:
+        for entry in entries:
+            self._engine.replies.committed(entry)
+
+    # --- the tables ---------------------------------------------------------------------------------------
+
+    async def _settle(self, is_last: bool = False) -> None:
+        """What they lack now is put there, once it is in the log."""
+        owed = self.work
+        upto = owed.order
+        self.work = owed.go_on(self._large, STANDING_MAX, RECORDS_MAX)
+        self._owed_bytes = 0
+        self._large = set()
+        decided = self._decided
+        while self._lane.seq < decided:
+            if self._writing.done():
+                raise ConnectionError("what was decided has not been appended")
+            await asyncio.wait([self._writing, self._progress], return_when=asyncio.FIRST_COMPLETED)
+        await self._ahead.settle(self._lane.id, self._settled, upto, is_last, owed)
+        self._settled = upto
+
+    def _has_settled(self, done: asyncio.Task[None]) -> None:
+        if done.cancelled() or done.exception() is not None:
+            self._ahead.end()  # which looks at it again
+        elif done is self._settling:
+            self._settling = None
+
+    def _look_idle(self, takes: int) -> None:
+        if self._takes == takes:
+            self._ahead.end()
+        else:
+            self._idling = self._loop.call_later(IDLE_S, self._look_idle, self._takes)
+
+    # --- the end ------------------------------------------------------------------------------------------
+
+    async def finish(self) -> bool:
+        """Until all that was decided is answered, and the tables are whole. Whether they are."""
+        self._is_ending = True
+        self._idling.cancel()
+        if self._bell is not None and not self._bell.done():
+            self._bell.set_result(None)
+        try:
+            await self._writing
+            if self._settling is not None:
+                await self._settling
+            await self._settle(is_last=True)
+        except asyncio.CancelledError:  # the store is closed, and the database takes too long
+            self._writing.cancel()
+            for entry in self._going:
+                entry.fail(unknown())
+            for entry in self._gathered.entries:
+                entry.fail(self._engine.closed_error())
+            raise
+        except Exception as failed:
+            await self._break_off(failed)
+            return False
+        recall, work = self._engine.recall, self.work
+        recall.take_over(work)
+        recall.notice(work.strange)
+        recall.numbers.drawn(self._block)
+        recall.numbers.go_on(self._block, work.order, self._block + BLOCK)
+        return True
+
+    async def _break_off(self, failed: Exception) -> None:
+        """What was not appended is decided again. Of the append under way it is found out whether it was."""
+        engine, lane = self._engine, self._lane
+        await asyncio.wait([self._writing])
+        if not isinstance(failed, (*LOST, asyncpg.PostgresError)):
+            log.error("what was decided ahead of the tables could not be appended", exc_info=failed)
+        going, self._going = self._going, []
+        batches = Batches(engine, lane)
+        if lane.is_in_doubt:
+            going = going[await batches.recover(going, failed) :]
+        elif isinstance(failed, asyncpg.PostgresError) and failed.sqlstate == LANE_CLOSED:
+            await lane.end_chain()
+        left = [*going, *self._gathered.entries]
+        for entry in left:
+            entry.commit = None
+        engine.recall.forget()
+        engine.depths.forget()
+        engine.waking.wake_all()
+        engine.queue.put_back([entry for entry in left if not entry.is_over])

@@ -1,0 +1,510 @@
+"""A daemon that is alone goes ahead of the tables: everything is in the log, and whoever comes next sees it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
+from typing import Any
+
+import asyncpg
+import pytest
+
+from covenant import AgentId, Limits, Mailbox, OpenMailbox, Result, Task, TaskState, Text
+from covenant.model.audit import Logged
+from covenant.model.error import CovenantError
+from covenant.model.event import Leased, Sent
+from covenant.store.clock import ManualClock
+from covenant.store.postgres import ahead, stretch
+from covenant.store.postgres.engine import Postgres
+from covenant.store.postgres.rows import decoded
+from covenant.store.postgres.saving import APPEND
+from tests.beings import Being
+from tests.conformance.support import DONE, answer_next, drain, finish, nothing_for, plain, soon, take, turn
+from tests.postgres import misplaced, store_url
+from tests.postgres.hasty import work
+from tests.postgres.support import engine_of, sql, until
+
+ALICE, BOB = AgentId.named("alice@lab"), AgentId.named("bob@lab")
+
+
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It goes ahead as soon as it can, and comes back when something wants it to."""
+    monkeypatch.setattr(ahead, "WORTH", 1)
+    monkeypatch.setattr(stretch, "IDLE_S", 60.0)
+
+
+@pytest.fixture
+def url() -> str:
+    return store_url()
+
+
+@pytest.fixture
+async def box(url: str) -> AsyncIterator[OpenMailbox]:
+    async with Mailbox.open(url) as box:
+        yield box
+        assert await misplaced(engine_of(box)) == ([], [])
+        assert await every_record_is_what_the_log_tells(engine_of(box))
+
+
+@pytest.fixture
+def alice(box: OpenMailbox) -> Mailbox:
+    return box.of(ALICE)
+
+
+@pytest.fixture
+def bob(box: OpenMailbox) -> Mailbox:
+    return box.of(BOB)
+
+
+async def go_ahead(box: OpenMailbox, alice: Mailbox, bob: Mailbox) -> Postgres:
+    """Until a whole cycle was decided ahead of the tables: by then it is known what is on these shelves."""
+    engine = engine_of(box)
+    for _ in range(20):
+        was = engine.ahead._stretch
+        await finish(alice, bob, plain(bob))
+        await turn()
+        if was is not None and engine.ahead._stretch is was:
+            return engine
+    raise AssertionError("it never went ahead")
+
+
+async def send_many(sender: Mailbox, worker: Mailbox, count: int) -> list[str]:
+    """In one call."""
+    sent = await sender.send_tasks([plain(worker, intent=str(number)) for number in range(count)])
+    return [one.task_id for one in sent if not isinstance(one, CovenantError)]
+
+
+async def in_tables(url: str, task_id: str) -> bool:
+    async with sql(url) as server:
+        return bool(await server.fetchval("select exists (select from record where key = $1)", task_id))
+
+
+async def every_record_is_what_the_log_tells(engine: Postgres) -> bool:
+    """A lease in the log for each attempt, and no task that the log does not know."""
+    sent: set[str] = set()
+    leases: Counter[str] = Counter()
+    for logged in await whole_log(engine):
+        sent.update(event.key for event in logged.events if type(event) is Sent)
+        leases.update(event.key for event in logged.events if type(event) is Leased)
+    rows = await engine._reader.fetch("select key, kind, body from record where kind = 't'")
+    attempts = {row["key"]: decoded(row["kind"], row["body"]).attempt for row in rows}
+    return attempts.keys() == sent and all(leases[key] >= attempt for key, attempt in attempts.items())
+
+
+async def whole_log(engine: Postgres) -> list[Logged]:
+    """The newest first."""
+    found: list[Logged] = []
+    while more := await engine.log_back(found[-1].seq if found else None, 1000):
+        found += more
+    return found
+
+
+async def die(box: OpenMailbox) -> None:
+    """As a process does: nothing is said, and nothing is written any more."""
+    engine = engine_of(box)
+    running = engine.ahead._stretch
+    engine.ahead._stretch = None
+    if running is not None:
+        running._idling.cancel()
+        for task in (running._writing, running._settling):
+            if task is not None:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+    for job in engine._jobs:
+        job.cancel()
+    await asyncio.gather(*engine._jobs, return_exceptions=True)
+    engine._jobs = []
+    await engine._let_go()
+
+
+async def test_a_commit_is_in_the_log_before_it_is_in_the_tables(
+    box: OpenMailbox, alice: Mailbox, bob: Mailbox, url: str
+) -> None:
+    engine = await go_ahead(box, alice, bob)
+    sent = await alice.send_task(plain(bob))
+    assert engine.ahead.is_on
+    assert not await in_tables(url, sent.task_id)
+    async with sql(url) as server:
+        assert await server.fetchval("select count(*) from ahead") == 1
+        lines = await server.fetchval("select lines from log order by seq desc limit 1")
+    assert sent.task_id.encode() in lines
+    assert (await box.get_task(sent.task_id)).state is TaskState.QUEUED  # a question has the tables made whole
+    assert not engine.ahead.is_on
+    assert await in_tables(url, sent.task_id)
+    async with sql(url) as server:
+        assert await server.fetchval("select count(*) from ahead") == 0
+
+
+async def test_who_opens_the_store_of_one_that_died_finds_all_that_was_acknowledged(url: str) -> None:
+    async with AsyncExitStack() as stack:
+        box = await stack.enter_async_context(Mailbox.open(url))
+        alice, bob = box.of(ALICE), box.of(BOB)
+        await go_ahead(box, alice, bob)
+        queued = (await alice.send_task(plain(bob, intent="queued"))).task_id
+        leased = await take(bob)
+        answered = (await alice.send_task(plain(bob, intent="answered"))).task_id
+        await answer_next(bob)
+        assert not await in_tables(url, answered)
+        await die(box)
+        stack.pop_all()
+    async with Mailbox.open(url) as box:
+        alice, bob = box.of(ALICE), box.of(BOB)
+        assert leased.task.id == queued
+        assert (await box.get_task(queued)).state is TaskState.IN_FLIGHT
+        assert (await box.get_task(answered)).state is TaskState.RESULT_PENDING
+        assert await nothing_for(bob)
+        assert (await drain(alice)).task_id == answered
+        await bob.send_result(Result.ok(leased, DONE))
+        assert (await drain(alice)).task_id == queued
+        assert await misplaced(engine_of(box)) == ([], [])
+
+
+async def test_another_daemon_that_comes_sees_everything_and_the_first_goes_on(
+    box: OpenMailbox, alice: Mailbox, bob: Mailbox, url: str
+) -> None:
+    engine = await go_ahead(box, alice, bob)
+    first = (await alice.send_task(plain(bob))).task_id
+    assert not await in_tables(url, first)
+    async with Mailbox.open(url) as other:
+        assert (await take(other.of(BOB))).task.id == first
+        second = (await alice.send_task(plain(bob))).task_id  # decided ahead, refused, and decided again
+        assert await in_tables(url, second)
+        assert (await take(other.of(BOB))).task.id == second
+        assert not engine.ahead.is_on
+        for _ in range(3):  # nobody goes ahead while there are two
+            await finish(alice, bob, plain(bob))
+            assert not engine.ahead.is_on
+            assert not engine_of(other).ahead.is_on
+
+
+async def test_one_that_takes_itself_for_alone_is_refused_by_the_database(
+    box: OpenMailbox, alice: Mailbox, bob: Mailbox, url: str
+) -> None:
+    """It may have been frozen, and another has come meanwhile of whom it has not heard."""
+    engine = engine_of(box)
+    await finish(alice, bob, plain(bob))
+    async with Mailbox.open(url):
+        engine._pulse.companions = 1
+        for _ in range(4):
+            await finish(alice, bob, plain(bob))
+            engine._pulse.companions = 1
+        assert not engine.ahead.is_on
+
+
+async def test_a_frozen_one_is_refused_when_it_thaws(box: OpenMailbox, alice: Mailbox, bob: Mailbox, url: str) -> None:
+    engine = await go_ahead(box, alice, bob)
+    held = (await alice.send_task(plain(bob))).task_id
+    async with Mailbox.open(url) as other:
+        taken = await take(other.of(BOB))
+        assert taken.task.id == held
+        engine._pulse.companions = 1  # it has heard of nothing
+        assert await nothing_for(bob)  # on what it remembers there would be one
+        await other.of(BOB).send_result(Result.ok(taken, DONE))
+        assert (await drain(alice)).task_id == held
+
+
+async def test_what_is_decided_in_a_crowd_keeps_its_order(box: OpenMailbox, alice: Mailbox, bob: Mailbox) -> None:
+    engine = await go_ahead(box, alice, bob)
+    sent = await send_many(alice, bob, 100)
+    assert engine.ahead.is_on
+    taken = [(await take(bob)).task.id for _ in range(50)]
+    taken += [one.task.id for one in await bob.recv_tasks(50)]
+    assert taken == sent
+
+
+async def test_the_tables_are_brought_up_to_date_on_the_way(
+    box: OpenMailbox, alice: Mailbox, bob: Mailbox, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stretch, "OWED", 20)
+    monkeypatch.setattr(ahead, "PORTION", 7)
+    engine = await go_ahead(box, alice, bob)
+    going = engine.ahead._stretch
+    hung = [(await alice.send_task(plain(bob))).task_id for _ in range(3)]
+    held = [await take(bob) for _ in hung]
+    done = [await finish(alice, bob, plain(bob)) for _ in range(60)]
+    assert engine.ahead._stretch is going
+    async with sql(url) as server:
+        there = await server.fetchval("select count(*) from record where key = any($1)", done)
+    assert 0 < there <= 60
+    for delivery in held:
+        await bob.send_result(Result.ok(delivery, DONE))
+    assert engine.ahead._stretch is going
+    assert [(await drain(alice)).task_id for _ in hung] == hung
+
+
+@pytest.mark.parametrize("of", ["append", "settle"])
+async def test_a_line_that_is_cut_loses_nothing_and_repeats_nothing(
+    box: OpenMailbox, alice: Mailbox, bob: Mailbox, url: str, of: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stretch, "OWED", 10)
+    engine = await go_ahead(box, alice, bob)
+    lane = engine.ahead._stretch._lane  # type: ignore[union-attr]  # it has gone ahead
+
+    async def cycles(number: int) -> list[str]:
+        sender, worker = box.of(f"p{number}@lab"), box.of(f"w{number}@lab")
+        return [await finish(sender, worker, plain(worker)) for _ in range(25)]
+
+    working = asyncio.gather(*(cycles(number) for number in range(6)))
+    async with sql(url) as server:
+        for _ in range(5):
+            await turn()
+            cut = lane._connection if of == "append" else engine.ahead._tables
+            if cut is not None and not cut.is_closed():
+                await server.execute("select pg_terminate_backend($1)", cut.get_server_pid())
+    done = [task_id for one in await soon(working) for task_id in one]
+    assert len(set(done)) == 150
+    for task_id in done:
+        entry = await box.get_task(task_id)
+        assert (entry.state, entry.attempt) == (TaskState.RESOLVED, 1)
+
+
+async def test_an_append_whose_answer_was_lost_is_known_to_have_happened(
+    box: OpenMailbox, alice: Mailbox, bob: Mailbox
+) -> None:
+    engine = await go_ahead(box, alice, bob)
+    going = engine.ahead._stretch
+    assert going is not None
+    lane = going._lane
+    statement = lane._append_statement
+
+    class Deaf:
+        async def fetch(self, *values: Any) -> None:
+            await statement.fetch(*values)
+            raise ConnectionResetError("the line was cut")
+
+    lane._append_statement = Deaf()
+    sent = await soon(alice.send_task(plain(bob)))
+    assert not engine.ahead.is_on
+    assert (await take(bob)).task.id == sent.task_id
+    assert await nothing_for(bob)
+
+
+async def test_an_append_that_never_arrived_is_decided_again_and_does_not_arrive_later(
+    box: OpenMailbox, alice: Mailbox, bob: Mailbox, url: str
+) -> None:
+    engine = await go_ahead(box, alice, bob)
+    going = engine.ahead._stretch
+    assert going is not None
+    late: list[Any] = []
+
+    class Cut:
+        async def fetch(self, *values: Any) -> None:
+            late[:] = values
+            raise ConnectionResetError("the line was cut")
+
+    going._lane._append_statement = Cut()
+    sent = await soon(alice.send_task(plain(bob)))
+    async with sql(url) as server:
+        with pytest.raises(asyncpg.PostgresError):
+            await server.fetch(APPEND, *late)
+    assert (await take(bob)).task.id == sent.task_id
+    assert await nothing_for(bob)
+
+
+async def test_who_goes_away_before_the_answer_has_taken_nothing(
+    box: OpenMailbox, alice: Mailbox, bob: Mailbox
+) -> None:
+    engine = await go_ahead(box, alice, bob)
+    sent = (await alice.send_task(plain(bob))).task_id
+    receiving = asyncio.create_task(bob.recv_task())
+    await turn()
+    receiving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await receiving
+    delivery = await take(bob)
+    assert (delivery.task.id, delivery.attempt) == (sent, 1)
+    assert engine is not None
+
+
+async def test_who_waits_is_woken_by_what_is_decided_ahead(box: OpenMailbox, alice: Mailbox, bob: Mailbox) -> None:
+    engine = await go_ahead(box, alice, bob)
+    going = engine.ahead._stretch
+    for _ in range(3):
+        waiting = asyncio.create_task(take(bob))
+        answer = asyncio.create_task(drain(alice))
+        await turn()
+        sent = await alice.send_task(plain(bob))
+        delivery = await soon(waiting)
+        assert delivery.task.id == sent.task_id
+        await bob.send_result(Result.ok(delivery, DONE))
+        assert (await soon(answer)).task_id == sent.task_id
+    assert engine.ahead._stretch is going
+
+
+async def test_a_task_that_is_watched_is_seen_to_move(box: OpenMailbox, alice: Mailbox, bob: Mailbox) -> None:
+    await go_ahead(box, alice, bob)
+    sent = (await alice.send_task(plain(bob))).task_id
+    watching = asyncio.create_task(alice.wait_generation(sent, 1))
+    await turn()
+    await take(bob)
+    assert (await soon(watching)).generation == 2
+
+
+async def test_what_is_due_comes_first(url: str) -> None:
+    clock = ManualClock()
+    async with Mailbox.open(url, clock=clock) as box:
+        alice, bob = box.of(ALICE), box.of(BOB)
+        await go_ahead(box, alice, bob)
+        deadline_ms = clock.now_ms() + 1000
+        late = (await alice.send_task(Task(recipient=BOB, intent_text="late", deadline_ms=deadline_ms))).task_id
+        soon_enough = (await alice.send_task(plain(bob))).task_id
+        clock.advance(2000)
+        assert (await take(bob)).task.id == soon_enough
+        ended = await drain(alice)
+        assert (ended.task_id, ended.status) == (late, "error")
+
+
+async def test_a_refusal_is_said_on_what_the_tables_show(box: OpenMailbox, alice: Mailbox, bob: Mailbox) -> None:
+    await go_ahead(box, alice, bob)
+    await alice.send_task(plain(bob))
+    delivery = await take(bob)
+    await bob.send_result(Result.ok(delivery, DONE))
+    with pytest.raises(CovenantError) as refused:
+        await bob.send_result(Result.ok(delivery, [Text("something else")]))
+    assert refused.value.code == "result_conflict"
+    with pytest.raises(CovenantError) as unknown:
+        await bob.send_result(Result(task_id="01a1ec44-e8c8-7ce3-a399-09afd211feb0", status="ok", content=DONE))
+    assert unknown.value.code == "unknown_task"
+
+
+async def test_the_operator_receives_for_all_in_the_order_of_sending(
+    box: OpenMailbox, alice: Mailbox, bob: Mailbox
+) -> None:
+    await go_ahead(box, alice, bob)
+    carol = box.of("carol@lab")
+    sent = [(await alice.send_task(plain(to))).task_id for to in (bob, carol, bob)]
+    assert [(await take(box)).task.id for _ in sent] == sent
+
+
+async def test_large_tasks_are_not_kept_in_memory(box: OpenMailbox, alice: Mailbox, bob: Mailbox) -> None:
+    engine = await go_ahead(box, alice, bob)
+    large = (await alice.send_task(plain(bob, intent="x" * 20_000))).task_id
+    small = (await alice.send_task(plain(bob))).task_id
+    going = engine.ahead._stretch
+    assert going is not None
+    await going._settle()
+    assert large not in going.work.records
+    assert small in going.work.records
+    assert [(await take(bob)).task.id for _ in range(2)] == [large, small]
+
+
+async def test_more_than_may_be_owed_is_put_into_the_tables_first(
+    box: OpenMailbox, alice: Mailbox, bob: Mailbox, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stretch, "OWED_MAX", 30)
+    engine = await go_ahead(box, alice, bob)
+    sent = await send_many(alice, bob, 40)
+    assert not engine.ahead.is_on
+    assert await in_tables(url, sent[0])
+
+
+async def test_a_daemon_that_has_nothing_to_do_comes_back(
+    box: OpenMailbox, alice: Mailbox, bob: Mailbox, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stretch, "IDLE_S", 0.05)
+    engine = engine_of(box)
+    for _ in range(3):
+        await finish(alice, bob, plain(bob))
+    await until(lambda: not engine.ahead.is_on and engine.ahead._ending is None)
+    async with sql(url) as server:
+        assert await server.fetchval("select count(*) from ahead") == 0
+        assert await server.fetchval("select count(*) from task") == 3
+
+
+async def test_a_store_is_whole_when_it_was_closed(url: str) -> None:
+    async with Mailbox.open(url) as box:
+        alice, bob = box.of(ALICE), box.of(BOB)
+        await go_ahead(box, alice, bob)
+        sent = (await alice.send_task(plain(bob))).task_id
+    assert await in_tables(url, sent)
+    async with sql(url) as server:
+        assert await server.fetchval("select count(*) from ahead") == 0
+
+
+async def test_a_clerk_that_looks_into_the_log_sees_every_event_once(
+    box: OpenMailbox, alice: Mailbox, bob: Mailbox
+) -> None:
+    engine = engine_of(box)
+    seen: list[str] = []
+    at = 0
+    for _ in range(12):
+        await finish(alice, bob, plain(bob))
+        while logged := await engine.log(at, 1000):
+            at = logged[-1].last
+            seen += [f"{type(event).__name__} {event.key}" for one in logged for event in one.events]
+    for _ in range(5):
+        await go_ahead(box, alice, bob)
+        while logged := await engine.log(at, 1000):
+            at = logged[-1].last
+            seen += [f"{type(event).__name__} {event.key}" for one in logged for event in one.events]
+    everything = [
+        f"{type(event).__name__} {event.key}" for one in reversed(await whole_log(engine)) for event in one.events
+    ]
+    assert seen == everything
+
+
+@pytest.mark.parametrize("limits", [Limits(retention_ms=1, dedup_ms=1)])
+async def test_tasks_past_their_time_are_buried_while_it_goes_ahead(url: str, limits: Limits) -> None:
+    clock = ManualClock()
+    async with Mailbox.open(url, clock=clock, limits=limits) as box:
+        alice, bob = box.of(ALICE), box.of(BOB)
+        await go_ahead(box, alice, bob)
+        clock.advance(1000)
+        await box.compact()
+        await go_ahead(box, alice, bob)
+        assert await misplaced(engine_of(box)) == ([], [])
+
+
+def lines_until_killed(url: str, after: int) -> Iterator[str]:
+    """What a process says of itself until it has said so much, and what it said meanwhile."""
+    being = Being(work, url)
+    with being.line, open(being.line.fileno(), closefd=False) as lines:
+        for said, line in enumerate(lines):
+            if said == after:
+                being.kill()
+            if line.endswith("\n") and line != "open\n":
+                yield line
+    being.kill()
+
+
+@pytest.mark.parametrize("kills", [pytest.param(6, id="some"), pytest.param(300, id="many", marks=pytest.mark.soak)])
+async def test_kills_lose_nothing_and_lease_nothing_twice(url: str, kills: int) -> None:
+    rng = random.Random(kills)
+    was_ahead = 0
+    for _ in range(kills):
+        states: dict[str, str] = {}
+        leases: dict[str, str] = {}
+        for line in lines_until_killed(url, rng.randint(200, 900)):
+            kind, task_id, *lease = line.split()
+            states[task_id] = kind
+            if lease:
+                assert task_id not in leases
+                leases[task_id] = lease[0]
+        assert states
+        async with sql(url) as server:
+            was_ahead += await server.fetchval("select count(*) from ahead")
+        async with Mailbox.open(url) as box:
+            for task_id, kind in states.items():
+                entry = await box.get_task(task_id)
+                assert _ORDER[entry.state] >= _SAID[kind], (task_id, kind, entry.state)
+                assert entry.attempt <= 1
+            assert await misplaced(engine_of(box)) == ([], [])
+            await _end_all(box)
+    assert was_ahead > 0
+
+
+_ORDER = {TaskState.QUEUED: 0, TaskState.IN_FLIGHT: 1, TaskState.RESULT_PENDING: 2, TaskState.RESOLVED: 3}
+_SAID = {"sent": 0, "leased": 1, "answered": 2, "drained": 3}
+
+
+async def _end_all(box: OpenMailbox) -> None:
+    """So that the next one finds nothing of the one before."""
+    for entry in (await box.task_queue(limit=1000)).tasks:
+        if entry.outcome is None:
+            await box.cancel_task(entry.task.id)
+    while await box.recv_results(1000, wait_ms=0):
+        pass
