@@ -202,7 +202,7 @@ class Ahead:
         engine = self._engine
         shelves, keys = engine.recall.known()
         connection = await lane.for_appending()
-        await self._connected()
+        await self.connected()
         work = Working(engine.trust, engine.depths.of)
         async with connection.transaction():
             drawn = await connection.fetchval(
@@ -254,7 +254,7 @@ class Ahead:
 
     async def settle(self, lane: int, before: int, upto: int, is_last: bool, owed: Working) -> None:
         """The tables show what is owed to them."""
-        await self._connected()
+        await self.connected()
         assert self._tables is not None
         keys = [*owed.touched]
         portions = [owed.portion(keys[at : at + PORTION]) for at in range(0, max(1, len(keys)), PORTION)]
@@ -267,7 +267,8 @@ class Ahead:
             self.let_go()
             raise
 
-    async def _connected(self) -> None:
+    async def connected(self) -> None:
+        """With a connection of its own to the tables."""
         if self._tables is None or self._tables.is_closed():
             engine = self._engine
             self._tables = await connect(engine.where, application_name=engine.member.session)

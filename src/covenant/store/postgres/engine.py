@@ -228,16 +228,14 @@ class Postgres(Roll):
     # --- commands -----------------------------------------------------------------------------------------
 
     def entry(self, command: Command | Call, by: str | None = None) -> Entry:
-        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        entry = Entry(command, by or actor(command), self._ids, future)
-        entry.is_exclusive = is_exclusive(command)
-        return entry
+        return Entry(command, by or actor(command), self._ids, asyncio.get_running_loop())
 
     def submit(self, command: Command | Call, by: str | None = None) -> Entry:
         if self.is_closing:
             raise self.closed_error()
         entry = self.entry(command, by)
         if not self.ahead.take(entry):
+            entry.is_exclusive = is_exclusive(command)
             self.queue.append(entry)
         return entry
 
@@ -280,9 +278,8 @@ class Postgres(Roll):
         waiters, name, kinds = self.waking.place_of(asked)
         is_woken, woken_by = False, None
         shelf = READY if isinstance(asked, LeaseTasks) else ANSWERS
-        if kinds is None and (
-            self.ahead.expects(shelf, name) or self.recall.expects(shelf, name)
-        ):  # who will hardly have to wait needs no place for it
+        is_expected = kinds is None and (self.ahead.expects(shelf, name) or self.recall.expects(shelf, name))
+        if is_expected:  # who will hardly have to wait needs no place for it
             entry = self.submit(command)
             if await self.replies.to(entry) or not waits:
                 return entry

@@ -41,46 +41,28 @@ class Drawn:
 
 
 class Entry:
-    __slots__ = (
-        "by",
-        "command",
-        "commit",
-        "future",
-        "group",
-        "ids",
-        "is_alone",
-        "is_aside",
-        "is_begun",
-        "is_exclusive",
-        "is_over",
-        "is_step",
-        "lane",
-        "not_written",
-        "refusal",
-        "settled",
-        "tries",
-        "until_s",
-    )
+    """Most of them have nothing to say beyond what they are made with: the rest is what it is for all."""
 
-    def __init__(self, command: Command | Call, by: str, ids: Ids, future: asyncio.Future[Any]) -> None:
+    is_exclusive = False  # it changes whom to trust, and is decided while nobody else decides anything
+    is_begun = False
+    is_step = False  # of what another left to be done, and so is what it leaves itself
+    is_alone = False  # decided without others, of which one may have been the cause of a failure
+    is_aside = False  # it wants what somebody holds for long, and is tried again from time to time
+    is_over = False  # it has failed, and is not tried again
+    tries = 0
+    group: object | None = None  # those of one call are decided in their order
+    lane: int | None = None  # the chain that it is about, and no other
+    not_written: int | None = None  # drawn once, however often it is decided
+    settled: asyncio.Future[None] | None = None  # there once its caller has gone away
+    commit: Commit | None = None
+    refusal: CovenantError | None = None
+
+    def __init__(self, command: Command | Call, by: str, ids: Ids, loop: asyncio.AbstractEventLoop) -> None:
         self.command = command
         self.by = by
         self.ids = Drawn(ids)
-        self.future = future
-        self.is_exclusive = False  # it changes whom to trust, and is decided while nobody else decides anything
-        self.is_begun = False
-        self.is_step = False  # of what another left to be done, and so is what it leaves itself
-        self.is_alone = False  # decided without others, of which one may have been the cause of a failure
-        self.is_aside = False  # it wants what somebody holds for long, and is tried again from time to time
-        self.is_over = False  # it has failed, and is not tried again
-        self.tries = 0
-        self.until_s = asyncio.get_running_loop().time() + PATIENCE_S
-        self.group: object | None = None  # those of one call are decided in their order
-        self.lane: int | None = None  # the chain that it is about, and no other
-        self.not_written: int | None = None  # drawn once, however often it is decided
-        self.settled: asyncio.Future[None] | None = None  # there once its caller has gone away
-        self.commit: Commit | None = None
-        self.refusal: CovenantError | None = None
+        self.future: asyncio.Future[Any] = loop.create_future()
+        self.until_s = loop.time() + PATIENCE_S
 
     def draw(self, refused: Callable[[str], int], caller: str) -> int:
         """How many refusals of this caller were not written: counted once."""

@@ -32,7 +32,8 @@ PUT: Final = f"select put({_FIRST_ROWS})"
 SETTLE: Final = f"select settle($1, $2, $3, $4, $5, {_ROWS})"
 
 
-ON_BLOCK: Final = 46  # where among the values it says on which block it counts, or 0
+ON_BLOCK: Final = 46  # where among the values of `save` it says on which block it counts, or 0
+APPEND_ON_BLOCK: Final = 5  # likewise for `append`
 
 
 def saved(work: Working, moved: Moved, chain: Chain, trust: int) -> Sequence[Any]:

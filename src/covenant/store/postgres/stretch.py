@@ -90,7 +90,7 @@ class Stretch:
             return False
         if (due_ms := engine.due.next_ms) is not None and due_ms <= now:
             return False
-        if len(work.touched) >= OWED_MAX or self._owed_bytes >= OWED_BYTES_MAX or not engine.is_alone:
+        if len(work.touched) >= OWED_MAX or self._owed_bytes >= OWED_BYTES_MAX:
             return False
         try:
             commit = self._lane.decide(entry, work, now, is_guess=True)
