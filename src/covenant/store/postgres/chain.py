@@ -13,16 +13,20 @@ class Chain:
         self.lines: list[Line] = []
         self.raws: list[bytes] = []
         self.size = 0
+        self._starts: list[int] = []  # of lines before which there is a gap in the numbers
+        self._next = 0
 
     def append(self, line: Line) -> None:
         raw, self.mark = encode(line, self.mark)
+        if line.seq != self._next:
+            self._starts.append(len(self.lines))
+        self._next = line.seq + (len(line.events) or 1)
         self.lines.append(line)
         self.raws.append(raw)
         self.size += len(raw)
 
     def stretches(self) -> Iterator[tuple[list[Line], bytes]]:
         """Without a gap in their numbers: others may have drawn theirs between two looks."""
-        lines = self.lines
-        starts = [0, *(at for at in range(1, len(lines)) if lines[at].seq != lines[at - 1].last + 1)]
+        lines, starts = self.lines, self._starts
         for at, end in zip(starts, [*starts[1:], len(lines)], strict=True):
             yield lines[at:end], b"".join(self.raws[at:end])

@@ -240,7 +240,12 @@ class Postgres(Roll):
         return entry
 
     async def run(self, command: Command | Call) -> Any:
-        return await self.replies.to(self.submit(command))
+        entry = self.submit(command)
+        try:
+            return await entry.future
+        except asyncio.CancelledError:
+            await self.replies.gone(entry)
+            raise
 
     async def run_all(self, commands: Sequence[Command | Call]) -> list[Any]:
         entries = [self.submit(command) for command in commands]
@@ -259,7 +264,12 @@ class Postgres(Roll):
         undoing: list[Command] | None = None,
     ) -> list[Any]:
         if not wait_ms:
-            entry = await self._take(command, wait_ms is None)
+            entry = None
+            if self._is_expected(command):  # who will hardly have to wait needs no place for it
+                entry = self.submit(command)
+                if not await self.replies.to(entry) and wait_ms is None:
+                    entry = None
+            entry = entry or await self._take(command, wait_ms is None)
         else:
             try:
                 async with asyncio.timeout(wait_ms / 1000):
@@ -272,17 +282,23 @@ class Postgres(Roll):
         taken: list[Any] = entry.commit.reply
         return taken
 
+    def _is_expected(self, command: LeaseTasks | DrainResults | Call) -> bool:
+        """Whether there is something to be taken, as far as is remembered."""
+        asked = command.command if type(command) is Call else command
+        if type(asked) is LeaseTasks:
+            shelf, agent = READY, asked.recipient if asked.kinds is None else None
+        else:
+            assert type(asked) is DrainResults
+            shelf, agent = ANSWERS, asked.peer
+        if agent is None:
+            return False
+        return self.ahead.expects(shelf, agent.pubkey) or self.recall.expects(shelf, agent.pubkey)
+
     async def _take(self, command: LeaseTasks | DrainResults | Call, waits: bool) -> Entry:
         asked = command.command if type(command) is Call else command
         assert isinstance(asked, (LeaseTasks, DrainResults))
         waiters, name, kinds = self.waking.place_of(asked)
         is_woken, woken_by = False, None
-        shelf = READY if isinstance(asked, LeaseTasks) else ANSWERS
-        is_expected = kinds is None and (self.ahead.expects(shelf, name) or self.recall.expects(shelf, name))
-        if is_expected:  # who will hardly have to wait needs no place for it
-            entry = self.submit(command)
-            if await self.replies.to(entry) or not waits:
-                return entry
         while True:
             ticket = waiters.enter(name, kinds)  # before the look: what comes after it is not missed
             is_used = False

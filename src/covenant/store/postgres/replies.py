@@ -48,12 +48,16 @@ class Replies:
         try:
             return await entry.future
         except asyncio.CancelledError:
-            if entry.is_begun:
-                entry.settled = asyncio.get_running_loop().create_future()
-                if not entry.future.cancelled():
-                    self._give_back(entry)
-                await asyncio.wait([entry.settled], timeout=_GIVING_BACK_S)
+            await self.gone(entry)
             raise
+
+    async def gone(self, entry: Entry) -> None:
+        """Who waited for the reply has gone away."""
+        if entry.is_begun:
+            entry.settled = asyncio.get_running_loop().create_future()
+            if not entry.future.cancelled():
+                self._give_back(entry)
+            await asyncio.wait([entry.settled], timeout=_GIVING_BACK_S)
 
     def committed(self, entry: Entry) -> None:
         """Its commit is durable, or it was refused: it is answered, after its first steps."""

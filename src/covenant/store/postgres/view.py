@@ -340,7 +340,7 @@ class Working:
                 if due is not None and (self.due_ms is None or due < self.due_ms):
                     self.due_ms = due
             self.touched[key] = None
-            if isinstance(event, (Leased, TakenUp)):
+            if type(event) is Leased or type(event) is TakenUp:
                 self._leases[event.lease_id] = key
             if self._heeds and type(new) is TaskRecord:
                 self._shift(key, old if type(old) is TaskRecord else None, new)
