@@ -50,7 +50,10 @@ _SHELVES: Final = """
 _RECORDS: Final = "select key, kind, body from record where key = any($1) and octet_length(body) <= $2"
 _ALL_RECORDS: Final = "select key, kind, body from record where key = any($1) order by key for update"
 _AHEAD: Final = "select lane, settled from ahead for update"
-_LINES: Final = "select lines from log where lane = $1 and seq > $2 order by seq"
+_LINES: Final = """
+    select lines from log where lane = $1 and last > $2
+    and seq >= coalesce((select seq from log where seq <= $2 order by seq desc limit 1), 0) order by seq
+"""
 
 log = logging.getLogger("covenant.store")
 
@@ -115,7 +118,8 @@ class Ahead:
 
     async def _mend(self, connection: asyncpg.Connection[Any], lane: int, settled: int) -> None:
         rows = await connection.fetch(_LINES, lane, settled)
-        lines = [decode_line(raw, "log", 0) for row in rows for raw in lines_in(row["lines"])]
+        found = (decode_line(raw, "log", 0) for row in rows for raw in lines_in(row["lines"]))
+        lines = [line for line in found if line.seq > settled]  # one append may hold what was settled, and more
         work = Working(self._engine.trust, self._engine.depths.of)
         keys = {event.key for line in lines for event in line.events}
         for row in await connection.fetch(_ALL_RECORDS, list(keys)):

@@ -1,0 +1,55 @@
+"""Going ahead of the tables where things cross: a settle and an append, a mend and a settle, an end and a close."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+
+import pytest
+
+from covenant import Mailbox, OpenMailbox
+from covenant.model.command import SendTask
+from covenant.store.postgres import ahead, stretch
+from tests.conformance.support import plain, soon, take
+from tests.postgres import misplaced, store_url
+from tests.postgres.support import engine_of
+from tests.postgres.test_ahead import ALICE, BOB, die, go_ahead
+
+
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ahead, "WORTH", 1)
+    monkeypatch.setattr(stretch, "IDLE_S", 60.0)
+
+
+@pytest.fixture
+def url() -> str:
+    return store_url()
+
+
+@pytest.fixture
+async def box(url: str) -> AsyncIterator[OpenMailbox]:
+    async with Mailbox.open(url) as box:
+        yield box
+        assert await misplaced(engine_of(box)) == ([], [])
+
+
+async def test_what_is_appended_together_with_what_the_tables_show_is_not_lost(url: str) -> None:
+    async with AsyncExitStack() as stack:
+        box = await stack.enter_async_context(Mailbox.open(url))
+        alice, bob = box.of(ALICE), box.of(BOB)
+        engine = await go_ahead(box, alice, bob)
+        going = engine.ahead._stretch
+        assert going is not None
+        entries = [engine.submit(SendTask(ALICE, plain(bob)))]
+        settling = asyncio.ensure_future(going._settle())
+        await asyncio.sleep(0)
+        entries.append(engine.submit(SendTask(ALICE, plain(bob))))  # not among what is settled
+        sent = [(await soon(entry.future)).task_id for entry in entries]
+        await soon(settling)
+        await die(box)
+        stack.pop_all()
+    async with Mailbox.open(url) as box:
+        assert [(await take(box.of(BOB))).task.id for _ in sent] == sent
+        assert await misplaced(engine_of(box)) == ([], [])
