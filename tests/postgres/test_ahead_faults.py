@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from typing import Any
 
 import pytest
 
@@ -13,8 +14,8 @@ from covenant.model.command import SendTask
 from covenant.store.postgres import ahead, stretch
 from tests.conformance.support import plain, soon, take
 from tests.postgres import misplaced, store_url
-from tests.postgres.support import engine_of
-from tests.postgres.test_ahead import ALICE, BOB, die, go_ahead
+from tests.postgres.support import engine_of, sql
+from tests.postgres.test_ahead import ALICE, BOB, die, go_ahead, send_many
 
 
 @pytest.fixture(autouse=True)
@@ -53,3 +54,37 @@ async def test_what_is_appended_together_with_what_the_tables_show_is_not_lost(u
     async with Mailbox.open(url) as box:
         assert [(await take(box.of(BOB))).task.id for _ in sent] == sent
         assert await misplaced(engine_of(box)) == ([], [])
+
+
+async def test_another_daemon_can_come_while_the_tables_are_brought_up_to_date(
+    box: OpenMailbox, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ahead, "PORTION", 2)
+    alice, bob = box.of(ALICE), box.of(BOB)
+    engine = await go_ahead(box, alice, bob)
+    sent = await send_many(alice, bob, 6)
+    half_way, go_on = asyncio.Event(), asyncio.Event()
+    statement = engine.ahead._settle_statement
+
+    class Slow:
+        async def fetch(self, *values: Any) -> None:
+            half_way.set()
+            await go_on.wait()
+            await statement.fetch(*values)
+
+    engine.ahead._settle_statement = Slow()
+    asking = asyncio.create_task(box.get_task(sent[0]))
+    await soon(half_way.wait())
+    async with AsyncExitStack() as stack:
+        coming = asyncio.create_task(stack.enter_async_context(Mailbox.open(url)))
+        await until_it_waits(url)
+        go_on.set()
+        other = await soon(coming)
+        assert (await soon(asking)).task.id == sent[0]
+        assert [(await take(other.of(BOB))).task.id for _ in sent] == sent
+
+
+async def until_it_waits(url: str) -> None:
+    async with sql(url) as server:
+        while not await server.fetchval("select exists (select from pg_locks where not granted)"):
+            await asyncio.sleep(0.01)

@@ -40,6 +40,7 @@ BLOCKS: Final = 16  # of numbers
 PORTION: Final = 128  # records that are put into the tables at once: others have their turn in between
 _OTHERS_S: Final = 0.05  # for the other lanes to come to the end of what they do
 _MENDING: Final = "set local lock_timeout = '10s'"
+_SETTLING: Final = "select pg_advisory_xact_lock_shared($1, 1)"
 _SHELVES: Final = """
     select u.shelf, u.name, p.ord, p.key
     from unnest($1::text::"char"[], $2::text::text[]) u(shelf, name)
@@ -264,6 +265,8 @@ class Ahead:
         portions = [owed.portion(keys[at : at + PORTION]) for at in range(0, max(1, len(keys)), PORTION)]
         try:
             async with self._tables.transaction():
+                if len(portions) > 1:  # whoever mends waits for all of it, and does not meet it half way
+                    await self._tables.execute(_SETTLING, self._engine.space)
                 for portion in portions[:-1]:
                     await self._put_statement.fetch(*_put(portion))
                 await self._settle_statement.fetch(self._engine.space, lane, before, upto, is_last, *_put(portions[-1]))
