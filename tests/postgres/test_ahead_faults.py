@@ -10,7 +10,10 @@ from typing import Any
 import pytest
 
 from covenant import Mailbox, OpenMailbox
-from covenant.model.command import SendTask
+from covenant.exchange.bounds import Refusals
+from covenant.model.command import Call, EnrollPeer, SendTask
+from covenant.model.error import CovenantError
+from covenant.model.peer import Caller, Role
 from covenant.store.postgres import ahead, stretch
 from tests.conformance.support import plain, soon, take
 from tests.postgres import misplaced, store_url
@@ -88,3 +91,18 @@ async def until_it_waits(url: str) -> None:
     async with sql(url) as server:
         while not await server.fetchval("select exists (select from pg_locks where not granted)"):
             await asyncio.sleep(0.01)
+
+
+async def test_a_flood_of_denials_is_counted_and_not_written(box: OpenMailbox) -> None:
+    engine = engine_of(box)
+    alice, bob = box.of(ALICE), box.of(BOB)
+    engine.context.refused = Refusals(3, lambda: 60_000).draw
+    await engine.run(EnrollPeer(None, ALICE, Role.PEER, "token"))
+    await go_ahead(box, alice, bob)
+    call = Call(Caller(ALICE, Role.PEER, "token"), SendTask(ALICE, plain(bob)))  # type: ignore[arg-type]  # it has a token
+    for _ in range(10):
+        with pytest.raises(CovenantError) as refused:
+            await engine.run(call)
+        assert refused.value.code == "missing_capability"
+    rows = [row for row in await box.recent_audit(1000) if row.kind == "capability_check"]
+    assert len(rows) == 3

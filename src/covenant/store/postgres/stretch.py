@@ -93,7 +93,7 @@ class Stretch:
         if len(work.touched) >= OWED_MAX or self._owed_bytes >= OWED_BYTES_MAX or not engine.is_alone:
             return False
         try:
-            commit = self._lane.decide(entry, work, now, is_guess=True)
+            commit = self._lane.decide(entry, work, now)
             work.require(commit.events)
         except Need as need:
             wanted = (want for want in need.wanted if type(want) is First and want.is_plain)
