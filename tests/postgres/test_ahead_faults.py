@@ -15,9 +15,9 @@ from covenant.model.command import Call, EnrollPeer, SendTask
 from covenant.model.error import CovenantError
 from covenant.model.peer import Caller, Role
 from covenant.store.postgres import ahead, stretch
-from tests.conformance.support import plain, soon, take
+from tests.conformance.support import finish, plain, soon, take
 from tests.postgres import misplaced, store_url
-from tests.postgres.support import engine_of, sql
+from tests.postgres.support import engine_of, sql, until
 from tests.postgres.test_ahead import ALICE, BOB, die, go_ahead, send_many
 
 
@@ -106,3 +106,42 @@ async def test_a_flood_of_denials_is_counted_and_not_written(box: OpenMailbox) -
         assert refused.value.code == "missing_capability"
     rows = [row for row in await box.recent_audit(1000) if row.kind == "capability_check"]
     assert len(rows) == 3
+
+
+async def test_one_that_was_taken_for_dead_answers_with_what_others_have_acknowledged(
+    box: OpenMailbox, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alice, bob = box.of(ALICE), box.of(BOB)
+    engine = engine_of(box)
+    async with Mailbox.open(url) as other, sql(url) as owner:
+        frozen = engine_of(other)
+        monkeypatch.setattr(frozen._pulse, "_beat", lambda ears: asyncio.sleep(0))  # it gives no sign of life
+        monkeypatch.setattr(frozen._pulse, "open", lambda: asyncio.sleep(0))
+        await owner.execute("update daemon set seen = seen - interval '1 minute' where id = $1", frozen.member.id)
+        engine._pulse._stirred.set()
+        await until(lambda: engine.is_alone)
+        await go_ahead(box, alice, bob)
+        sent = (await alice.send_task(plain(bob))).task_id
+        assert engine.ahead.is_on
+        assert (await other.get_task(sent)).task.id == sent
+        taken = await take(bob)
+        assert taken.task.id == sent
+
+
+async def test_nobody_goes_ahead_while_one_that_was_taken_for_dead_has_a_session(
+    box: OpenMailbox, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alice, bob = box.of(ALICE), box.of(BOB)
+    engine = engine_of(box)
+    monkeypatch.setattr(engine._pulse, "_end", lambda *of: asyncio.sleep(0))  # it may not end those of others
+    async with Mailbox.open(url) as other, sql(url) as owner:
+        frozen = engine_of(other)
+        monkeypatch.setattr(frozen._pulse, "_beat", lambda ears: asyncio.sleep(0))
+        await owner.execute("update daemon set seen = seen - interval '1 minute' where id = $1", frozen.member.id)
+        engine._pulse._stirred.set()
+        await until(lambda: engine.is_alone)
+        for _ in range(3):
+            await finish(alice, bob, plain(bob))
+            assert not engine.ahead.is_on
+        sent = (await alice.send_task(plain(bob))).task_id
+        assert (await other.get_task(sent)).task.id == sent
