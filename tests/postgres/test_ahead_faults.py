@@ -15,7 +15,8 @@ from covenant.model.command import Call, EnrollPeer, SendTask
 from covenant.model.error import CovenantError
 from covenant.model.peer import Caller, Role
 from covenant.store.postgres import ahead, stretch
-from tests.conformance.support import finish, plain, soon, take
+from covenant.store.postgres import engine as engines
+from tests.conformance.support import finish, plain, soon, take, turn
 from tests.postgres import misplaced, store_url
 from tests.postgres.support import engine_of, sql, until
 from tests.postgres.test_ahead import ALICE, BOB, die, go_ahead, send_many
@@ -145,3 +146,39 @@ async def test_nobody_goes_ahead_while_one_that_was_taken_for_dead_has_a_session
             assert not engine.ahead.is_on
         sent = (await alice.send_task(plain(bob))).task_id
         assert (await other.get_task(sent)).task.id == sent
+
+
+async def test_nobody_waits_for_ever_where_the_database_is_away_when_the_store_is_closed(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engines, "_ENDING_S", 0.1)
+    async with AsyncExitStack() as stack:
+        box = await stack.enter_async_context(Mailbox.open(url))
+        alice, bob = box.of(ALICE), box.of(BOB)
+        engine = await go_ahead(box, alice, bob)
+        going = engine.ahead._stretch
+        assert going is not None
+        lane, is_cut, is_asked = going._lane, asyncio.Event(), asyncio.Event()
+
+        class Cut:
+            async def fetch(self, *values: Any) -> None:
+                await is_cut.wait()
+                raise ConnectionResetError("the line was cut")
+
+        async def silence(batch: Any) -> int:
+            is_asked.set()
+            await asyncio.Event().wait()
+            return 0
+
+        lane._append_statement = Cut()
+        monkeypatch.setattr(lane, "recover", silence)
+        sending = [asyncio.create_task(alice.send_task(plain(bob)))]
+        await turn()  # it goes out, and the next one waits for it
+        sending.append(asyncio.create_task(alice.send_task(plain(bob))))
+        await turn()
+        is_cut.set()
+        await until(lambda: going._writing.done())
+        engine.ahead.end()
+        await soon(is_asked.wait())
+    for failed in await soon(asyncio.gather(*sending, return_exceptions=True)):
+        assert isinstance(failed, CovenantError)
