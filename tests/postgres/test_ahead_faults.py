@@ -7,7 +7,9 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Any
 
+import asyncpg
 import pytest
+from msgspec import structs
 
 from covenant import Mailbox, OpenMailbox
 from covenant.exchange.bounds import Refusals
@@ -182,3 +184,26 @@ async def test_nobody_waits_for_ever_where_the_database_is_away_when_the_store_i
         await soon(is_asked.wait())
     for failed in await soon(asyncio.gather(*sending, return_exceptions=True)):
         assert isinstance(failed, CovenantError)
+
+
+async def test_those_of_one_call_keep_their_order_where_an_append_is_refused(url: str) -> None:
+    async with Mailbox.open(f"{url}&lanes=1") as box:
+        await _keep_their_order(box)
+
+
+async def _keep_their_order(box: OpenMailbox) -> None:
+    alice, bob = box.of(ALICE), box.of(BOB)
+    engine = await go_ahead(box, alice, bob)
+    going = engine.ahead._stretch
+    assert going is not None
+
+    class Refused:
+        async def fetch(self, *values: Any) -> None:
+            raise asyncpg.SerializationError("not now")
+
+    going._lane._append_statement, statement = Refused(), going._lane._append_statement
+    tasks = [plain(bob, intent=str(number)) for number in range(4)]
+    tasks[2] = structs.replace(tasks[2], id="01a1ec44-e8c8-7ce3-a399-09afd211feb0")  # it wants to be looked for
+    sent = [one.task_id for one in await alice.send_tasks(tasks) if not isinstance(one, CovenantError)]
+    going._lane._append_statement = statement
+    assert [(await take(bob)).task.id for _ in sent] == sent

@@ -182,9 +182,9 @@ class Ahead:
         finally:
             self._in_a_row = 0
             self._is_beginning = False
+            queue.resume()
             if self._stretch is not None:
                 self._take_up(queue.take_all())
-            queue.resume()
             self._tell()
 
     def _take_up(self, entries: list[Entry]) -> None:
@@ -228,9 +228,11 @@ class Ahead:
         return Stretch(engine, self, lane, work, drawn[-1])
 
     def end(self) -> None:
-        """Nothing more is decided ahead of the tables; they are made whole."""
+        """Nothing more is decided ahead of the tables; they are made whole. What comes meanwhile waits: it comes after
+        what may have to be decided again."""
         stretch, self._stretch = self._stretch, None
         if stretch is not None:
+            self._engine.queue.pause()
             self._ending = asyncio.ensure_future(self._end(stretch))
 
     async def _end(self, stretch: Stretch) -> None:
@@ -241,6 +243,7 @@ class Ahead:
             raise
         finally:
             self._ending = None
+            self._engine.queue.resume()
             self._tell()
 
     async def close(self, within_s: float) -> None:
