@@ -40,6 +40,7 @@ BLOCKS: Final = 16  # of numbers
 PORTION: Final = 128  # records that are put into the tables at once: others have their turn in between
 _OTHERS_S: Final = 0.05  # for the other lanes to come to the end of what they do
 _MENDING: Final = "set local lock_timeout = '10s'"
+_SETTLING: Final = "select pg_advisory_xact_lock_shared($1, 1)"
 _SHELVES: Final = """
     select u.shelf, u.name, p.ord, p.key
     from unnest($1::text::"char"[], $2::text::text[]) u(shelf, name)
@@ -50,7 +51,10 @@ _SHELVES: Final = """
 _RECORDS: Final = "select key, kind, body from record where key = any($1) and octet_length(body) <= $2"
 _ALL_RECORDS: Final = "select key, kind, body from record where key = any($1) order by key for update"
 _AHEAD: Final = "select lane, settled from ahead for update"
-_LINES: Final = "select lines from log where lane = $1 and seq > $2 order by seq"
+_LINES: Final = """
+    select lines from log where lane = $1 and last > $2
+    and seq >= coalesce((select seq from log where seq <= $2 order by seq desc limit 1), 0) order by seq
+"""
 
 log = logging.getLogger("covenant.store")
 
@@ -115,7 +119,8 @@ class Ahead:
 
     async def _mend(self, connection: asyncpg.Connection[Any], lane: int, settled: int) -> None:
         rows = await connection.fetch(_LINES, lane, settled)
-        lines = [decode_line(raw, "log", 0) for row in rows for raw in lines_in(row["lines"])]
+        found = (decode_line(raw, "log", 0) for row in rows for raw in lines_in(row["lines"]))
+        lines = [line for line in found if line.seq > settled]  # one append may hold what was settled, and more
         work = Working(self._engine.trust, self._engine.depths.of)
         keys = {event.key for line in lines for event in line.events}
         for row in await connection.fetch(_ALL_RECORDS, list(keys)):
@@ -177,9 +182,9 @@ class Ahead:
         finally:
             self._in_a_row = 0
             self._is_beginning = False
+            queue.resume()
             if self._stretch is not None:
                 self._take_up(queue.take_all())
-            queue.resume()
             self._tell()
 
     def _take_up(self, entries: list[Entry]) -> None:
@@ -223,9 +228,11 @@ class Ahead:
         return Stretch(engine, self, lane, work, drawn[-1])
 
     def end(self) -> None:
-        """Nothing more is decided ahead of the tables; they are made whole."""
+        """Nothing more is decided ahead of the tables; they are made whole. What comes meanwhile waits: it comes after
+        what may have to be decided again."""
         stretch, self._stretch = self._stretch, None
         if stretch is not None:
+            self._engine.queue.pause()
             self._ending = asyncio.ensure_future(self._end(stretch))
 
     async def _end(self, stretch: Stretch) -> None:
@@ -236,6 +243,7 @@ class Ahead:
             raise
         finally:
             self._ending = None
+            self._engine.queue.resume()
             self._tell()
 
     async def close(self, within_s: float) -> None:
@@ -260,6 +268,8 @@ class Ahead:
         portions = [owed.portion(keys[at : at + PORTION]) for at in range(0, max(1, len(keys)), PORTION)]
         try:
             async with self._tables.transaction():
+                if len(portions) > 1:  # whoever mends waits for all of it, and does not meet it half way
+                    await self._tables.execute(_SETTLING, self._engine.space)
                 for portion in portions[:-1]:
                     await self._put_statement.fetch(*_put(portion))
                 await self._settle_statement.fetch(self._engine.space, lane, before, upto, is_last, *_put(portions[-1]))

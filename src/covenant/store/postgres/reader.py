@@ -86,6 +86,7 @@ class Reader:
                 connection.terminate()
                 raise
             self._connection, self._look = connection, None
+            self._engine.ahead.is_owed = True  # somebody may have ended the former one, and gone ahead since
         return self._connection
 
     async def _whole(self) -> asyncpg.Connection[Any]:

@@ -93,7 +93,7 @@ class Stretch:
         if len(work.touched) >= OWED_MAX or self._owed_bytes >= OWED_BYTES_MAX:
             return False
         try:
-            commit = self._lane.decide(entry, work, now, is_guess=True)
+            commit = self._lane.decide(entry, work, now)
             work.require(commit.events)
         except Need as need:
             wanted = (want for want in need.wanted if type(want) is First and want.is_plain)
@@ -233,25 +233,31 @@ class Stretch:
         if self._bell is not None and not self._bell.done():
             self._bell.set_result(None)
         try:
-            await self._writing
-            if self._settling is not None:
-                await self._settling
-            await self._settle(is_last=True)
-        except asyncio.CancelledError:  # the store is closed, and the database takes too long
+            if not await self._is_put_there():
+                return False
+        except BaseException:  # the store is closed, and the database takes too long
             self._writing.cancel()
             for entry in self._going:
                 entry.fail(unknown())
             for entry in self._gathered.entries:
                 entry.fail(self._engine.closed_error())
             raise
-        except Exception as failed:
-            await self._break_off(failed)
-            return False
         recall, work = self._engine.recall, self.work
         recall.take_over(work)
         recall.notice(work.strange)
         recall.numbers.drawn(self._block)
         recall.numbers.go_on(self._block, work.order, self._block + BLOCK)
+        return True
+
+    async def _is_put_there(self) -> bool:
+        try:
+            await self._writing
+            if self._settling is not None:
+                await self._settling
+            await self._settle(is_last=True)
+        except Exception as failed:
+            await self._break_off(failed)
+            return False
         return True
 
     async def _break_off(self, failed: Exception) -> None:
@@ -260,7 +266,7 @@ class Stretch:
         await asyncio.wait([self._writing])
         if not isinstance(failed, (*LOST, asyncpg.PostgresError)):
             log.error("what was decided ahead of the tables could not be appended", exc_info=failed)
-        going, self._going = self._going, []
+        going = self._going
         batches = Batches(engine, lane)
         if lane.is_in_doubt:
             going = going[await batches.recover(going, failed) :]

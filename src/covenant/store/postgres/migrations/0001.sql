@@ -367,8 +367,8 @@ begin
 end $$;
 
 -- Go ahead of the tables in this lane: what is committed there from now on is in the log alone. Only for a daemon that is
--- alone, and knows whom to trust. The first and the last of the blocks of numbers that it may use; nothing where it may
--- not go ahead.
+-- alone, and knows whom to trust: one that was taken for dead may still read, as long as it has a session. The first and
+-- the last of the blocks of numbers that it may use; nothing where it may not go ahead.
 create function go_ahead(space integer, in_lane integer, hash_now text, on_trust bigint, me text, blocks integer)
 returns bigint[]
 language plpgsql as $$
@@ -380,6 +380,9 @@ begin
     select l.id, l.seq from lane l, meta m
     where l.id = in_lane and l.hash = hash_now and not l.closed and l.daemon = me and m.trust = on_trust
         and not exists (select from daemon d where d.ended is null and d.id <> me)
+        and not exists (
+            select from pg_stat_activity a join daemon d on d.id = substr(a.application_name, length('covenant ') + 1)
+            where d.id <> me)
     on conflict do nothing;
     if found then
         select array_agg(nextval('block')) into drawn from generate_series(1, blocks);
