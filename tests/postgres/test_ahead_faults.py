@@ -102,7 +102,7 @@ async def test_a_flood_of_denials_is_counted_and_not_written(box: OpenMailbox) -
     engine.context.refused = Refusals(3, lambda: 60_000).draw
     await engine.run(EnrollPeer(None, ALICE, Role.PEER, "token"))
     await go_ahead(box, alice, bob)
-    call = Call(Caller(ALICE, Role.PEER, "token"), SendTask(ALICE, plain(bob)))  # type: ignore[arg-type]  # it has a token
+    call = Call(Caller(ALICE, Role.PEER, "token"), SendTask(ALICE, plain(bob)))
     for _ in range(10):
         with pytest.raises(CovenantError) as refused:
             await engine.run(call)
