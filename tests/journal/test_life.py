@@ -23,13 +23,13 @@ from covenant.model import command as c
 from covenant.model.error import StoreClosed, StoreUnavailable
 from covenant.model.record import TaskRecord
 from covenant.model.run import Memo, Run, Wait, run_key, step_key
-from covenant.store.clock import ManualClock
+from covenant.store.clock import CountingIds, ManualClock
 from covenant.store.journal.archive import Archive, ArchiveFailed, KeyFilter
 from covenant.store.journal.engine import Journal
 from covenant.store.journal.files import AppendFile
 from covenant.store.journal.verify import verify
 from tests.conformance.runs import RUN, answer, parked_on, step
-from tests.journal.support import SMALL, FailingFiles, busy_run, dump, journal_of, open_journal, tidy
+from tests.journal.support import SMALL, FailingFiles, RecordingFiles, busy_run, dump, journal_of, open_journal, tidy
 from tests.until import until
 
 T = TypeVar("T")
@@ -434,6 +434,17 @@ async def test_a_forked_child_does_not_keep_the_folder(tmp_path: Path) -> None:
         os.close(write_end)
         os.close(read_end)
         os.waitpid(child, 0)
+
+
+async def test_what_a_killed_owner_had_only_written_is_synced_before_it_is_told(tmp_path: Path) -> None:
+    async with Mailbox.open(f"file:{tmp_path}") as box:
+        await box.of("ann@lab").send_task(Task(recipient=box.of("bob@lab").agent, intent_text="work"))
+    files = RecordingFiles(tmp_path)
+    journal = Journal(files.folder, Limits(), ManualClock(), CountingIds(), files)
+    await journal.open()
+    (last,) = files.names("journal-", ".jsonl")
+    assert [op.kind for op in files.ops if op.inode is files.inodes[last]] == ["sync"]
+    await journal.close()
 
 
 async def test_a_folder_that_is_removed_is_noticed(tmp_path: Path) -> None:

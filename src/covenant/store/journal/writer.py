@@ -50,9 +50,11 @@ class Writer:
         return not self._buffer
 
     def resume(self) -> None:
-        """Go on in the last segment, if there is one."""
+        """Go on in the last segment, if there is one. Its end may be in the memory of the system only: whoever was
+        killed had written it and not synced it, and now it is about to be told."""
         if self._file is None and self.position.file is not None:
             self._file = self._files.append_to(self.position.file)
+            self._file.sync()
 
     def add(
         self,
