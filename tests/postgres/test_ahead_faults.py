@@ -18,6 +18,8 @@ from covenant.model.error import CovenantError
 from covenant.model.peer import Caller, Role
 from covenant.store.postgres import ahead, stretch
 from covenant.store.postgres import engine as engines
+from covenant.store.postgres.lane import Lane
+from covenant.store.postgres.stretch import Stretch
 from tests.conformance.support import finish, plain, soon, take, turn
 from tests.postgres import misplaced, store_url
 from tests.postgres.support import engine_of, sql, until
@@ -92,7 +94,7 @@ async def test_another_daemon_can_come_while_the_tables_are_brought_up_to_date(
 
 async def until_it_waits(url: str) -> None:
     async with sql(url) as server:
-        while not await server.fetchval("select exists (select from pg_locks where not granted)"):  # noqa: ASYNC110  # another process decides
+        while not await server.fetchval("select exists (select from pg_locks where not granted)"):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
 
 
@@ -207,3 +209,23 @@ async def _keep_their_order(box: OpenMailbox) -> None:
     sent = [one.task_id for one in await alice.send_tasks(tasks) if not isinstance(one, CovenantError)]
     going._lane._append_statement = statement
     assert [(await take(bob)).task.id for _ in sent] == sent
+
+
+async def test_where_it_is_never_worth_it_it_is_seldom_tried(box: OpenMailbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To begin and to end costs more than a few commands ahead are worth."""
+    monkeypatch.setattr(ahead, "WORTH", 8)
+    alice, bob = box.of(ALICE), box.of(BOB)
+    begun, begin = 0, ahead.Ahead._begun
+
+    async def counted(self: ahead.Ahead, lane: Lane) -> Stretch | None:
+        nonlocal begun
+        begun += 1
+        return await begin(self, lane)
+
+    monkeypatch.setattr(ahead.Ahead, "_begun", counted)
+    for _ in range(10):
+        for _ in range(3):
+            sent = await finish(alice, bob, plain(bob))
+        assert (await box.get_task(sent)).task.id == sent
+    assert 1 <= begun <= 2
+    await go_ahead(box, alice, bob)

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from covenant.store.postgres.lane import Lane
 
 WORTH: Final = 64  # commands decided on memory, one after the other, before it is worth going ahead
+LOOKED_SHARE: Final = 8  # records that are looked at for what one command more is worth
+IN_VAIN_MAX: Final = 256
 REMEMBERED_MAX: Final = 2048  # shelves, and records, that are looked at for that
 BLOCKS: Final = 16  # of numbers
 PORTION: Final = 128  # records that are put into the tables at once: others have their turn in between
@@ -68,6 +70,7 @@ class Ahead:
         self._put_statement: Any = None
         self._settle_statement: Any = None
         self._in_a_row = 0  # commands decided on memory
+        self._in_vain = 0  # times that it was not worth it, one after the other: the next has to be worth the more
         self._is_beginning = False
         self._busy = 0  # lanes that are at work
         self._asked = 0  # others that want the tables whole
@@ -163,7 +166,8 @@ class Ahead:
 
     @property
     def is_worth_it(self) -> bool:
-        return self._in_a_row >= WORTH and self._stretch is None and self._ending is None and not self._is_beginning
+        is_worth_it = self._in_a_row >= WORTH * (1 + self._in_vain)
+        return is_worth_it and self._stretch is None and self._ending is None and not self._is_beginning
 
     async def begin(self, lane: Lane) -> None:
         """If nothing is in the way. What comes meanwhile waits, and is the first to be decided so."""
@@ -185,6 +189,8 @@ class Ahead:
             queue.resume()
             if self._stretch is not None:
                 self._take_up(queue.take_all())
+            else:
+                self._was_worth_it(False)
             self._tell()
 
     def _take_up(self, entries: list[Entry]) -> None:
@@ -233,7 +239,11 @@ class Ahead:
         stretch, self._stretch = self._stretch, None
         if stretch is not None:
             self._engine.queue.pause()
+            self._was_worth_it(stretch.takes >= WORTH + stretch.looked // LOOKED_SHARE)
             self._ending = asyncio.ensure_future(self._end(stretch))
+
+    def _was_worth_it(self, is_so: bool) -> None:
+        self._in_vain = 0 if is_so else min(self._in_vain + 1, IN_VAIN_MAX)
 
     async def _end(self, stretch: Stretch) -> None:
         try:

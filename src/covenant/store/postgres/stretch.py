@@ -70,7 +70,8 @@ class Stretch:
         self._gathered = Gathered(lane.hash)
         self._going: list[Entry] = []  # with the append that is under way
         self._is_ending = False
-        self._takes = 0
+        self.takes = 0
+        self.looked = len(work.were)  # records
         self._loop = asyncio.get_running_loop()
         self._bell: asyncio.Future[None] | None = None
         self._progress: asyncio.Future[None] = self._loop.create_future()
@@ -111,7 +112,7 @@ class Stretch:
         entry.commit = commit
         entry.is_begun = True
         gathered.entries.append(entry)
-        self._takes += 1
+        self.takes += 1
         if self._bell is not None and not self._bell.done():
             self._bell.set_result(None)
         return True
@@ -219,10 +220,10 @@ class Stretch:
             self._settling = None
 
     def _look_idle(self, takes: int) -> None:
-        if self._takes == takes:
+        if self.takes == takes:
             self._ahead.end()
         else:
-            self._idling = self._loop.call_later(IDLE_S, self._look_idle, self._takes)
+            self._idling = self._loop.call_later(IDLE_S, self._look_idle, self.takes)
 
     # --- the end ------------------------------------------------------------------------------------------
 
