@@ -21,6 +21,7 @@ from covenant.store.postgres import ahead, stretch
 from covenant.store.postgres.engine import Postgres
 from covenant.store.postgres.rows import decoded
 from covenant.store.postgres.saving import APPEND
+from covenant.store.postgres.view import Working
 from tests.beings import Being
 from tests.conformance.support import DONE, answer_next, drain, finish, nothing_for, plain, soon, take, turn
 from tests.postgres import misplaced, store_url
@@ -302,6 +303,31 @@ async def test_an_append_that_never_arrived_is_decided_again_and_does_not_arrive
         with pytest.raises(asyncpg.PostgresError):
             await server.fetch(APPEND, *late)
     assert (await take(bob)).task.id == sent.task_id
+    assert await nothing_for(bob)
+
+
+@pytest.mark.parametrize("of", ["encode", "follow"])
+async def test_a_fault_of_ours_in_a_command_is_nobodys_loss(
+    box: OpenMailbox, alice: Mailbox, bob: Mailbox, of: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = await go_ahead(box, alice, bob)
+    first = (await alice.send_task(plain(bob))).task_id
+    whole = getattr(stretch, of, None) or getattr(Working, of)
+    faults = [1]
+
+    def faulty(*values: Any) -> Any:
+        if faults:
+            faults.pop()
+            if of == "follow":
+                values[0].records.clear()  # whatever it did before
+            raise RuntimeError("a fault of ours")
+        return whole(*values)
+
+    monkeypatch.setattr(stretch if of == "encode" else Working, of, faulty)
+    second = (await soon(alice.send_task(plain(bob)))).task_id
+    assert not faults
+    assert not engine.ahead.is_on
+    assert [(await take(bob)).task.id for _ in range(2)] == [first, second]
     assert await nothing_for(bob)
 
 

@@ -131,7 +131,7 @@ class Ahead:
         work.take_absent(keys)
         for line in lines:
             work.order = line.seq - 1
-            work.apply(line.events, line.at)
+            work.follow(line)
         await connection.fetch(SETTLE, self._engine.space, lane, settled, work.order, True, *_put(work))
         self._engine.depths.forget()
         self._engine.recall.forget()
@@ -148,10 +148,15 @@ class Ahead:
         stretch = self._stretch
         if stretch is None:
             return False
-        if self._asked or self._ending is not None or not stretch.take(entry):
-            self.end()
-            return False
-        return True
+        if not self._asked and self._ending is None:
+            try:
+                if stretch.take(entry):
+                    return True
+            except Exception:  # a fault of ours: it is decided in the ordinary way, and nothing is lost
+                log.exception("a command could not be decided ahead of the tables")
+                stretch.is_spoilt = True
+        self.end()
+        return False
 
     def expects(self, shelf: bytes, name: str) -> bool:
         return self._stretch is not None and self._stretch.work.expects((shelf, name))

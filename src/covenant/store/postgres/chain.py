@@ -17,7 +17,11 @@ class Chain:
         self._next = 0
 
     def append(self, line: Line) -> None:
-        raw, self.mark = encode(line, self.mark)
+        self.add(line, *encode(line, self.mark))
+
+    def add(self, line: Line, raw: bytes, mark: bytes) -> None:
+        """One that was encoded behind the last."""
+        self.mark = mark
         if line.seq != self._next:
             self._starts.append(len(self.lines))
         self._next = line.seq + (len(line.events) or 1)

@@ -293,7 +293,7 @@ class Lane:
                 waiting.update(in_order_with(entry))
                 left.append(entry)
                 continue
-            chain.append(self.apply(entry, commit, work, now))
+            chain.append(self._apply(entry, commit, work, now))
             entry.commit = commit
             done.append(entry)
         batch[:] = done + left
@@ -392,7 +392,7 @@ class Lane:
                             break
                         await self._draw(work, len(commit.events))
                     if commit.events or commit.audit:
-                        chain.append(self.apply(entry, commit, work, now))
+                        chain.append(self._apply(entry, commit, work, now))
                     entry.commit = commit
                 work.ending = None
                 if type(entry.command) is not c.Expire:  # one step of the clock goes on from what the one before saw
@@ -460,13 +460,13 @@ class Lane:
                 pass  # said again when its turn comes
         return wanted
 
-    def apply(self, entry: Entry, commit: Commit, work: Working, now: int) -> Line:
+    def line_of(self, entry: Entry, commit: Commit, work: Working, now: int) -> Line:
         events = commit.events
-        line = Line(work.order + 1, now, 0, events, entry.by, work.orders_before(events), commit.audit)
-        if events:
-            work.apply(events, now)
-        else:
-            work.order += 1
+        return Line(work.order + 1, now, 0, events, entry.by, work.orders_before(events), commit.audit)
+
+    def _apply(self, entry: Entry, commit: Commit, work: Working, now: int) -> Line:
+        line = self.line_of(entry, commit, work, now)
+        work.follow(line)
         return line
 
     # --- loading and saving -------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from covenant.model.error import CovenantError
 from covenant.model.record import Key, TaskRecord
 from covenant.rules.context import Need
 from covenant.rules.lease import kind_in
-from covenant.store.journal.line import Line
+from covenant.store.journal.line import Line, encode
 from covenant.store.postgres.batch import Batches, unknown
 from covenant.store.postgres.chain import Chain
 from covenant.store.postgres.connection import LANE_CLOSED, LOST
@@ -70,6 +70,7 @@ class Stretch:
         self._gathered = Gathered(lane.hash)
         self._going: list[Entry] = []  # with the append that is under way
         self._is_ending = False
+        self.is_spoilt = False  # by a fault of ours: the tables are to be made whole from the log
         self.takes = 0
         self.looked = len(work.were)  # records
         self._loop = asyncio.get_running_loop()
@@ -108,7 +109,11 @@ class Stretch:
         if not TRUST_EVENTS.isdisjoint(map(type, events)):
             return False
         if events or commit.audit:
-            self._append_to(gathered, self._lane.apply(entry, commit, work, now))
+            line = self._lane.line_of(entry, commit, work, now)
+            raw, mark = encode(line, gathered.chain.mark)  # before memory follows it
+            work.follow(line)
+            gathered.chain.add(line, raw, mark)
+            self._note(gathered, line, len(raw))
         entry.commit = commit
         entry.is_begun = True
         gathered.entries.append(entry)
@@ -117,13 +122,10 @@ class Stretch:
             self._bell.set_result(None)
         return True
 
-    def _append_to(self, gathered: Gathered, line: Line) -> None:
-        """It goes out with these, and then concerns somebody."""
-        engine, work, chain = self._engine, self.work, gathered.chain
-        before = chain.size
-        chain.append(line)
+    def _note(self, gathered: Gathered, line: Line, size: int) -> None:
+        """Whom it will concern once it is in the log."""
+        engine, work = self._engine, self.work
         self._decided = work.order
-        size = chain.size - before
         self._owed_bytes += size
         if size >= RECORD_BYTES_MAX:
             self._large.update(event.key for event in line.events)
@@ -176,11 +178,8 @@ class Stretch:
         self._answer(gathered.entries)
         progress, self._progress = self._progress, self._loop.create_future()
         progress.set_result(None)
-        if (
-            len(self.work.touched) >= max(OWED, OWED_SHARE * len(self.work.were))
-            and self._settling is None
-            and not self._is_ending
-        ):
+        may_settle = self._settling is None and not self._is_ending and not self.is_spoilt
+        if may_settle and len(self.work.touched) >= max(OWED, OWED_SHARE * len(self.work.were)):
             self._settling = asyncio.ensure_future(self._settle())
             self._settling.add_done_callback(self._has_settled)
 
@@ -255,6 +254,8 @@ class Stretch:
             await self._writing
             if self._settling is not None:
                 await self._settling
+            if self.is_spoilt:
+                raise RuntimeError("memory may not be what the log tells")
             await self._settle(is_last=True)
         except Exception as failed:
             await self._break_off(failed)

@@ -36,6 +36,7 @@ from covenant.rules.context import Need, Spent
 from covenant.rules.evolve import CREATING, EVOLVE
 from covenant.rules.lease import kind_in
 from covenant.store.directory import Directory
+from covenant.store.journal.line import Line
 from covenant.store.postgres import rows
 from covenant.store.postgres.rows import (
     ANSWERS,
@@ -310,6 +311,13 @@ class Working:
         if record is None and key not in self.absent:
             return self.trust.get(key)
         return record
+
+    def follow(self, line: Line) -> None:
+        """What this line of the log tells has happened; it is the next."""
+        if line.events:
+            self.apply(line.events, line.at)
+        else:
+            self.order += 1
 
     def apply(self, events: Iterable[Event], at: int) -> None:
         order, records = self.order, self.records
