@@ -23,7 +23,7 @@ from covenant.store.postgres.rows import decoded
 from covenant.store.postgres.saving import APPEND
 from covenant.store.postgres.view import Working
 from tests.beings import Being
-from tests.conformance.support import DONE, answer_next, drain, finish, nothing_for, plain, soon, take, turn
+from tests.conformance.support import DONE, answer_next, drain, finish, nothing_for, plain, soon, take, turn, uid
 from tests.postgres import misplaced, store_url
 from tests.postgres.hasty import work
 from tests.postgres.support import engine_of, sql, until
@@ -328,6 +328,64 @@ async def test_a_fault_of_ours_in_a_command_is_nobodys_loss(
     assert not faults
     assert not engine.ahead.is_on
     assert [(await take(bob)).task.id for _ in range(2)] == [first, second]
+    assert await nothing_for(bob)
+
+
+async def test_a_send_under_an_id_is_the_same_send_whenever_it_comes_again(
+    box: OpenMailbox, alice: Mailbox, bob: Mailbox
+) -> None:
+    engine = await go_ahead(box, alice, bob)
+    before = await finish(alice, bob, plain(bob, id=uid(1)))
+    await box.get_task(before)  # it is in the tables
+    engine = await go_ahead(box, alice, bob)
+    going = engine.ahead._stretch
+    task = plain(bob, id=uid(2))
+    assert not (await alice.send_task(task)).duplicate
+    assert engine.ahead._stretch is going
+    assert (await alice.send_task(task)).duplicate  # still open
+    assert engine.ahead._stretch is going
+    await answer_next(bob)
+    await drain(alice)
+    assert (await alice.send_task(task)).duplicate  # it has ended, and the tables do not know yet
+    assert engine.ahead._stretch is going
+    assert going is not None
+    await going._settle()
+    assert uid(2) not in going.work.records
+    assert (await alice.send_task(task)).duplicate  # it is in the tables, and in memory no more
+    assert engine.ahead._stretch is not going
+    await go_ahead(box, alice, bob)
+    assert (await alice.send_task(plain(bob, id=uid(1)))).duplicate  # from before all of this
+    await go_ahead(box, alice, bob)
+    with pytest.raises(CovenantError) as refused:
+        await alice.send_task(plain(bob, "something else", id=uid(1)))
+    assert refused.value.code == "task_conflict"
+    assert await nothing_for(bob)
+    sends = Counter(event.key for one in await whole_log(engine) for event in one.events if type(event) is Sent)
+    assert sends[uid(1)] == sends[uid(2)] == 1
+
+
+async def test_a_send_under_an_id_that_is_on_its_way_into_the_tables_is_the_same_send(
+    box: OpenMailbox, alice: Mailbox, bob: Mailbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = await go_ahead(box, alice, bob)
+    going = engine.ahead._stretch
+    assert going is not None
+    await finish(alice, bob, plain(bob, id=uid(3)))
+    is_held, go_on = asyncio.Event(), asyncio.Event()
+    settle = ahead.Ahead.settle
+
+    async def slow(self: ahead.Ahead, *values: Any) -> None:
+        is_held.set()
+        await go_on.wait()
+        await settle(self, *values)
+
+    monkeypatch.setattr(ahead.Ahead, "settle", slow)
+    going._settling = asyncio.create_task(going._settle())
+    await soon(is_held.wait())
+    again = asyncio.create_task(alice.send_task(plain(bob, id=uid(3))))
+    await turn()
+    go_on.set()
+    assert (await soon(again)).duplicate
     assert await nothing_for(bob)
 
 

@@ -80,6 +80,23 @@ async def test_a_round_of_plain_tasks_loads_nothing(box: OpenMailbox, loads: Loa
     assert not engine_of(box).recall._records  # what has ended is not needed any more
 
 
+async def test_a_send_under_an_id_loads_nothing_and_is_the_same_send_when_it_comes_again(
+    box: OpenMailbox, loads: Loads
+) -> None:
+    alice, bob = box.of(ALICE), box.of(BOB)
+    await finish(alice, bob, plain(bob))
+    loads.commands.clear()
+    await finish(alice, bob, plain(bob, id=uid(1)))
+    assert loads.commands == []
+    assert (await alice.send_task(plain(bob, id=uid(1)))).duplicate
+    assert loads.commands == ["SendTask"]
+    with pytest.raises(CovenantError) as refused:
+        await alice.send_task(plain(bob, "something else", id=uid(1)))
+    assert refused.value.code == "task_conflict"
+    sent = await alice.send_tasks([plain(bob, id=uid(2)), plain(bob, id=uid(2)), plain(bob, id=uid(1))])
+    assert [one.duplicate for one in sent if not isinstance(one, CovenantError)] == [False, True, True]
+
+
 async def test_many_at_once_get_what_is_theirs_from_memory(box: OpenMailbox, loads: Loads) -> None:
     async def client(number: int) -> None:
         alice, bob = box.of(f"alice{number}@lab"), box.of(f"bob{number}@lab")

@@ -11,7 +11,7 @@ from covenant.model.agent import AgentId
 from covenant.model.command import Call, Command, DrainResults, LeaseTasks, PostResult, SendTask
 from covenant.model.task import Result, Task
 from covenant.store.postgres.rows import ANSWERS, READY
-from covenant.store.postgres.view import First
+from covenant.store.postgres.view import First, Fresh
 
 _ID_LENGTH = 36
 _LIMIT_MAX = 1000
@@ -21,11 +21,11 @@ def hint(command: Command | Call) -> list[Any] | None:
     """None where it has to be asked."""
     asked = command.command if type(command) is Call else command
     if type(asked) is SendTask:
-        return [] if _is_plain(asked) else None
+        return _sent(asked)
     if type(asked) is PostResult:
         result = asked.result
         task_id = result.task_id if type(result) is Result else None
-        return [task_id] if type(task_id) is str and len(task_id) == _ID_LENGTH else None
+        return [task_id] if _is_id(task_id) else None
     if type(asked) is LeaseTasks:
         return None if asked.kinds is not None else _first(READY, asked.recipient, asked.limit)
     if type(asked) is DrainResults:
@@ -33,10 +33,18 @@ def hint(command: Command | Call) -> list[Any] | None:
     return None
 
 
-def _is_plain(command: SendTask) -> bool:
-    """A new task that nothing else depends on."""
+def _sent(command: SendTask) -> list[Any] | None:
+    """A new task that nothing else depends on; under an id of the sender's, if nothing is known under that."""
     task = command.task
-    return type(task) is Task and not task.id and not task.is_idempotent and command.key is None
+    if type(task) is not Task or task.is_idempotent or command.key is not None:
+        return None
+    if not task.id:
+        return []
+    return [Fresh(task.id)] if _is_id(task.id) else None
+
+
+def _is_id(task_id: object) -> bool:
+    return type(task_id) is str and len(task_id) == _ID_LENGTH
 
 
 def _first(shelf: bytes, agent: object, limit: object) -> list[Any] | None:

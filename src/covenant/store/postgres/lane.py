@@ -35,7 +35,7 @@ from covenant.store.postgres.recall import in_order_with, is_borne
 from covenant.store.postgres.rows import DIALOGS, READY, TRUST, kind_name
 from covenant.store.postgres.saving import APPEND, SAVE, appended, on_loaded, on_remembered, saved
 from covenant.store.postgres.trust import TRUST_EVENTS
-from covenant.store.postgres.view import Depth, First, Listing, Moved, ShelfName, Working
+from covenant.store.postgres.view import Depth, First, Fresh, Listing, Moved, ShelfName, Working
 
 if TYPE_CHECKING:
     from covenant.store.postgres.engine import Postgres
@@ -317,15 +317,15 @@ class Lane:
             await connection.execute("rollback")
         return connection
 
-    async def append(self, chain: Chain, block: int) -> None:
-        """What was decided ahead of the tables."""
+    async def append(self, chain: Chain, block: int, fresh: Sequence[Key]) -> None:
+        """What was decided ahead of the tables, if nothing is there under keys that were taken for fresh."""
         engine = self._engine
         self._work, self._moved = Working(engine.trust, engine.depths.of), Moved()
         self._work.is_recalled = True  # it is said in one word, too
         mark, last = self._pending = (chain.mark, chain.lines[-1].last)
         try:
             await self._append_statement.fetch(
-                engine.space, self.id, self.hash.decode(), mark.decode(), last, block, *appended(chain)
+                engine.space, self.id, self.hash.decode(), mark.decode(), last, block, texts(fresh), *appended(chain)
             )
         except asyncpg.PostgresError as refused:
             if not isinstance(refused, LOST):
@@ -449,7 +449,7 @@ class Lane:
             known = hint(entry.command)
             if known is not None:
                 if is_first:
-                    wanted += known
+                    wanted += [want.key if type(want) is Fresh else want for want in known]
                 continue
             try:
                 self.decide(entry, work, now, is_guess=True)

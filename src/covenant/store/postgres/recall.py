@@ -20,7 +20,7 @@ from covenant.store.postgres.numbers import Numbers
 from covenant.store.postgres.rows import Place, is_open, places_of
 from covenant.store.postgres.rows import standing as stands_at
 from covenant.store.postgres.trust import TRUST_EVENTS
-from covenant.store.postgres.view import ANYBODY, TAKEN, First, Moved, Working
+from covenant.store.postgres.view import ANYBODY, TAKEN, First, Fresh, Moved, Working
 
 RECORDS_MAX: Final = 8192
 RECORD_BYTES_MAX: Final = 8192  # one that is larger is not worth its room
@@ -47,6 +47,11 @@ class Recall:
             if type(want) is First:
                 if not self._lend_shelf(work, (want.shelf, want.name)):
                     return False
+            elif type(want) is Fresh:
+                if want.key in self._records:
+                    return False
+                if want.key not in work.records:
+                    work.absent.add(want.key)  # if it is not so, the save will say it
             elif not self._lend_record(work, want):
                 return False
         return True
@@ -184,6 +189,6 @@ def is_borne(commit: Commit, wanted: Sequence[Any], work: Working) -> bool:
         if type(want) is First:
             if not work.were.keys() >= set(keys):
                 return False
-        elif want not in keys:
+        elif (want.key if type(want) is Fresh else want) not in keys:
             return False
     return True

@@ -26,8 +26,8 @@ _FIRST_ROWS: Final = re.sub(r"\$(\d+)", lambda found: f"${int(found[1]) - 5}", _
 SAVE: Final = f"""select save($47, $48, $49,
     $50::text::"char"[], $51::text::text[], $52::text::bigint[], $53::text::integer[], $1, $2, $3, $4, $5,
     {_ROWS}, $42, $43::text::bigint[], $44::text::bigint[], $45::text::text[], $46)"""
-APPEND: Final = """select append($1, $2, $3, $4, $5, $6,
-    $7, $8::text::bigint[], $9::text::bigint[], $10::text::text[], $11)"""
+APPEND: Final = """select append($1, $2, $3, $4, $5, $6, $7::text::text[],
+    $8, $9::text::bigint[], $10::text::bigint[], $11::text::text[], $12)"""
 PUT: Final = f"select put({_FIRST_ROWS})"
 SETTLE: Final = f"select settle($1, $2, $3, $4, $5, {_ROWS})"
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Final
 
 import asyncpg
@@ -27,7 +28,7 @@ from covenant.store.postgres.numbers import BLOCK
 from covenant.store.postgres.recall import RECORD_BYTES_MAX, RECORDS_MAX, STANDING_MAX
 from covenant.store.postgres.rows import ANSWERS
 from covenant.store.postgres.trust import TRUST_EVENTS
-from covenant.store.postgres.view import First, Working
+from covenant.store.postgres.view import First, Fresh, Working
 
 if TYPE_CHECKING:
     from covenant.store.postgres.ahead import Ahead
@@ -48,11 +49,12 @@ log = logging.getLogger("covenant.store")
 class Gathered:
     """What goes out with the next append, and whom it concerns."""
 
-    __slots__ = ("answered", "chain", "entries", "readied")
+    __slots__ = ("answered", "chain", "entries", "fresh", "readied")
 
     def __init__(self, mark: bytes) -> None:
         self.chain = Chain(mark)
         self.entries: list[Entry] = []
+        self.fresh: list[Key] = []  # taken for such
         self.readied: list[tuple[str, str]] = []
         self.answered: list[str] = []
 
@@ -66,6 +68,7 @@ class Stretch:
         self._settled = lane.seq
         self._decided = lane.seq  # the last that is to be appended
         self._owed_bytes = 0
+        self._putting: Collection[Key] = ()  # on their way into the tables
         self._large: set[Key] = set()  # not worth its room once it is in the tables
         self._gathered = Gathered(lane.hash)
         self._going: list[Entry] = []  # with the append that is under way
@@ -88,25 +91,32 @@ class Stretch:
         """Decide it. False where it wants more than is remembered, and where the tables should come first."""
         engine, work = self._engine, self.work
         now = engine.now()
-        if hint(entry.command) is None or entry.is_alone or self._writing.done():
+        wanted = hint(entry.command)
+        if wanted is None or entry.is_alone or self._writing.done():
             return False
         if (due_ms := engine.due.next_ms) is not None and due_ms <= now:
             return False
         if len(work.touched) >= OWED_MAX or self._owed_bytes >= OWED_BYTES_MAX:
             return False
+        fresh = None
+        if wanted and type(wanted[0]) is Fresh and wanted[0].key not in work.records:
+            fresh = wanted[0].key
+            if fresh in self._putting:
+                return False
+            work.absent.add(fresh)  # if it is not so, the append will say it
         try:
             commit = self._lane.decide(entry, work, now)
             work.require(commit.events)
         except Need as need:
-            wanted = (want for want in need.wanted if type(want) is First and want.is_plain)
-            work.strange.update({(want.shelf, want.name): None for want in wanted})
+            shelves = (want for want in need.wanted if type(want) is First and want.is_plain)
+            work.strange.update({(want.shelf, want.name): None for want in shelves})
             return False
         except CovenantError:
             return False
         events, gathered = commit.events, self._gathered
         if commit.then or work.order + len(events) + 1 >= self._block + BLOCK:
             return False
-        if not TRUST_EVENTS.isdisjoint(map(type, events)):
+        if not TRUST_EVENTS.isdisjoint(map(type, events)) or (fresh is not None and not events):
             return False
         if events or commit.audit:
             line = self._lane.line_of(entry, commit, work, now)
@@ -114,6 +124,8 @@ class Stretch:
             work.follow(line)
             gathered.chain.add(line, raw, mark)
             self._note(gathered, line, len(raw))
+            if fresh is not None:
+                gathered.fresh.append(fresh)
         entry.commit = commit
         entry.is_begun = True
         gathered.entries.append(entry)
@@ -170,7 +182,7 @@ class Stretch:
         self._gathered = Gathered(gathered.chain.mark)
         self._going = gathered.entries
         if gathered.chain.lines:
-            await self._lane.append(gathered.chain, self._block)
+            await self._lane.append(gathered.chain, self._block, gathered.fresh)
         self._going = []
         waking, lines = self._engine.waking, gathered.chain.lines
         changed = {event.key: None for line in lines for event in line.events} if waking.hears_of_changes else {}
@@ -204,6 +216,7 @@ class Stretch:
         self.work = owed.go_on(self._large, STANDING_MAX, RECORDS_MAX)
         self._owed_bytes = 0
         self._large = set()
+        self._putting = owed.touched
         decided = self._decided
         while self._lane.seq < decided:
             if self._writing.done():
@@ -211,6 +224,7 @@ class Stretch:
             await asyncio.wait([self._writing, self._progress], return_when=asyncio.FIRST_COMPLETED)
         await self._ahead.settle(self._lane.id, self._settled, upto, is_last, owed)
         self._settled = upto
+        self._putting = ()
 
     def _has_settled(self, done: asyncio.Task[None]) -> None:
         if done.cancelled() or done.exception() is not None:

@@ -76,6 +76,12 @@ class First(Struct, frozen=True):
         return self.shelf in TAKEN and self.name != ANYBODY and self.kinds is None
 
 
+class Fresh(Struct, frozen=True):
+    """A key under which there is probably nothing."""
+
+    key: Key
+
+
 class Portioned(Sequence[R]):
     """A listing of which a part may not be here yet: who gets there asks for more, and who has enough does not."""
 

@@ -391,9 +391,9 @@ begin
 end $$;
 
 -- Append to the log alone. Refused where the lane is not what it is believed to be, or nobody is ahead in it any more, or
--- somebody has drawn numbers, or something is due.
+-- somebody has drawn numbers, or something is due, or there is something under a key that was taken for fresh.
 create function append(
-    space integer, in_lane integer, hash_before text, hash_after text, last_seq bigint, on_block bigint,
+    space integer, in_lane integer, hash_before text, hash_after text, last_seq bigint, on_block bigint, fresh text[],
     log_at bigint, log_seqs bigint[], log_lasts bigint[], log_marks text[], log_lines bytea[]
 ) returns void
 language plpgsql as $$
@@ -405,6 +405,7 @@ begin
     waited := pg_current_xact_id();  -- before the look at the block: who draws after it sees this as open
     select exists (select from ahead where lane = in_lane) and b.last_value = on_block
         and not exists (select from place where shelf = 'D' and name = '' and ord <= log_at)
+        and (cardinality(fresh) = 0 or not exists (select from record where key = any(fresh)))
     into is_mine from block b;
     if not is_mine then
         raise exception 'this is not as it was remembered' using errcode = 'CV004';
