@@ -40,7 +40,7 @@ OWED_SHARE: Final = 4  # or this many times as many as were under way last time:
 OWED_MAX: Final = 4096  # and then this waits until they are
 OWED_BYTES_MAX: Final = 16 << 20  # of lines
 IDLE_S: Final = 0.2  # without a command: then the tables are made whole
-CROWD: Final = 48  # who are answered in two halves
+CROWD: Final = 24  # who are answered in two halves
 GATHERING_TURNS: Final = 4  # of the loop, in which an append gathers
 
 log = logging.getLogger("covenant.store")
