@@ -16,6 +16,7 @@ from covenant.exchange.bounds import Refusals
 from covenant.model.command import Call, EnrollPeer, SendTask
 from covenant.model.error import CovenantError
 from covenant.model.peer import Caller, Role
+from covenant.model.push import PushConfig
 from covenant.store.postgres import ahead, stretch
 from covenant.store.postgres import engine as engines
 from covenant.store.postgres.lane import Lane
@@ -229,3 +230,11 @@ async def test_where_it_is_never_worth_it_it_is_seldom_tried(box: OpenMailbox, m
         assert (await box.get_task(sent)).task.id == sent
     assert 1 <= begun <= 2
     await go_ahead(box, alice, bob)
+
+
+async def test_a_webhook_that_comes_with_a_send_is_known_at_once(box: OpenMailbox) -> None:
+    engine = await go_ahead(box, box.of(ALICE), box.of(BOB))
+    assert not engine.hooks
+    push = PushConfig(id="hook", url="https://example.org/hook")
+    await engine.run(SendTask(ALICE, plain(box.of(BOB)), push=push))
+    assert engine.hooks

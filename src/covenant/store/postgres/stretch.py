@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 import asyncpg
 
 from covenant.model.error import CovenantError
+from covenant.model.event import PushSet
 from covenant.model.record import Key, TaskRecord
 from covenant.rules.context import Need
 from covenant.rules.lease import kind_in
@@ -42,6 +43,7 @@ OWED_BYTES_MAX: Final = 16 << 20  # of lines
 IDLE_S: Final = 0.2  # without a command: then the tables are made whole
 CROWD: Final = 24  # who are answered in two halves
 GATHERING_TURNS: Final = 4  # of the loop, in which an append gathers
+_NOT_AHEAD: Final = TRUST_EVENTS | {PushSet}  # who posts to webhooks looks for them in the tables
 
 log = logging.getLogger("covenant.store")
 
@@ -116,7 +118,7 @@ class Stretch:
         events, gathered = commit.events, self._gathered
         if commit.then or work.order + len(events) + 1 >= self._block + BLOCK:
             return False
-        if not TRUST_EVENTS.isdisjoint(map(type, events)) or (fresh is not None and not events):
+        if not _NOT_AHEAD.isdisjoint(map(type, events)) or (fresh is not None and not events):
             return False
         if events or commit.audit:
             line = self._lane.line_of(entry, commit, work, now)
