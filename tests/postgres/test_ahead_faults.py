@@ -15,16 +15,17 @@ from covenant import Mailbox, OpenMailbox
 from covenant.exchange.bounds import Refusals
 from covenant.model.command import Call, EnrollPeer, SendTask
 from covenant.model.error import CovenantError
+from covenant.model.event import Sent
 from covenant.model.peer import Caller, Role
 from covenant.model.push import PushConfig
 from covenant.store.postgres import ahead, stretch
 from covenant.store.postgres import engine as engines
 from covenant.store.postgres.lane import Lane
 from covenant.store.postgres.stretch import Stretch
-from tests.conformance.support import finish, plain, soon, take, turn
+from tests.conformance.support import finish, nothing_for, plain, soon, take, turn
 from tests.postgres import misplaced, store_url
 from tests.postgres.support import engine_of, sql, until
-from tests.postgres.test_ahead import ALICE, BOB, die, go_ahead, send_many
+from tests.postgres.test_ahead import ALICE, BOB, die, go_ahead, send_many, whole_log
 
 
 @pytest.fixture(autouse=True)
@@ -238,3 +239,26 @@ async def test_a_webhook_that_comes_with_a_send_is_known_at_once(box: OpenMailbo
     push = PushConfig(id="hook", url="https://example.org/hook")
     await engine.run(SendTask(ALICE, plain(box.of(BOB)), push=push))
     assert engine.hooks
+
+
+async def test_what_a_fault_of_ours_keeps_from_being_noted_is_not_in_the_log_twice(
+    box: OpenMailbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bob = box.of(BOB)
+    engine = await go_ahead(box, box.of(ALICE), bob)
+    note, notes = Stretch._note, 0
+
+    def faulty(self: Stretch, *values: Any) -> None:
+        nonlocal notes
+        notes += 1
+        if notes == 2:
+            raise RuntimeError("a fault of ours")
+        note(self, *values)
+
+    monkeypatch.setattr(Stretch, "_note", faulty)
+    entries = [engine.submit(SendTask(ALICE, plain(bob))) for _ in range(2)]
+    sent = [(await soon(entry.future)).task_id for entry in entries]
+    assert [(await take(bob)).task.id for _ in sent] == sent
+    assert await nothing_for(bob)
+    logged = [event.key for one in await whole_log(engine) for event in one.events if type(event) is Sent]
+    assert [logged.count(task_id) for task_id in sent] == [1, 1]

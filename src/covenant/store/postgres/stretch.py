@@ -124,8 +124,8 @@ class Stretch:
             line = self._lane.line_of(entry, commit, work, now)
             raw, mark = encode(line, gathered.chain.mark)  # before memory follows it
             work.follow(line)
-            gathered.chain.add(line, raw, mark)
             self._note(gathered, line, len(raw))
+            gathered.chain.add(line, raw, mark)  # once nothing can go wrong: it is appended, whoever is answered
             if fresh is not None:
                 gathered.fresh.append(fresh)
         entry.commit = commit
