@@ -22,7 +22,7 @@ from covenant.store.postgres import ahead, stretch
 from covenant.store.postgres import engine as engines
 from covenant.store.postgres.lane import Lane
 from covenant.store.postgres.stretch import Stretch
-from tests.conformance.support import finish, nothing_for, plain, soon, take, turn
+from tests.conformance.support import finish, nothing_for, plain, soon, take, turn, uid
 from tests.postgres import misplaced, store_url
 from tests.postgres.support import engine_of, sql, until
 from tests.postgres.test_ahead import ALICE, BOB, die, go_ahead, send_many, whole_log
@@ -262,3 +262,13 @@ async def test_what_a_fault_of_ours_keeps_from_being_noted_is_not_in_the_log_twi
     assert await nothing_for(bob)
     logged = [event.key for one in await whole_log(engine) for event in one.events if type(event) is Sent]
     assert [logged.count(task_id) for task_id in sent] == [1, 1]
+
+
+async def test_who_was_refused_an_append_does_not_wait_for_the_next_command(box: OpenMailbox) -> None:
+    alice, bob = box.of(ALICE), box.of(BOB)
+    await finish(alice, bob, plain(bob, id=uid(1)))
+    await box.get_task(uid(1))  # it is in the tables
+    engine = await go_ahead(box, alice, bob)
+    assert uid(1) not in engine.ahead._stretch.work.records  # type: ignore[union-attr]  # it has gone ahead
+    async with asyncio.timeout(1):
+        assert (await alice.send_task(plain(bob, id=uid(1)))).duplicate

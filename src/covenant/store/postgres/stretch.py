@@ -85,6 +85,7 @@ class Stretch:
         self.work = work
         work.heed()
         self._writing = asyncio.ensure_future(self._write())
+        self._writing.add_done_callback(self._has_written)
         self._idling = self._loop.call_later(IDLE_S, self._look_idle, 0)
 
     # --- deciding -----------------------------------------------------------------------------------------
@@ -196,6 +197,10 @@ class Stretch:
         if may_settle and len(self.work.touched) >= max(OWED, OWED_SHARE * len(self.work.were)):
             self._settling = asyncio.ensure_future(self._settle())
             self._settling.add_done_callback(self._has_settled)
+
+    def _has_written(self, done: asyncio.Task[None]) -> None:
+        if done.cancelled() or done.exception() is not None:
+            self._ahead.end()  # nobody waits until the next one comes
 
     def _answer(self, entries: list[Entry]) -> None:
         """A crowd in halves: what the first ask for next goes out while the others are answered."""
