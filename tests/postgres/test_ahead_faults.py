@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Any
@@ -13,7 +14,7 @@ from msgspec import structs
 
 from covenant import Mailbox, OpenMailbox
 from covenant.exchange.bounds import Refusals
-from covenant.model.command import Call, EnrollPeer, SendTask
+from covenant.model.command import Call, EnrollPeer, LeaseTasks, SendTask
 from covenant.model.error import CovenantError
 from covenant.model.event import Sent
 from covenant.model.peer import Caller, Role
@@ -272,3 +273,19 @@ async def test_who_was_refused_an_append_does_not_wait_for_the_next_command(box:
     assert uid(1) not in engine.ahead._stretch.work.records  # type: ignore[union-attr]  # it has gone ahead
     async with asyncio.timeout(1):
         assert (await alice.send_task(plain(bob, id=uid(1)))).duplicate
+
+
+async def test_one_that_was_frozen_does_not_say_that_there_is_nothing(box: OpenMailbox, url: str) -> None:
+    engine = await go_ahead(box, box.of(ALICE), box.of(BOB))
+    sent: list[str] = []
+
+    async def send() -> None:
+        async with Mailbox.open(url) as other:
+            sent.append((await other.of(ALICE).send_task(plain(other.of(BOB)))).task_id)
+
+    another = threading.Thread(target=lambda: asyncio.run(send()))
+    another.start()
+    another.join()  # nothing else happens here meanwhile
+    assert engine.ahead.is_on
+    taken = await engine.take(LeaseTasks(BOB, BOB, "one"), 0)
+    assert [one.task.id for one in taken] == sent
