@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Any
@@ -13,17 +14,19 @@ from msgspec import structs
 
 from covenant import Mailbox, OpenMailbox
 from covenant.exchange.bounds import Refusals
-from covenant.model.command import Call, EnrollPeer, SendTask
+from covenant.model.command import Call, EnrollPeer, LeaseTasks, SendTask
 from covenant.model.error import CovenantError
+from covenant.model.event import Sent
 from covenant.model.peer import Caller, Role
+from covenant.model.push import PushConfig
 from covenant.store.postgres import ahead, stretch
 from covenant.store.postgres import engine as engines
 from covenant.store.postgres.lane import Lane
 from covenant.store.postgres.stretch import Stretch
-from tests.conformance.support import finish, plain, soon, take, turn
+from tests.conformance.support import finish, nothing_for, plain, soon, take, turn, uid
 from tests.postgres import misplaced, store_url
 from tests.postgres.support import engine_of, sql, until
-from tests.postgres.test_ahead import ALICE, BOB, die, go_ahead, send_many
+from tests.postgres.test_ahead import ALICE, BOB, die, go_ahead, send_many, whole_log
 
 
 @pytest.fixture(autouse=True)
@@ -229,3 +232,60 @@ async def test_where_it_is_never_worth_it_it_is_seldom_tried(box: OpenMailbox, m
         assert (await box.get_task(sent)).task.id == sent
     assert 1 <= begun <= 2
     await go_ahead(box, alice, bob)
+
+
+async def test_a_webhook_that_comes_with_a_send_is_known_at_once(box: OpenMailbox) -> None:
+    engine = await go_ahead(box, box.of(ALICE), box.of(BOB))
+    assert not engine.hooks
+    push = PushConfig(id="hook", url="https://example.org/hook")
+    await engine.run(SendTask(ALICE, plain(box.of(BOB)), push=push))
+    assert engine.hooks
+
+
+async def test_what_a_fault_of_ours_keeps_from_being_noted_is_not_in_the_log_twice(
+    box: OpenMailbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bob = box.of(BOB)
+    engine = await go_ahead(box, box.of(ALICE), bob)
+    note, notes = Stretch._note, 0
+
+    def faulty(self: Stretch, *values: Any) -> None:
+        nonlocal notes
+        notes += 1
+        if notes == 2:
+            raise RuntimeError("a fault of ours")
+        note(self, *values)
+
+    monkeypatch.setattr(Stretch, "_note", faulty)
+    entries = [engine.submit(SendTask(ALICE, plain(bob))) for _ in range(2)]
+    sent = [(await soon(entry.future)).task_id for entry in entries]
+    assert [(await take(bob)).task.id for _ in sent] == sent
+    assert await nothing_for(bob)
+    logged = [event.key for one in await whole_log(engine) for event in one.events if type(event) is Sent]
+    assert [logged.count(task_id) for task_id in sent] == [1, 1]
+
+
+async def test_who_was_refused_an_append_does_not_wait_for_the_next_command(box: OpenMailbox) -> None:
+    alice, bob = box.of(ALICE), box.of(BOB)
+    await finish(alice, bob, plain(bob, id=uid(1)))
+    await box.get_task(uid(1))  # it is in the tables
+    engine = await go_ahead(box, alice, bob)
+    assert uid(1) not in engine.ahead._stretch.work.records  # type: ignore[union-attr]  # it has gone ahead
+    async with asyncio.timeout(1):
+        assert (await alice.send_task(plain(bob, id=uid(1)))).duplicate
+
+
+async def test_one_that_was_frozen_does_not_say_that_there_is_nothing(box: OpenMailbox, url: str) -> None:
+    engine = await go_ahead(box, box.of(ALICE), box.of(BOB))
+    sent: list[str] = []
+
+    async def send() -> None:
+        async with Mailbox.open(url) as other:
+            sent.append((await other.of(ALICE).send_task(plain(other.of(BOB)))).task_id)
+
+    another = threading.Thread(target=lambda: asyncio.run(send()))
+    another.start()
+    another.join()  # nothing else happens here meanwhile
+    assert engine.ahead.is_on
+    taken = await engine.take(LeaseTasks(BOB, BOB, "one"), 0)
+    assert [one.task.id for one in taken] == sent

@@ -178,11 +178,17 @@ async def test_a_commit_that_was_never_asked_for_is_not_stored(
     assert not (await soon(alice.send_task(plain(bob, id=uid(1))))).duplicate
 
 
-async def test_a_batch_that_was_cut_is_done_once(box: OpenMailbox, knife: Knife) -> None:
+@pytest.mark.parametrize("of", ["commit", "save"])
+async def test_a_batch_that_was_cut_is_done_once(
+    box: OpenMailbox, knife: Knife, of: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On what is loaded, which is committed by itself, and on memory, where the save is all."""
     alice, bob = box.of("alice@lab"), box.of("bob@lab")
+    if of == "commit":
+        monkeypatch.setattr(box._engine, "may_recall", lambda: False)
     for number, when in enumerate(("before", "after")):
         ids = [uid(100 * number + n) for n in range(50)]
-        knife.set(0, when, only="commit")  # type: ignore[arg-type]
+        knife.set(0, when, only=of)  # type: ignore[arg-type]
         replies = await soon(alice.send_tasks([plain(bob, id=task_id) for task_id in ids]))
         assert not any(reply.duplicate for reply in replies)
         leased = await soon(bob.recv_tasks(100, wait_ms=0))
@@ -190,7 +196,7 @@ async def test_a_batch_that_was_cut_is_done_once(box: OpenMailbox, knife: Knife)
     engine: Any = box._engine
     keys = Counter(event.key for logged in await engine.log_back(None, 10_000) for event in logged.events)
     assert set(keys.values()) == {2}
-    assert knife.cut == ["commit", "commit"]
+    assert knife.cut == [of, of]
 
 
 async def test_each_command_waits_as_long_as_it_would_alone(

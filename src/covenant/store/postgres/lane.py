@@ -317,6 +317,11 @@ class Lane:
             await connection.execute("rollback")
         return connection
 
+    async def is_ahead(self) -> bool:
+        """Whether nobody else has come and brought the tables up to date."""
+        connection = await self._connected()
+        return bool(await connection.fetchval("select exists (select from ahead where lane = $1)", self.id))
+
     async def append(self, chain: Chain, block: int, fresh: Sequence[Key]) -> None:
         """What was decided ahead of the tables, if nothing is there under keys that were taken for fresh."""
         engine = self._engine

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 import asyncpg
 
 from covenant.model.error import CovenantError
+from covenant.model.event import PushSet
 from covenant.model.record import Key, TaskRecord
 from covenant.rules.context import Need
 from covenant.rules.lease import kind_in
@@ -42,6 +43,7 @@ OWED_BYTES_MAX: Final = 16 << 20  # of lines
 IDLE_S: Final = 0.2  # without a command: then the tables are made whole
 CROWD: Final = 24  # who are answered in two halves
 GATHERING_TURNS: Final = 4  # of the loop, in which an append gathers
+_NOT_AHEAD: Final = TRUST_EVENTS | {PushSet}  # who posts to webhooks looks for them in the tables
 
 log = logging.getLogger("covenant.store")
 
@@ -83,6 +85,7 @@ class Stretch:
         self.work = work
         work.heed()
         self._writing = asyncio.ensure_future(self._write())
+        self._writing.add_done_callback(self._has_written)
         self._idling = self._loop.call_later(IDLE_S, self._look_idle, 0)
 
     # --- deciding -----------------------------------------------------------------------------------------
@@ -116,14 +119,14 @@ class Stretch:
         events, gathered = commit.events, self._gathered
         if commit.then or work.order + len(events) + 1 >= self._block + BLOCK:
             return False
-        if not TRUST_EVENTS.isdisjoint(map(type, events)) or (fresh is not None and not events):
+        if not _NOT_AHEAD.isdisjoint(map(type, events)) or (fresh is not None and not events):
             return False
         if events or commit.audit:
             line = self._lane.line_of(entry, commit, work, now)
             raw, mark = encode(line, gathered.chain.mark)  # before memory follows it
             work.follow(line)
-            gathered.chain.add(line, raw, mark)
             self._note(gathered, line, len(raw))
+            gathered.chain.add(line, raw, mark)  # once nothing can go wrong: it is appended, whoever is answered
             if fresh is not None:
                 gathered.fresh.append(fresh)
         entry.commit = commit
@@ -183,6 +186,8 @@ class Stretch:
         self._going = gathered.entries
         if gathered.chain.lines:
             await self._lane.append(gathered.chain, self._block, gathered.fresh)
+        elif not await self._lane.is_ahead():  # whoever is told that there is nothing is told what is so
+            raise ConnectionError("somebody else has brought the tables up to date")
         self._going = []
         waking, lines = self._engine.waking, gathered.chain.lines
         changed = {event.key: None for line in lines for event in line.events} if waking.hears_of_changes else {}
@@ -194,6 +199,10 @@ class Stretch:
         if may_settle and len(self.work.touched) >= max(OWED, OWED_SHARE * len(self.work.were)):
             self._settling = asyncio.ensure_future(self._settle())
             self._settling.add_done_callback(self._has_settled)
+
+    def _has_written(self, done: asyncio.Task[None]) -> None:
+        if done.cancelled() or done.exception() is not None:
+            self._ahead.end()  # nobody waits until the next one comes
 
     def _answer(self, entries: list[Entry]) -> None:
         """A crowd in halves: what the first ask for next goes out while the others are answered."""
