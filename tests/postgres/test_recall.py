@@ -97,6 +97,18 @@ async def test_a_send_under_an_id_loads_nothing_and_is_the_same_send_when_it_com
     assert [one.duplicate for one in sent if not isinstance(one, CovenantError)] == [False, True, True]
 
 
+@pytest.mark.parametrize("task_id", [None, uid(1)])
+async def test_a_send_that_is_no_task_at_all_is_refused_in_the_ordinary_way(
+    box: OpenMailbox, task_id: str | None
+) -> None:
+    alice, bob = box.of(ALICE), box.of(BOB)
+    await finish(alice, bob, plain(bob))
+    odd: Any = {"duplicate_safety": "idempotent"}
+    with pytest.raises(CovenantError) as refused:
+        await alice.send_task(Task(recipient=BOB, intent_text="work", idempotency=odd, id=task_id or ""))
+    assert refused.value.code == "malformed"
+
+
 async def test_many_at_once_get_what_is_theirs_from_memory(box: OpenMailbox, loads: Loads) -> None:
     async def client(number: int) -> None:
         alice, bob = box.of(f"alice{number}@lab"), box.of(f"bob{number}@lab")

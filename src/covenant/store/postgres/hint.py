@@ -9,7 +9,7 @@ from typing import Any
 
 from covenant.model.agent import AgentId
 from covenant.model.command import Call, Command, DrainResults, LeaseTasks, PostResult, SendTask
-from covenant.model.task import Result, Task
+from covenant.model.task import Idempotency, Result, Task
 from covenant.store.postgres.rows import ANSWERS, READY
 from covenant.store.postgres.view import First, Fresh
 
@@ -36,7 +36,9 @@ def hint(command: Command | Call) -> list[Any] | None:
 def _sent(command: SendTask) -> list[Any] | None:
     """A new task that nothing else depends on; under an id of the sender's, if nothing is known under that."""
     task = command.task
-    if type(task) is not Task or task.is_idempotent or command.key is not None:
+    if type(task) is not Task or command.key is not None:
+        return None
+    if task.idempotency is not None and (type(task.idempotency) is not Idempotency or task.is_idempotent):
         return None
     if not task.id:
         return []
