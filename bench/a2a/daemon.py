@@ -23,7 +23,8 @@ from covenant.exchange.realm import Realm
 from covenant.model import command as c
 from covenant.model.peer import Caller
 from covenant.serve.daemon import Daemon, Settings, keep_memory_steady
-from covenant.serve.server import Server, config_for, listen
+from covenant.serve.listener import listen
+from covenant.serve.server import Server, config_for
 
 _BATCH: Final = 128
 _WORKERS: Final = 2  # while one waits for the disk, the other takes what has come

@@ -27,8 +27,9 @@ from covenant.model.peer import Caller
 from covenant.serve import daemon as daemon_module
 from covenant.serve import wire as w
 from covenant.serve.daemon import Daemon, Settings, keep_memory_steady
+from covenant.serve.listener import listen
 from covenant.serve.places import PLACE_OF
-from covenant.serve.server import Server, config_for, listen
+from covenant.serve.server import Server, config_for
 from covenant.serve.verbs.table import HANDLERS
 
 _OPERATOR_TOKEN: Final = "cov_bench_operator"

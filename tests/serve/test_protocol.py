@@ -16,8 +16,9 @@ from covenant.model import command as c
 from covenant.serve.daemon import Daemon
 from covenant.serve.head import Head, known
 from covenant.serve.http import Asked, Http, Response
+from covenant.serve.listener import listen
 from covenant.serve.protocol import HttpProtocol
-from covenant.serve.server import Server, config_for, listen
+from covenant.serve.server import Server, config_for
 from tests.daemons import OPERATOR_TOKEN, Realmful, start_daemon
 from tests.until import until
 

@@ -43,9 +43,10 @@ from covenant.serve.events import Events
 from covenant.serve.home import KeptFile
 from covenant.serve.http import Http
 from covenant.serve.ipc import Ipc
+from covenant.serve.listener import listen
 from covenant.serve.metrics import Metrics
 from covenant.serve.protocol import HttpProtocol
-from covenant.serve.server import Server, config_for, listen
+from covenant.serve.server import Server, config_for
 from covenant.serve.why import reason_of
 from covenant.store.clock import Clock, RandomIds, SystemClock
 from covenant.store.engine import Store

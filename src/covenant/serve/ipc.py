@@ -37,6 +37,7 @@ from covenant.model.peer import Caller
 from covenant.serve import wire
 from covenant.serve.connections import NEVER, Connections
 from covenant.serve.http import GONE, OnRequest
+from covenant.serve.listener import stop_accepting
 from covenant.serve.routes import decode
 from covenant.serve.status import HTTP_STATUS
 from covenant.serve.verbs.table import handled
@@ -75,6 +76,7 @@ class Ipc:
         """Take no more connections, let what is under way be answered, then close."""
         if self._server is None:
             return
+        await stop_accepting(self._server)
         self._server.close()
         for connection in list(self.connections):
             await connection.finish()

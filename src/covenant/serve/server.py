@@ -11,6 +11,8 @@ from typing import Any, Final
 
 import uvicorn
 
+from covenant.serve.listener import stop_accepting
+
 KEEP_ALIVE_S: Final = 75
 _FINISH_S: Final = 5
 
@@ -36,13 +38,6 @@ def config_for(
     )
 
 
-def listen(host: str, port: int, backlog: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listening = socket.create_server((host, port), family=family, backlog=backlog)
-    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # asyncio does not, for a socket made like this
-    return listening
-
-
 class Server(uvicorn.Server):
     """The signals are the daemon's, not the server's."""
 
@@ -59,6 +54,8 @@ class Server(uvicorn.Server):
         await self.is_over.wait()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for server in self.servers:
+            await stop_accepting(server)
         await super().shutdown(sockets)
         for connection in list(self.server_state.connections):
             connection.transport.abort()  # its time is over
