@@ -32,8 +32,8 @@ async def client(box: OpenMailbox, number: int, line: Connection) -> None:
 
 
 def work(line: Connection, url: str) -> None:
-    ahead.WORTH = 8  # type: ignore[misc]
-    stretch.OWED = 40  # type: ignore[misc]
+    ahead.WORTH = 8  # type: ignore[misc]  # for this process alone
+    stretch.OWED = 40  # type: ignore[misc]  # likewise
 
     async def main() -> None:
         async with Mailbox.open(url) as box:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -19,32 +18,14 @@ from covenant.model.error import CovenantError
 from covenant.model.event import Sent
 from covenant.model.peer import Caller, Role
 from covenant.model.push import PushConfig
-from covenant.store.postgres import ahead, stretch
+from covenant.store.postgres import ahead
 from covenant.store.postgres import engine as engines
 from covenant.store.postgres.lane import Lane
 from covenant.store.postgres.stretch import Stretch
 from tests.conformance.support import finish, nothing_for, plain, soon, take, turn, uid
-from tests.postgres import misplaced, store_url
+from tests.postgres import misplaced
+from tests.postgres.ahead.support import ALICE, BOB, die, go_ahead, send_many, whole_log
 from tests.postgres.support import engine_of, sql, until
-from tests.postgres.test_ahead import ALICE, BOB, die, go_ahead, send_many, whole_log
-
-
-@pytest.fixture(autouse=True)
-def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ahead, "WORTH", 1)
-    monkeypatch.setattr(stretch, "IDLE_S", 60.0)
-
-
-@pytest.fixture
-def url() -> str:
-    return store_url()
-
-
-@pytest.fixture
-async def box(url: str) -> AsyncIterator[OpenMailbox]:
-    async with Mailbox.open(url) as box:
-        yield box
-        assert await misplaced(engine_of(box)) == ([], [])
 
 
 async def test_what_is_appended_together_with_what_the_tables_show_is_not_lost(url: str) -> None:

@@ -5,121 +5,34 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from typing import Any
 
 import asyncpg
 import pytest
 
-from covenant import AgentId, Limits, Mailbox, OpenMailbox, Result, Task, TaskState, Text
-from covenant.model.audit import Logged
+from covenant import Limits, Mailbox, OpenMailbox, Result, Task, TaskState, Text
 from covenant.model.error import CovenantError
-from covenant.model.event import Leased, Sent
+from covenant.model.event import Sent
 from covenant.store.clock import ManualClock
 from covenant.store.postgres import ahead, stretch
-from covenant.store.postgres.engine import Postgres
-from covenant.store.postgres.rows import decoded
 from covenant.store.postgres.saving import APPEND
 from covenant.store.postgres.view import Working
 from tests.beings import Being
 from tests.conformance.support import DONE, answer_next, drain, finish, nothing_for, plain, soon, take, turn, uid
-from tests.postgres import misplaced, store_url
-from tests.postgres.hasty import work
+from tests.postgres import misplaced
+from tests.postgres.ahead.hasty import work
+from tests.postgres.ahead.support import (
+    ALICE,
+    BOB,
+    die,
+    go_ahead,
+    in_tables,
+    send_many,
+    whole_log,
+)
 from tests.postgres.support import engine_of, sql, until
-
-ALICE, BOB = AgentId.named("alice@lab"), AgentId.named("bob@lab")
-
-
-@pytest.fixture(autouse=True)
-def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It goes ahead as soon as it can, and comes back when something wants it to."""
-    monkeypatch.setattr(ahead, "WORTH", 1)
-    monkeypatch.setattr(stretch, "IDLE_S", 60.0)
-
-
-@pytest.fixture
-def url() -> str:
-    return store_url()
-
-
-@pytest.fixture
-async def box(url: str) -> AsyncIterator[OpenMailbox]:
-    async with Mailbox.open(url) as box:
-        yield box
-        assert await misplaced(engine_of(box)) == ([], [])
-        assert await every_record_is_what_the_log_tells(engine_of(box))
-
-
-@pytest.fixture
-def alice(box: OpenMailbox) -> Mailbox:
-    return box.of(ALICE)
-
-
-@pytest.fixture
-def bob(box: OpenMailbox) -> Mailbox:
-    return box.of(BOB)
-
-
-async def go_ahead(box: OpenMailbox, alice: Mailbox, bob: Mailbox) -> Postgres:
-    """Until a whole cycle was decided ahead of the tables: by then it is known what is on these shelves."""
-    engine = engine_of(box)
-    for _ in range(20):
-        was = engine.ahead._stretch
-        await finish(alice, bob, plain(bob))
-        await turn()
-        if was is not None and engine.ahead._stretch is was:
-            return engine
-    raise AssertionError("it never went ahead")
-
-
-async def send_many(sender: Mailbox, worker: Mailbox, count: int) -> list[str]:
-    """In one call."""
-    sent = await sender.send_tasks([plain(worker, intent=str(number)) for number in range(count)])
-    return [one.task_id for one in sent if not isinstance(one, CovenantError)]
-
-
-async def in_tables(url: str, task_id: str) -> bool:
-    async with sql(url) as server:
-        return bool(await server.fetchval("select exists (select from record where key = $1)", task_id))
-
-
-async def every_record_is_what_the_log_tells(engine: Postgres) -> bool:
-    """A lease in the log for each attempt, and no task that the log does not know."""
-    sent: set[str] = set()
-    leases: Counter[str] = Counter()
-    for logged in await whole_log(engine):
-        sent.update(event.key for event in logged.events if type(event) is Sent)
-        leases.update(event.key for event in logged.events if type(event) is Leased)
-    rows = await engine._reader.fetch("select key, kind, body from record where kind = 't'")
-    attempts = {row["key"]: decoded(row["kind"], row["body"]).attempt for row in rows}
-    return attempts.keys() == sent and all(leases[key] >= attempt for key, attempt in attempts.items())
-
-
-async def whole_log(engine: Postgres) -> list[Logged]:
-    """The newest first."""
-    found: list[Logged] = []
-    while more := await engine.log_back(found[-1].seq if found else None, 1000):
-        found += more
-    return found
-
-
-async def die(box: OpenMailbox) -> None:
-    """As a process does: nothing is said, and nothing is written any more."""
-    engine = engine_of(box)
-    running = engine.ahead._stretch
-    engine.ahead._stretch = None
-    if running is not None:
-        running._idling.cancel()
-        for task in (running._writing, running._settling):
-            if task is not None:
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
-    for job in engine._jobs:
-        job.cancel()
-    await asyncio.gather(*engine._jobs, return_exceptions=True)
-    engine._jobs = []
-    await engine._let_go()
 
 
 async def test_a_commit_is_in_the_log_before_it_is_in_the_tables(
