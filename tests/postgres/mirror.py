@@ -14,9 +14,10 @@ from covenant.store.clock import Clock, RandomIds
 from covenant.store.postgres.connection import Where, connect
 from covenant.store.postgres.engine import Postgres
 from covenant.store.postgres.entry import Entry
+from covenant.store.postgres.moved import Moved
 from covenant.store.postgres.rows import decoded
 from covenant.store.postgres.schema import migrate
-from covenant.store.postgres.view import Moved, Working
+from covenant.store.postgres.view import Working
 from covenant.store.state import State
 from covenant.testing.world import World
 from tests.postgres import server_url, settle, store_for

@@ -28,7 +28,8 @@ from covenant.store.postgres.numbers import BLOCK
 from covenant.store.postgres.recall import RECORD_BYTES_MAX, STANDING_MAX
 from covenant.store.postgres.saving import PUT, SETTLE, put
 from covenant.store.postgres.stretch import Stretch
-from covenant.store.postgres.view import TAKEN, Working
+from covenant.store.postgres.view import Working
+from covenant.store.postgres.want import TAKEN
 
 if TYPE_CHECKING:
     from covenant.store.postgres.engine import Postgres

@@ -44,6 +44,7 @@ from covenant.store.postgres.housekeeping import Housekeeper
 from covenant.store.postgres.lane import Lane, is_exclusive
 from covenant.store.postgres.log import CommitLog
 from covenant.store.postgres.member import Member, everybody
+from covenant.store.postgres.moved import Moved
 from covenant.store.postgres.notes import SharedNotes
 from covenant.store.postgres.pulse import Pulse
 from covenant.store.postgres.queue import Queue
@@ -55,7 +56,7 @@ from covenant.store.postgres.rows import ANSWERS, DUE, PUSHES, READY, decoded
 from covenant.store.postgres.schema import checked, migrate
 from covenant.store.postgres.tally import tallied
 from covenant.store.postgres.trust import Trust
-from covenant.store.postgres.view import Moved, Working
+from covenant.store.postgres.view import Working
 from covenant.store.postgres.waking import Waking, is_dealt_with
 from covenant.store.roll import Roll
 from covenant.store.state import Tally

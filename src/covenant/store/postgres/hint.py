@@ -11,7 +11,7 @@ from covenant.model.agent import AgentId
 from covenant.model.command import Call, Command, DrainResults, LeaseTasks, PostResult, SendTask
 from covenant.model.task import Idempotency, Result, Task
 from covenant.store.postgres.rows import ANSWERS, READY
-from covenant.store.postgres.view import First, Fresh
+from covenant.store.postgres.want import First, Fresh
 
 _ID_LENGTH = 36
 _LIMIT_MAX = 1000

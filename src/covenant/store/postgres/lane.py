@@ -29,13 +29,15 @@ from covenant.store.postgres.due import EXPIRY_STEPS
 from covenant.store.postgres.entry import Entry
 from covenant.store.postgres.hint import hint
 from covenant.store.postgres.listing import DEEP, DIALOG_COUNT, LISTINGS, only_keys
+from covenant.store.postgres.moved import Moved
 from covenant.store.postgres.numbers import BLOCK
 from covenant.store.postgres.pulse import name_session
 from covenant.store.postgres.recall import in_order_with, is_borne
 from covenant.store.postgres.rows import DIALOGS, READY, TRUST, kind_name
 from covenant.store.postgres.saving import APPEND, SAVE, appended, on_loaded, on_remembered, saved
 from covenant.store.postgres.trust import TRUST_EVENTS
-from covenant.store.postgres.view import Depth, First, Fresh, Listing, Moved, ShelfName, Working
+from covenant.store.postgres.view import Working
+from covenant.store.postgres.want import Depth, First, Fresh, Listing, ShelfName
 
 if TYPE_CHECKING:
     from covenant.store.postgres.engine import Postgres

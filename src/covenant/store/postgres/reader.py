@@ -19,7 +19,8 @@ from covenant.rules.query import answer
 from covenant.store.postgres.connection import LOST, connect, told
 from covenant.store.postgres.listing import DEEP, DIALOG_COUNT, LISTINGS, in_portion, of_shelf
 from covenant.store.postgres.rows import DIALOGS, READY
-from covenant.store.postgres.view import ANYBODY, Depth, First, Listing, Working
+from covenant.store.postgres.view import Working
+from covenant.store.postgres.want import ANYBODY, Depth, First, Listing
 
 if TYPE_CHECKING:
     from covenant.store.postgres.engine import Postgres

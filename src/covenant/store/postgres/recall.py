@@ -16,11 +16,13 @@ from covenant.model import command as c
 from covenant.model.record import Key, TaskRecord
 from covenant.rules.context import Commit
 from covenant.store.postgres.entry import Entry
+from covenant.store.postgres.moved import Moved
 from covenant.store.postgres.numbers import Numbers
 from covenant.store.postgres.rows import Place, is_open, places_of
 from covenant.store.postgres.rows import standing as stands_at
 from covenant.store.postgres.trust import TRUST_EVENTS
-from covenant.store.postgres.view import ANYBODY, TAKEN, First, Fresh, Moved, Working
+from covenant.store.postgres.view import Working
+from covenant.store.postgres.want import ANYBODY, TAKEN, First, Fresh
 
 RECORDS_MAX: Final = 8192
 RECORD_BYTES_MAX: Final = 8192  # one that is larger is not worth its room

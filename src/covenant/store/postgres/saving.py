@@ -10,8 +10,10 @@ from covenant.model.record import Key, TaskRecord, Tombstone
 from covenant.store.postgres.array import flags, numbers, texts
 from covenant.store.postgres.chain import Chain
 from covenant.store.postgres.line import marks_of
+from covenant.store.postgres.moved import Moved
 from covenant.store.postgres.rows import KINDS, Place, encoded, is_open, note_of, task_row
-from covenant.store.postgres.view import TAKEN, Moved, Working
+from covenant.store.postgres.view import Working
+from covenant.store.postgres.want import TAKEN
 
 # Arrays go out as text, which the server reads faster than the driver writes its own form of them; bodies do not.
 _ROWS: Final = """$6::text::text[], $7::text::"char"[], $8::text::bigint[], $9,

@@ -29,7 +29,8 @@ from covenant.store.postgres.numbers import BLOCK
 from covenant.store.postgres.recall import RECORD_BYTES_MAX, RECORDS_MAX, STANDING_MAX
 from covenant.store.postgres.rows import ANSWERS
 from covenant.store.postgres.trust import TRUST_EVENTS
-from covenant.store.postgres.view import First, Fresh, Working
+from covenant.store.postgres.view import Working
+from covenant.store.postgres.want import First, Fresh
 
 if TYPE_CHECKING:
     from covenant.store.postgres.ahead import Ahead

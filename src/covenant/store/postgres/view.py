@@ -10,9 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any, Final, TypeAlias, TypeVar, overload
+from typing import Any, Final, TypeVar
 
-from msgspec import Struct
 from msgspec.structs import replace
 
 from covenant.model.card import CARD_PREFIX, Card
@@ -38,6 +37,8 @@ from covenant.rules.lease import kind_in
 from covenant.store.directory import Directory
 from covenant.store.journal.line import Line
 from covenant.store.postgres import rows
+from covenant.store.postgres.moved import Moved
+from covenant.store.postgres.portioned import Cut, Portioned
 from covenant.store.postgres.rows import (
     ANSWERS,
     FOLLOWERS,
@@ -49,99 +50,11 @@ from covenant.store.postgres.rows import (
     places_of,
     standing,
 )
+from covenant.store.postgres.want import ANYBODY, TAKEN, Depth, First, Listing, ShelfName
 
-ANYBODY: Final = "*"
-ShelfName: TypeAlias = tuple[bytes, str, frozenset[str] | None]
 _NEVER: Final = 2**62
 R = TypeVar("R")
-TAKEN: Final = (READY, ANSWERS)  # from these, somebody takes what stands first
 _TRUST_PREFIXES: Final = (PEER_PREFIX, CARD_PREFIX)
-
-
-class First(Struct, frozen=True):
-    """The first ones on a shelf, locked; of some kinds only, if they are named."""
-
-    shelf: bytes
-    name: str
-    limit: int
-    kinds: frozenset[str] | None = None
-
-    @property
-    def place(self) -> ShelfName:
-        return self.shelf, self.name, self.kinds
-
-    @property
-    def is_plain(self) -> bool:
-        """What is ready or answered for one peer, of whatever kind."""
-        return self.shelf in TAKEN and self.name != ANYBODY and self.kinds is None
-
-
-class Fresh(Struct, frozen=True):
-    """A key under which there is probably nothing."""
-
-    key: Key
-
-
-class Portioned(Sequence[R]):
-    """A listing of which a part may not be here yet: who gets there asks for more, and who has enough does not."""
-
-    def __init__(self, one: Callable[[Key], R], keys: Sequence[Key]) -> None:
-        self._one = one
-        self._keys = keys
-
-    def __len__(self) -> int:
-        return len(self._keys)
-
-    @overload
-    def __getitem__(self, at: int) -> R: ...
-    @overload
-    def __getitem__(self, at: slice) -> Sequence[R]: ...
-    def __getitem__(self, at: int | slice) -> R | Sequence[R]:
-        if isinstance(at, slice):
-            return Portioned(self._one, self._keys[at])
-        return self._one(self._keys[at])
-
-
-class Cut(list[R]):
-    """The beginning of a listing of which there is more than is shown at once: who gets there is told."""
-
-    def __iter__(self) -> Iterator[R]:
-        yield from super().__iter__()
-        raise Spent
-
-
-class Depth(Struct, frozen=True):
-    """How many tasks are ready for somebody."""
-
-    recipient: str
-
-
-class Listing(Struct, frozen=True):
-    """What a method of the view tells, at this moment."""
-
-    method: str
-    args: tuple[Any, ...]
-
-
-class Moved:
-    """Who has left a place, who has taken one, and who has gone from one to another: that is one row, written once."""
-
-    __slots__ = ("left", "moves", "taken")
-
-    def __init__(self) -> None:
-        self.left: list[tuple[Place, Key]] = []
-        self.taken: list[tuple[Place, Key]] = []
-        self.moves: list[tuple[Place, Place, Key]] = []
-
-    def all_left(self) -> Iterator[tuple[Place, Key]]:
-        yield from self.left
-        for was, _, key in self.moves:
-            yield was, key
-
-    def all_taken(self) -> Iterator[tuple[Place, Key]]:
-        yield from self.taken
-        for _, now, key in self.moves:
-            yield now, key
 
 
 class Working:
