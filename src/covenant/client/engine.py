@@ -38,6 +38,7 @@ from covenant.rules.envelope import (
     check_id,
     seal_task,
 )
+from covenant.rules.wait import has_come, has_moved
 from covenant.serve import wire as w
 from covenant.store.clock import RandomIds
 
@@ -188,12 +189,10 @@ class RemoteEngine:
         return await ASK[type(query)](self, query)
 
     async def watch(self, query: q.GetTask, after: int, wait_ms: int | None = None) -> QueueEntry:
-        """A wait is over when the generation is higher, the task has ended, or a cancel is asked for meanwhile."""
         entry: QueueEntry = await self.ask(query)
         asked = entry.cancel_requested
         for poll_ms in polls(wait_ms):
-            has_come = entry.generation > after or entry.outcome is not None or entry.cancel_requested != asked
-            if has_come or poll_ms == 0:
+            if poll_ms == 0 or has_moved(entry, after, asked):
                 break
             request = w.GetTask(
                 task_id=query.task_id,
@@ -214,9 +213,10 @@ class RemoteEngine:
                 cancel_known=cancel_known,
             )
             got: w.InputsReply = await self.call(request, w.InputsReply, query.by)
-            if got.inputs or got.cancel_requested != cancel_known:
+            heard = Inputs(got.task_id, got.generation, got.inputs, got.cancel_requested, got.cancel_reason)
+            if has_come(heard, cancel_known):
                 break
-        return Inputs(got.task_id, got.generation, got.inputs, got.cancel_requested, got.cancel_reason)
+        return heard
 
     def page(self, limit: int) -> int:
         return check_count(limit, "limit", self.limits.page_max)

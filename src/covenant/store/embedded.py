@@ -41,6 +41,7 @@ from covenant.rules.lease import kind_in
 from covenant.rules.peer import check_caller
 from covenant.rules.query import answer
 from covenant.rules.undo import undo
+from covenant.rules.wait import has_come, has_moved, is_under_way
 from covenant.store.audit import newest_rows
 from covenant.store.clock import Clock, Timer
 from covenant.store.engine import Notes, Place
@@ -370,7 +371,7 @@ class Embedded(Roll):
         asked = entry.cancel_requested if cancel_known is None else cancel_known
         try:
             async with asyncio.timeout(None if wait_ms is None else wait_ms / 1000):
-                while entry.generation <= after and entry.outcome is None and entry.cancel_requested == asked:
+                while not has_moved(entry, after, asked):
                     await self._wait_change(entry.task.id, entry.generation, asked)
                     entry = await self.ask(query, caller)
         except TimeoutError:
@@ -387,7 +388,7 @@ class Embedded(Roll):
         heard: Inputs = await self.ask(query, caller)
         try:
             async with asyncio.timeout(None if wait_ms is None else wait_ms / 1000):
-                while not heard.inputs and heard.cancel_requested == cancel_known:
+                while not has_come(heard, cancel_known):
                     await self._wait_change(heard.task_id, heard.generation, cancel_known)
                     heard = await self.ask(query, caller)
         except TimeoutError:
@@ -566,7 +567,3 @@ def _leaves(taken: Sequence[Any] | CovenantError, woken_by: str | None) -> bool:
     if isinstance(taken, CovenantError):
         return True
     return woken_by is not None and bool(taken) and all(kind_in(delivery.task) != woken_by for delivery in taken)
-
-
-def is_under_way(record: Any) -> bool:
-    return type(record) is TaskRecord and record.outcome is None and record.asks is None

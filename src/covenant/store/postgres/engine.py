@@ -27,10 +27,11 @@ from covenant.model.view import Compaction, Inputs, QueueEntry
 from covenant.rules.context import Context, Ids, actor
 from covenant.rules.lease import kind_in
 from covenant.rules.undo import undo
+from covenant.rules.wait import has_come, has_moved, is_under_way
 from covenant.store.audit import newest_rows
 from covenant.store.clock import Clock, SystemClock
 from covenant.store.directory import TRUSTED, Directory
-from covenant.store.embedded import SYSTEM, is_under_way
+from covenant.store.embedded import SYSTEM
 from covenant.store.engine import Notes, Place
 from covenant.store.postgres.ahead import Ahead
 from covenant.store.postgres.batch import Batches
@@ -416,16 +417,12 @@ class Postgres(Roll):
     ) -> QueueEntry:
         entry: QueueEntry = await self.ask(query, caller)
         asked = entry.cancel_requested if cancel_known is None else cancel_known
-
-        def is_there() -> bool:
-            return entry.generation > after or entry.outcome is not None or entry.cancel_requested != asked
-
         try:
             async with asyncio.timeout(None if wait_ms is None else wait_ms / 1000):
-                while not is_there():
+                while not has_moved(entry, after, asked):
                     with self.waking.changes.ticket(entry.task.id) as ticket:
                         entry = await self.ask(query, caller)
-                        if not is_there():
+                        if not has_moved(entry, after, asked):
                             await ticket
         except TimeoutError:
             entry = await self.ask(query, caller)
@@ -441,10 +438,10 @@ class Postgres(Roll):
         heard: Inputs = await self.ask(query, caller)
         try:
             async with asyncio.timeout(None if wait_ms is None else wait_ms / 1000):
-                while not heard.inputs and heard.cancel_requested == cancel_known:
+                while not has_come(heard, cancel_known):
                     with self.waking.changes.ticket(heard.task_id) as ticket:
                         heard = await self.ask(query, caller)
-                        if not heard.inputs and heard.cancel_requested == cancel_known:
+                        if not has_come(heard, cancel_known):
                             await ticket
         except TimeoutError:
             heard = await self.ask(query, caller)
