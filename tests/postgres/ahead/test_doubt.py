@@ -7,10 +7,32 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from covenant import Limits, Mailbox
-from tests.conformance.support import plain
+from covenant import Limits, Mailbox, OpenMailbox
+from covenant.model.error import UnknownTask
+from tests.conformance.support import nothing_for, plain
 from tests.postgres.ahead.support import ALICE, BOB, die, go_ahead
 from tests.postgres.support import engine_of, sql, until
+
+
+async def gone_back(url: str, lane: int, seq: int, mark: str) -> None:
+    """As where a replica has taken over that lacks the last commits."""
+    async with sql(url) as server:
+        await server.execute("delete from log where lane = $1 and seq > $2", lane, seq)
+        await server.execute("update lane set seq = $2, hash = $3 where id = $1", lane, seq, mark)
+
+
+async def test_the_tables_show_nothing_that_the_log_lacks_where_a_store_has_gone_back(
+    box: OpenMailbox, url: str
+) -> None:
+    alice, bob = box.of(ALICE), box.of(BOB)
+    engine = await go_ahead(box, alice, bob)
+    lane = engine.ahead._stretch._lane  # type: ignore[union-attr]  # it has gone ahead
+    before = lane.id, lane.seq, lane.hash.decode()
+    lost = (await alice.send_task(plain(bob))).task_id
+    await gone_back(url, *before)
+    with pytest.raises(UnknownTask):
+        await box.get_task(lost)
+    assert await nothing_for(bob)
 
 
 async def test_one_that_was_taken_for_dead_prunes_nothing_that_the_tables_lack(

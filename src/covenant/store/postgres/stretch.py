@@ -221,14 +221,12 @@ class Stretch:
 
     async def _settle(self, is_last: bool = False) -> None:
         """What they lack now is put there, once it is in the log."""
-        owed = self.work
-        upto = owed.order
+        owed, upto = self.work, self._decided
         self.work = owed.go_on(self._large, STANDING_MAX, RECORDS_MAX)
         self._owed_bytes = 0
         self._large = set()
         self._putting = owed.touched
-        decided = self._decided
-        while self._lane.seq < decided:
+        while self._lane.seq < upto:
             if self._writing.done():
                 raise ConnectionError("what was decided has not been appended")
             await asyncio.wait([self._writing, self._progress], return_when=asyncio.FIRST_COMPLETED)
