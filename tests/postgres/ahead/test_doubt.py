@@ -9,7 +9,7 @@ import pytest
 
 from covenant import Limits, Mailbox, OpenMailbox
 from covenant.model.error import UnknownTask
-from tests.conformance.support import nothing_for, plain
+from tests.conformance.support import nothing_for, plain, take, uid
 from tests.postgres.ahead.support import ALICE, BOB, die, go_ahead
 from tests.postgres.support import engine_of, sql, until
 
@@ -33,6 +33,17 @@ async def test_the_tables_show_nothing_that_the_log_lacks_where_a_store_has_gone
     with pytest.raises(UnknownTask):
         await box.get_task(lost)
     assert await nothing_for(bob)
+
+
+async def test_a_store_that_has_gone_back_is_not_spoken_for_by_memory(box: OpenMailbox, url: str) -> None:
+    alice, bob = box.of(ALICE), box.of(BOB)
+    engine = await go_ahead(box, alice, bob)
+    lane = engine.ahead._stretch._lane  # type: ignore[union-attr]  # it has gone ahead
+    before = lane.id, lane.seq, lane.hash.decode()
+    await alice.send_task(plain(bob, id=uid(1)))
+    await gone_back(url, *before)
+    assert not (await alice.send_task(plain(bob, id=uid(1)))).duplicate
+    assert (await take(bob)).task.id == uid(1)
 
 
 async def test_one_that_was_taken_for_dead_prunes_nothing_that_the_tables_lack(

@@ -188,7 +188,7 @@ class Stretch:
         if gathered.chain.lines:
             await self._lane.append(gathered.chain, self._block, gathered.fresh)
         elif not await self._lane.is_ahead():  # whoever is told that there is nothing is told what is so
-            raise ConnectionError("somebody else has brought the tables up to date")
+            raise ConnectionError("what is remembered may not be so")
         self._going = []
         waking, lines = self._engine.waking, gathered.chain.lines
         changed = {event.key: None for line in lines for event in line.events} if waking.hears_of_changes else {}
