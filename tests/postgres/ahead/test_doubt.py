@@ -4,14 +4,47 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import AsyncExitStack
+from typing import Any
 
 import pytest
 
 from covenant import Limits, Mailbox, OpenMailbox
+from covenant.model.command import SendTask
 from covenant.model.error import UnknownTask
+from covenant.model.push import PushConfig
 from tests.conformance.support import nothing_for, plain, take, uid
 from tests.postgres.ahead.support import ALICE, BOB, die, go_ahead
 from tests.postgres.support import engine_of, sql, until
+
+
+class Deaf:
+    """A statement that is carried out, and whose answer is lost."""
+
+    def __init__(self, statement: Any) -> None:
+        self._statement = statement
+
+    async def fetch(self, *values: Any) -> None:
+        await self._statement.fetch(*values)
+        raise ConnectionResetError("the line was cut")
+
+
+async def test_a_webhook_hears_of_an_append_whose_answer_was_lost(
+    box: OpenMailbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = engine_of(box)
+    moved: list[str] = []
+    monkeypatch.setattr(engine.hooks, "_leads", lambda: True)
+    engine.watch_pushes(moved.append)
+    push = PushConfig(id="hook", url="https://example.org/hook")
+    sent = (await engine.run(SendTask(ALICE, plain(box.of(BOB)), push=push))).task_id
+    await go_ahead(box, box.of("carol@lab"), box.of("dave@lab"))
+    going = engine.ahead._stretch
+    assert going is not None
+    assert sent in going.work.records
+    moved.clear()
+    going._lane._append_statement = Deaf(going._lane._append_statement)
+    assert (await take(box.of(BOB))).task.id == sent
+    assert moved == [sent]
 
 
 async def gone_back(url: str, lane: int, seq: int, mark: str) -> None:

@@ -74,7 +74,7 @@ class Stretch:
         self._putting: Collection[Key] = ()  # on their way into the tables
         self._large: set[Key] = set()  # not worth its room once it is in the tables
         self._gathered = Gathered(lane.hash)
-        self._going: list[Entry] = []  # with the append that is under way
+        self._going = Gathered(lane.hash)  # with the append that is under way
         self._is_ending = False
         self.is_spoilt = False  # by a fault of ours: the tables are to be made whole from the log
         self.takes = 0
@@ -182,17 +182,14 @@ class Stretch:
                 self._ahead.end()
 
     async def _append(self) -> None:
-        gathered = self._gathered
+        gathered = self._going = self._gathered
         self._gathered = Gathered(gathered.chain.mark)
-        self._going = gathered.entries
         if gathered.chain.lines:
             await self._lane.append(gathered.chain, self._block, gathered.fresh)
         elif not await self._lane.is_ahead():  # whoever is told that there is nothing is told what is so
             raise ConnectionError("what is remembered may not be so")
-        self._going = []
-        waking, lines = self._engine.waking, gathered.chain.lines
-        changed = {event.key: None for line in lines for event in line.events} if waking.hears_of_changes else {}
-        waking.wake(gathered.readied, gathered.answered, [*changed])
+        self._going = Gathered(gathered.chain.mark)
+        self._tell(gathered)
         self._answer(gathered.entries)
         progress, self._progress = self._progress, self._loop.create_future()
         progress.set_result(None)
@@ -200,6 +197,12 @@ class Stretch:
         if may_settle and len(self.work.touched) >= max(OWED, OWED_SHARE * len(self.work.were)):
             self._settling = asyncio.ensure_future(self._settle())
             self._settling.add_done_callback(self._has_settled)
+
+    def _tell(self, appended: Gathered) -> None:
+        """Wake whom it concerns."""
+        waking, lines = self._engine.waking, appended.chain.lines
+        changed = {event.key: None for line in lines for event in line.events} if waking.hears_of_changes else {}
+        waking.wake(appended.readied, appended.answered, [*changed])
 
     def _has_written(self, done: asyncio.Task[None]) -> None:
         if done.cancelled() or done.exception() is not None:
@@ -259,7 +262,7 @@ class Stretch:
                 return False
         except BaseException:  # the store is closed, and the database takes too long
             self._writing.cancel()
-            for entry in self._going:
+            for entry in self._going.entries:
                 entry.fail(unknown())
             for entry in self._gathered.entries:
                 entry.fail(self._engine.closed_error())
@@ -290,10 +293,9 @@ class Stretch:
         await asyncio.wait([self._writing])
         if not isinstance(failed, (*LOST, asyncpg.PostgresError)):
             log.error("what was decided ahead of the tables could not be appended", exc_info=failed)
-        going = self._going
-        batches = Batches(engine, lane)
+        going = self._going.entries
         if lane.is_in_doubt:
-            going = going[await batches.recover(going, failed) :]
+            going = going[await self._recovered(failed) :]
         elif isinstance(failed, asyncpg.PostgresError) and failed.sqlstate == LANE_CLOSED:
             await lane.end_chain()
         left = [*going, *self._gathered.entries]
@@ -303,3 +305,10 @@ class Stretch:
         engine.depths.forget()
         engine.waking.wake_all()
         engine.queue.put_back([entry for entry in left if not entry.is_over])
+
+    async def _recovered(self, failed: Exception) -> int:
+        """How many of those under way were committed all the same."""
+        recovered = await Batches(self._engine, self._lane).recover(self._going.entries, failed)
+        if recovered:
+            self._tell(self._going)
+        return recovered
