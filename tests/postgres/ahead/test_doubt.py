@@ -12,7 +12,8 @@ from covenant import Limits, Mailbox, OpenMailbox
 from covenant.model.command import SendTask
 from covenant.model.error import UnknownTask
 from covenant.model.push import PushConfig
-from tests.conformance.support import nothing_for, plain, take, uid
+from covenant.store.postgres.waking import Waking
+from tests.conformance.support import nothing_for, plain, soon, take, uid
 from tests.postgres.ahead.support import ALICE, BOB, die, go_ahead
 from tests.postgres.support import engine_of, sql, until
 
@@ -101,3 +102,22 @@ async def test_one_that_was_taken_for_dead_prunes_nothing_that_the_tables_lack(
             await die(box)
             stack.pop_all()
             assert (await other.get_task(sent)).task.id == sent
+
+
+async def test_who_was_decided_ahead_is_answered_whatever_fails_behind_the_append(
+    box: OpenMailbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alice, bob = box.of(ALICE), box.of(BOB)
+    await go_ahead(box, alice, bob)
+    wake, faults = Waking.wake, [1]
+
+    def faulty(self: Waking, *values: Any) -> None:
+        if faults:
+            faults.pop()
+            raise RuntimeError("a fault of ours")
+        wake(self, *values)
+
+    monkeypatch.setattr(Waking, "wake", faulty)
+    sent = (await soon(alice.send_task(plain(bob)))).task_id
+    assert (await take(bob)).task.id == sent
+    assert await nothing_for(bob)

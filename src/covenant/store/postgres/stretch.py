@@ -189,8 +189,10 @@ class Stretch:
         elif not await self._lane.is_ahead():  # whoever is told that there is nothing is told what is so
             raise ConnectionError("what is remembered may not be so")
         self._going = Gathered(gathered.chain.mark)
-        self._tell(gathered)
-        self._answer(gathered.entries)
+        try:
+            self._tell(gathered)
+        finally:  # it is in the log: a fault of ours must not leave anybody waiting for ever
+            self._answer(gathered.entries)
         progress, self._progress = self._progress, self._loop.create_future()
         progress.set_result(None)
         may_settle = self._settling is None and not self._is_ending and not self.is_spoilt
