@@ -10,10 +10,11 @@ import pytest
 
 from covenant import Limits, Mailbox, OpenMailbox
 from covenant.model.command import SendTask
-from covenant.model.error import UnknownTask
+from covenant.model.error import StoreUnavailable, UnknownTask
 from covenant.model.push import PushConfig
+from covenant.store.postgres.lane import Lane
 from covenant.store.postgres.waking import Waking
-from tests.conformance.support import nothing_for, plain, soon, take, uid
+from tests.conformance.support import nothing_for, plain, soon, take, turn, uid
 from tests.postgres.ahead.support import ALICE, BOB, die, go_ahead
 from tests.postgres.support import engine_of, sql, until
 
@@ -121,3 +122,29 @@ async def test_who_was_decided_ahead_is_answered_whatever_fails_behind_the_appen
     sent = (await soon(alice.send_task(plain(bob)))).task_id
     assert (await take(bob)).task.id == sent
     assert await nothing_for(bob)
+
+
+async def test_nothing_stays_in_doubt_where_a_fault_of_ours_keeps_from_looking(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Mailbox.open(f"{url}&lanes=1") as box:
+        alice, bob = box.of(ALICE), box.of(BOB)
+        engine = await go_ahead(box, alice, bob)
+        going = engine.ahead._stretch
+        assert going is not None
+        lane = going._lane
+        lane._append_statement = Deaf(lane._append_statement)
+
+        async def faulty(self: Lane, batch: Any) -> int:
+            raise RuntimeError("a fault of ours")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Lane, "recover", faulty)
+            sending = [engine.submit(SendTask(ALICE, plain(bob)))]
+            await turn()
+            sending.append(engine.submit(SendTask(ALICE, plain(bob))))
+            with pytest.raises(StoreUnavailable):
+                await soon(sending[0].future)
+            await until(lambda: engine.ahead._ending is None)
+        assert not lane.is_in_doubt
+        assert (await soon(sending[1].future)).task_id

@@ -22,7 +22,7 @@ from covenant.rules.lease import kind_in
 from covenant.store.journal.line import Line, encode
 from covenant.store.postgres.batch import Batches, unknown
 from covenant.store.postgres.chain import Chain
-from covenant.store.postgres.connection import LANE_CLOSED, LOST
+from covenant.store.postgres.connection import LANE_CLOSED, LOST, told
 from covenant.store.postgres.entry import Entry
 from covenant.store.postgres.hint import hint
 from covenant.store.postgres.numbers import BLOCK
@@ -309,8 +309,17 @@ class Stretch:
         engine.queue.put_back([entry for entry in left if not entry.is_over])
 
     async def _recovered(self, failed: Exception) -> int:
-        """How many of those under way were committed all the same."""
-        recovered = await Batches(self._engine, self._lane).recover(self._going.entries, failed)
+        """How many of those under way were committed all the same. Where a fault of ours keeps us from finding it out,
+        they are told so, and the chain ends."""
+        lane, going = self._lane, self._going
+        try:
+            recovered = await Batches(self._engine, lane).recover(going.entries, failed)
+        except Exception as fault:
+            log.exception("what became of an append could not be found out")
+            await lane.end_chain()
+            for entry in going.entries:
+                entry.fail(told(fault, "unknown"))
+            return 0
         if recovered:
-            self._tell(self._going)
+            self._tell(going)
         return recovered
