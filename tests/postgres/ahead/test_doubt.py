@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from covenant import Limits, Mailbox, OpenMailbox
-from covenant.model.command import SendTask
+from covenant.model.command import LeaseTasks, SendTask
 from covenant.model.error import StoreUnavailable, UnknownTask
 from covenant.model.push import PushConfig
+from covenant.store.clock import ManualClock
 from covenant.store.postgres.lane import Lane
 from covenant.store.postgres.waking import Waking
 from tests.conformance.support import nothing_for, plain, soon, take, turn, uid
@@ -148,3 +149,26 @@ async def test_nothing_stays_in_doubt_where_a_fault_of_ours_keeps_from_looking(
             await until(lambda: engine.ahead._ending is None)
         assert not lane.is_in_doubt
         assert (await soon(sending[1].future)).task_id
+
+
+async def test_what_is_due_is_not_taken_for_nothing(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = ManualClock()
+    async with Mailbox.open(url, clock=clock) as box:
+        alice, bob = box.of(ALICE), box.of(BOB)
+        engine = engine_of(box)
+
+        async def away(*values: Any) -> Any:
+            raise StoreUnavailable("for a moment", outcome="not_stored")
+
+        for at, to in ((1000, box.of("eve@lab")), (2000, bob)):
+            await alice.send_task(plain(to, deadline_ms=clock.now_ms() + at))
+        following = (await alice.send_task(plain(bob))).task_id
+        with monkeypatch.context() as patch:
+            patch.setattr(engine._reader, "fetch", away)  # nobody learns what is due next
+            clock.advance(1000)
+            await engine.due.passed()
+        await go_ahead(box, box.of("carol@lab"), box.of("dave@lab"))
+        clock.advance(1000)
+        assert engine.ahead.is_on
+        taken = await engine.take(LeaseTasks(BOB, BOB, "one"), 0)
+        assert [one.task.id for one in taken] == [following]

@@ -118,6 +118,8 @@ class Stretch:
         except CovenantError:
             return False
         events, gathered = commit.events, self._gathered
+        if not events and commit.reply == [] and work.expects((wanted[0].shelf, wanted[0].name)):
+            return False  # what stands there is due, and the clock comes first
         if commit.then or work.order + len(events) + 1 >= self._block + BLOCK:
             return False
         if not _NOT_AHEAD.isdisjoint(map(type, events)) or (fresh is not None and not events):
