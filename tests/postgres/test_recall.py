@@ -492,3 +492,11 @@ async def test_nothing_stays_lent(box: OpenMailbox) -> None:
         await bob.send_result(Result.error(delivery, "broken"))
     await drain(alice)
     assert not engine_of(box).recall._lent
+
+
+async def test_a_lease_takes_what_was_sent_before_it_in_the_same_call(box: OpenMailbox) -> None:
+    bob = box.of(BOB)
+    first = (await box.of(ALICE).send_task(plain(bob))).task_id
+    commands = [c.SendTask(ALICE, plain(bob)), c.LeaseTasks(BOB, BOB, "one", 2)]
+    sent, taken = await engine_of(box).run_all(commands)
+    assert [one.task.id for one in taken] == [first, sent.task_id]

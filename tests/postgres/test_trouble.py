@@ -163,7 +163,7 @@ async def test_a_compaction_that_was_decided_and_finds_no_connection_is_not_said
 ) -> None:
     """It is in the store from then on, and housekeeping goes by it."""
 
-    async def fail(*where: object) -> None:
+    async def fail(*where: object, **settings: object) -> None:
         raise ConnectionRefusedError("nobody is there")
 
     async with Mailbox.open(store_url()) as box:

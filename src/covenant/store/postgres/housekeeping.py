@@ -106,9 +106,11 @@ class Housekeeper:
         """How many tasks were buried, and how many tombstones forgotten. Who asked for it has moved the horizon before:
         whatever fails here, that is stored."""
         try:
-            connection = await connect(self._engine.where, COMMAND_S)
+            session = self._engine.member.session
+            connection = await connect(self._engine.where, COMMAND_S, application_name=session)
         except (*LOST, asyncpg.PostgresError) as failed:
             raise told(failed, "unknown") from failed
+        self._engine.ahead.is_owed = True  # this daemon may have been taken for dead, and somebody gone ahead since
         try:
             buried = forgotten = 0
             self._passed = self._retired = 0

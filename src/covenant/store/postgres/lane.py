@@ -66,6 +66,7 @@ _HELD: Final = """
     with free as (select key from record where key = any($1) for update skip locked)
     select key from record where key = any($1) and key not in (select key from free)
 """
+_IS_AHEAD: Final = "select exists (select from ahead a join lane l on l.id = a.lane where l.id = $1 and l.hash = $2)"
 _RECALLS_MAX: Final = 3
 _DRAWN_SINCE: Final = "CV002"
 _MORE_ON_SHELVES: Final = "CV003"
@@ -320,9 +321,9 @@ class Lane:
         return connection
 
     async def is_ahead(self) -> bool:
-        """Whether nobody else has come and brought the tables up to date."""
+        """Whether nobody else has come and brought the tables up to date, and the log has all that was appended."""
         connection = await self._connected()
-        return bool(await connection.fetchval("select exists (select from ahead where lane = $1)", self.id))
+        return bool(await connection.fetchval(_IS_AHEAD, self.id, self.hash.decode()))
 
     async def append(self, chain: Chain, block: int, fresh: Sequence[Key]) -> None:
         """What was decided ahead of the tables, if nothing is there under keys that were taken for fresh."""

@@ -22,7 +22,7 @@ from covenant.rules.lease import kind_in
 from covenant.store.journal.line import Line, encode
 from covenant.store.postgres.batch import Batches, unknown
 from covenant.store.postgres.chain import Chain
-from covenant.store.postgres.connection import LANE_CLOSED, LOST
+from covenant.store.postgres.connection import LANE_CLOSED, LOST, told
 from covenant.store.postgres.entry import Entry
 from covenant.store.postgres.hint import hint
 from covenant.store.postgres.numbers import BLOCK
@@ -74,7 +74,7 @@ class Stretch:
         self._putting: Collection[Key] = ()  # on their way into the tables
         self._large: set[Key] = set()  # not worth its room once it is in the tables
         self._gathered = Gathered(lane.hash)
-        self._going: list[Entry] = []  # with the append that is under way
+        self._going = Gathered(lane.hash)  # with the append that is under way
         self._is_ending = False
         self.is_spoilt = False  # by a fault of ours: the tables are to be made whole from the log
         self.takes = 0
@@ -118,6 +118,8 @@ class Stretch:
         except CovenantError:
             return False
         events, gathered = commit.events, self._gathered
+        if not events and commit.reply == [] and work.expects((wanted[0].shelf, wanted[0].name)):
+            return False  # what stands there is due, and the clock comes first
         if commit.then or work.order + len(events) + 1 >= self._block + BLOCK:
             return False
         if not _NOT_AHEAD.isdisjoint(map(type, events)) or (fresh is not None and not events):
@@ -182,24 +184,29 @@ class Stretch:
                 self._ahead.end()
 
     async def _append(self) -> None:
-        gathered = self._gathered
+        gathered = self._going = self._gathered
         self._gathered = Gathered(gathered.chain.mark)
-        self._going = gathered.entries
         if gathered.chain.lines:
             await self._lane.append(gathered.chain, self._block, gathered.fresh)
         elif not await self._lane.is_ahead():  # whoever is told that there is nothing is told what is so
-            raise ConnectionError("somebody else has brought the tables up to date")
-        self._going = []
-        waking, lines = self._engine.waking, gathered.chain.lines
-        changed = {event.key: None for line in lines for event in line.events} if waking.hears_of_changes else {}
-        waking.wake(gathered.readied, gathered.answered, [*changed])
-        self._answer(gathered.entries)
+            raise ConnectionError("what is remembered may not be so")
+        self._going = Gathered(gathered.chain.mark)
+        try:
+            self._tell(gathered)
+        finally:  # it is in the log: a fault of ours must not leave anybody waiting for ever
+            self._answer(gathered.entries)
         progress, self._progress = self._progress, self._loop.create_future()
         progress.set_result(None)
         may_settle = self._settling is None and not self._is_ending and not self.is_spoilt
         if may_settle and len(self.work.touched) >= max(OWED, OWED_SHARE * len(self.work.were)):
             self._settling = asyncio.ensure_future(self._settle())
             self._settling.add_done_callback(self._has_settled)
+
+    def _tell(self, appended: Gathered) -> None:
+        """Wake whom it concerns."""
+        waking, lines = self._engine.waking, appended.chain.lines
+        changed = {event.key: None for line in lines for event in line.events} if waking.hears_of_changes else {}
+        waking.wake(appended.readied, appended.answered, [*changed])
 
     def _has_written(self, done: asyncio.Task[None]) -> None:
         if done.cancelled() or done.exception() is not None:
@@ -221,14 +228,12 @@ class Stretch:
 
     async def _settle(self, is_last: bool = False) -> None:
         """What they lack now is put there, once it is in the log."""
-        owed = self.work
-        upto = owed.order
+        owed, upto = self.work, self._decided
         self.work = owed.go_on(self._large, STANDING_MAX, RECORDS_MAX)
         self._owed_bytes = 0
         self._large = set()
         self._putting = owed.touched
-        decided = self._decided
-        while self._lane.seq < decided:
+        while self._lane.seq < upto:
             if self._writing.done():
                 raise ConnectionError("what was decided has not been appended")
             await asyncio.wait([self._writing, self._progress], return_when=asyncio.FIRST_COMPLETED)
@@ -261,7 +266,7 @@ class Stretch:
                 return False
         except BaseException:  # the store is closed, and the database takes too long
             self._writing.cancel()
-            for entry in self._going:
+            for entry in self._going.entries:
                 entry.fail(unknown())
             for entry in self._gathered.entries:
                 entry.fail(self._engine.closed_error())
@@ -292,10 +297,9 @@ class Stretch:
         await asyncio.wait([self._writing])
         if not isinstance(failed, (*LOST, asyncpg.PostgresError)):
             log.error("what was decided ahead of the tables could not be appended", exc_info=failed)
-        going = self._going
-        batches = Batches(engine, lane)
+        going = self._going.entries
         if lane.is_in_doubt:
-            going = going[await batches.recover(going, failed) :]
+            going = going[await self._recovered(failed) :]
         elif isinstance(failed, asyncpg.PostgresError) and failed.sqlstate == LANE_CLOSED:
             await lane.end_chain()
         left = [*going, *self._gathered.entries]
@@ -305,3 +309,19 @@ class Stretch:
         engine.depths.forget()
         engine.waking.wake_all()
         engine.queue.put_back([entry for entry in left if not entry.is_over])
+
+    async def _recovered(self, failed: Exception) -> int:
+        """How many of those under way were committed all the same. Where a fault of ours keeps us from finding it out,
+        they are told so, and the chain ends."""
+        lane, going = self._lane, self._going
+        try:
+            recovered = await Batches(self._engine, lane).recover(going.entries, failed)
+        except Exception as fault:
+            log.exception("what became of an append could not be found out")
+            await lane.end_chain()
+            for entry in going.entries:
+                entry.fail(told(fault, "unknown"))
+            return 0
+        if recovered:
+            self._tell(going)
+        return recovered

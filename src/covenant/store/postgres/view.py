@@ -145,8 +145,12 @@ class Working:
         self.borrowed.append(key)
 
     def remember_shelf(self, name: tuple[bytes, str], there: Mapping[Key, int]) -> None:
-        """All that stands there, and was remembered already."""
-        self._shelves[name] = dict(there)
+        """All that stood there, and was remembered already; what this transaction has put there comes after."""
+        found = self._shelves[name] = dict(there)
+        for key in self.touched:
+            now = standing(name[0], key, self.records.get(key))
+            if now is not None and now[0] == name[1]:
+                found[key] = now[1]
         self._loaded.add(name[0])
         self._reach[name] = None
         self.borrowed.append(name)

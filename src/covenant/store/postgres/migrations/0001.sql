@@ -418,7 +418,8 @@ begin
     from unnest(log_seqs, log_lasts, log_marks, log_lines) u(seq, last, marks, lines);
 end $$;
 
--- Bring the tables up to date with what a lane has appended, so far, or for good.
+-- Bring the tables up to date with what a lane has appended, so far, or for good. Refused where the log does not have all
+-- of it: a replica that lacks the last commits may have taken over.
 create function settle(
     space integer, in_lane integer, settled_before bigint, settled_to bigint, is_last boolean,
     new_keys text[], new_kinds "char"[], new_ords bigint[], new_bodies bytea[],
@@ -434,6 +435,9 @@ create function settle(
 language plpgsql as $$
 begin
     perform pg_advisory_xact_lock_shared(space, 1);
+    if not exists (select from lane where id = in_lane and seq >= settled_to) then
+        raise exception 'the log lacks what the tables were to show' using errcode = 'CV004';
+    end if;
     if is_last then
         delete from ahead where lane = in_lane and settled = settled_before;
     else
