@@ -389,6 +389,22 @@ async def test_large_tasks_are_not_kept_in_memory(box: OpenMailbox, alice: Mailb
     assert [(await take(bob)).task.id for _ in range(2)] == [large, small]
 
 
+async def test_no_more_is_looked_at_for_a_beginning_than_everybody_may_wait_for(
+    box: OpenMailbox, alice: Mailbox, bob: Mailbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ahead, "LOOKED_MAX", 40)
+    crowd = [box.of(f"crowd{number}@lab") for number in range(10)]
+    for one in crowd:
+        await send_many(alice, one, 10)
+        await take(one)
+    engine = await go_ahead(box, alice, bob)
+    going = engine.ahead._stretch
+    assert going is not None
+    assert going.looked <= 40
+    for one in crowd:
+        assert (await take(one)).task.intent_text == "1"
+
+
 async def test_more_than_may_be_owed_is_put_into_the_tables_first(
     box: OpenMailbox, alice: Mailbox, bob: Mailbox, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

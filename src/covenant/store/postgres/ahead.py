@@ -39,6 +39,7 @@ WORTH: Final = 64  # commands decided on memory, one after the other, before it 
 LOOKED_SHARE: Final = 8  # records that are looked at for what one command more is worth
 IN_VAIN_MAX: Final = 256
 REMEMBERED_MAX: Final = 2048  # shelves, and records, that are looked at for that
+LOOKED_MAX: Final = 4096  # records in all, with those on the shelves: everybody waits meanwhile
 BLOCKS: Final = 16  # of numbers
 PORTION: Final = 128  # records that are put into the tables at once: others have their turn in between
 _OTHERS_S: Final = 0.05  # for the other lanes to come to the end of what they do
@@ -330,11 +331,17 @@ async def _look_around(
         standing = there.setdefault((shelf, name), {})
         if key is not None:
             standing[key] = order
-    wanted = {*keys, *(key for standing in there.values() for key in standing)}
+    wanted: set[str] = set()
+    for at, standing in reversed(there.copy().items()):  # the last ones to be used come first
+        if len(standing) > STANDING_MAX or len(wanted) + len(standing) > LOOKED_MAX // 2:
+            del there[at]
+        else:
+            wanted.update(standing)
+    wanted.update(keys[len(wanted) - LOOKED_MAX :])
     for row in await connection.fetch(_RECORDS, list(wanted), RECORD_BYTES_MAX):
         work.take_in(row["key"], row["kind"], row["body"])
     for at, standing in there.items():
-        if len(standing) <= STANDING_MAX and all(key in work.records for key in standing):
+        if all(key in work.records for key in standing):
             work.remember_shelf(at, standing)
 
 

@@ -79,6 +79,7 @@ class Working:
         self.is_spent = False  # of a snapshot: no listing is shown any further than it is here already
         self.is_careful = False  # nothing is taken for absent that was not looked for
         self.is_recalled = False  # nothing was loaded: it shows what is remembered
+        self._put: dict[tuple[bytes, str], dict[Key, None]] = {}  # on shelves that may be remembered later
         self.borrowed: list[Key | tuple[bytes, str]] = []  # what of that
         self.moves: list[tuple[bytes, str | None, str | None, Key]] = []  # from where to where, as they come
         self.strange: dict[tuple[bytes, str], None] = {}  # where something was put, and it is not known what else is
@@ -147,7 +148,7 @@ class Working:
     def remember_shelf(self, name: tuple[bytes, str], there: Mapping[Key, int]) -> None:
         """All that stood there, and was remembered already; what this transaction has put there comes after."""
         found = self._shelves[name] = dict(there)
-        for key in self.touched:
+        for key in self._put.get(name, ()):
             now = standing(name[0], key, self.records.get(key))
             if now is not None and now[0] == name[1]:
                 found[key] = now[1]
@@ -273,11 +274,19 @@ class Working:
             self.touched[key] = None
             if type(event) is Leased or type(event) is TakenUp:
                 self._leases[event.lease_id] = key
+            if self.is_recalled:
+                self._note_place(key, new)
             if self._heeds and type(new) is TaskRecord:
                 self._shift(key, old if type(old) is TaskRecord else None, new)
             elif self._loaded:
                 self._move(key, old, new)
         self.order = order
+
+    def _note_place(self, key: Key, new: Record | None) -> None:
+        for shelf in TAKEN:
+            now = standing(shelf, key, new)
+            if now is not None:
+                self._put.setdefault((shelf, now[0]), {})[key] = None
 
     def _end_life(self, task_id: Key) -> None:
         """An id that was forgotten is used anew: what belonged to its former life goes with it."""
