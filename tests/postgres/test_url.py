@@ -18,6 +18,9 @@ from tests.postgres import store_url
         ("postgresql://db/x?sslpassword=secret", "postgresql://db/x?sslpassword=***"),
         ("postgresql://ann:secret@db/x?Password=secret", "postgresql://ann:***@db/x?Password=***"),
         ("postgresql://db/x?schema=password", "postgresql://db/x?schema=password"),
+        ("postgresql://ann:se@cr:et@one:1,two:2/x", "postgresql://ann:***@one:1,two:2/x"),
+        ("postgresql://ann@db:5432/x?host=/a@b", "postgresql://ann@db:5432/x?host=/a@b"),
+        ("mysql://ann:secret@[db/x", "mysql://ann:***@[db/x"),
     ],
 )
 def test_no_password_is_shown(url: str, shown: str) -> None:
