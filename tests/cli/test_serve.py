@@ -134,6 +134,7 @@ def test_what_makes_no_sense_is_wrong_usage(home: Path) -> None:
         (("--http", "off", "--ipc", "off"), {}),
         (("--alert-url", "nowhere"), {}),
         (("--store", "nowhere"), {}),
+        (("--store", ""), {}),
         (("--home", "/dev/null"), {}),
         (("--tls-cert", __file__, "--tls-key", __file__), {}),
         ((), {"COVENANT_A2A_AUTO_RETRY_SCHEDULER": "perhaps"}),
