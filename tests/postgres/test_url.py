@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from covenant import Limits, Mailbox
@@ -31,6 +33,20 @@ async def test_a_bound_that_is_not_kept_is_refused() -> None:
     with pytest.raises(BadSetting, match="retention_ms") as refused:
         await Mailbox.open(store_url(), limits=Limits(retention_bytes=1_000_000))
     assert refused.value.details["name"] == "retention_bytes"
+
+
+@pytest.mark.parametrize("hosts", ["db:65536", "ann:secret@one:5432,two:99999"])
+async def test_a_port_that_is_none_is_refused(hosts: str) -> None:
+    with pytest.raises(UnknownStore, match="a port is at most 65535") as refused:
+        await Mailbox.open(f"postgresql://{hosts}/x")
+    assert "secret" not in f"{refused.value} {refused.value.details}"
+
+
+@pytest.mark.parametrize("name", ["sslrootcert", "sslcert", "sslkey", "sslcrl"])
+async def test_a_file_that_is_not_there_is_named(name: str, tmp_path: Path) -> None:
+    with pytest.raises(BadSetting, match=f"there is no file {tmp_path}/no.pem") as refused:
+        await Mailbox.open(f"postgresql://db/x?sslmode=verify-full&{name}={tmp_path}/no.pem")
+    assert refused.value.details["name"] == name
 
 
 async def test_a_refused_url_does_not_tell_its_password() -> None:
