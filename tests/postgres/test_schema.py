@@ -143,6 +143,18 @@ async def test_a_daemon_needs_no_right_beyond_those_of_the_page() -> None:
                 await daemon.execute(forbidden)
 
 
+async def test_a_right_that_is_missing_is_said_to_be_one() -> None:
+    store = store_url()
+    role = role_name(store)
+    assert run("db", "migrate", "--store", store).code == 0
+    async with sql(store) as owner:
+        await owner.execute(f"create role {role} login; {granted(Where.of(store).schema, role)}")
+        await owner.execute(f"revoke insert on log from {role}")
+    async with Mailbox.open(as_role(store, role)) as box:
+        with pytest.raises(StoreUnavailable, match=r"a right is missing.* grant.*: permission denied for table log"):
+            await box.of("ann@lab").send_task(plain(box.of("bob@lab")))
+
+
 async def test_a_server_that_tells_nothing_of_its_wal_serves_all_the_same() -> None:
     server = started_server()
     store = store_url(server.get_uri())

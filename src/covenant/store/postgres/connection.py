@@ -160,4 +160,6 @@ def told(failed: BaseException, outcome: str) -> CovenantError:
     if isinstance(failed, (asyncpg.DiskFullError, asyncpg.OutOfMemoryError)):
         return StoreFull(f"the database has no room: {failed}", outcome=outcome)
     what = str(failed).splitlines()[0] if str(failed) else type(failed).__name__
+    if isinstance(failed, asyncpg.InsufficientPrivilegeError):
+        return StoreUnavailable(f"a right is missing, the owner of the schema has to grant it: {what}", outcome=outcome)
     return StoreUnavailable(f"the database does not answer as it should: {what}", outcome=outcome)
