@@ -35,7 +35,7 @@ from covenant.model.error import (
 from covenant.model.peer import Caller
 from covenant.serve import wire
 from covenant.serve.connections import NEVER, Connections
-from covenant.serve.http import GONE, OnRequest
+from covenant.serve.http import GONE, OnRequest, too_large
 from covenant.serve.listener import stop_accepting
 from covenant.serve.routes import decode
 from covenant.serve.status import HTTP_STATUS
@@ -233,7 +233,7 @@ class _Connection(asyncio.Protocol):
             (size,) = _LENGTH.unpack_from(buffer, place)
             limit = self._bounds.head_bytes_max if self.caller is None else self._bounds.body_bytes_max
             if size > limit:
-                self.part(TooLarge(f"a frame of {size} bytes", field="frame", size=size, limit=limit))
+                self.part(too_large("frame", size, limit))
                 return
             if len(buffer) - place - 4 < size:
                 break
