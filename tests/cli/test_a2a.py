@@ -34,6 +34,9 @@ def test_a_task_goes_there_and_its_result_comes_back(bob: Client) -> None:
     posted = bob.json("a2a", "post", task_id, "--lease-id", lease_id, "--text", "all of it")
     assert posted["kind"] == "a2a_result_posted" and posted["task_id"] == task_id
 
+    waiting = bob.json("why", task_id)
+    assert waiting["reason"] == "waits_to_be_drained" and "bob@local to receive it" in waiting["explanation"]
+    assert waiting.get("command") is None  # no look at it moves it
     assert "half" in bob.text("a2a", "results", "--next")
     drained = bob.json("a2a", "results", "--next", "--wait", "20")
     assert drained["kind"] == "a2a_result_opt" and drained["result"]["task_id"] == task_id

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from tests.cli.conftest import Served
-from tests.cli.support import Client, run
+from tests.cli.support import Client, run, serving
 
 
 def test_the_audit_is_read_back(covenant: Client, served: Served) -> None:
@@ -39,6 +39,27 @@ def test_a_folder_that_is_not_there_is_not_called_damaged(tmp_path: Path) -> Non
         assert (
             done.err == f"error: there is no journal in {tmp_path}/data; --store says where it is (store_unavailable)\n"
         )
+
+
+def test_a_home_whose_store_is_elsewhere_says_so(home: Path) -> None:
+    with serving(home, "--store", "memory:"):
+        pass
+    for command in (("audit", "verify"), ("journal", "verify"), ("audit", "export")):
+        (line,) = Client(home)(*command, code=1).err.splitlines()
+        assert line.startswith(f"error: there is no journal in {home}/data: the daemon of this home")
+        assert "--store" in line and line.endswith("(store_unavailable)")
+
+
+def test_a_folder_that_is_no_journal_is_not_called_sound(tmp_path: Path) -> None:
+    (tmp_path / "letter.txt").write_text("dear")
+    for command in (("audit", "verify"), ("journal", "verify"), ("audit", "export")):
+        refused = run(*command, "--store", f"file:{tmp_path}", "--json")
+        assert (refused.code, refused.json["code"]) == (1, "store_unavailable")
+        assert f"there is no journal in {tmp_path}" in refused.json["message"]
+    for dry_run in ((), ("--dry-run",)):
+        refused = run("journal", "repair", *dry_run, "--store", f"file:{tmp_path}", "--json")
+        assert (refused.code, refused.json["code"]) == (1, "repair_refused")
+    assert [file.name for file in tmp_path.iterdir()] == ["letter.txt"]
 
 
 def test_what_is_no_key_is_not_called_damage(covenant: Client) -> None:

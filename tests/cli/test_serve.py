@@ -25,7 +25,7 @@ def test_a_daemon_says_where_it_is_and_ends_in_order_while_a_client_waits(home: 
         assert running["realm"] == told["realm"]
         assert f"daemon {running['version']} at unix:{home}/sock, realm {told['realm']}" in client.text("version")
 
-        second = run("serve", "--home", str(home), "--http", "127.0.0.1:0")
+        second = run("serve", "--home", str(home), "--http", "127.0.0.1:0", "--ipc", str(home / "other"))
         assert (second.code, second.out) == (1, "")
         assert len(second.err.splitlines()) == 1 and "(store_locked)" in second.err
 
@@ -70,6 +70,29 @@ def test_a_port_in_use_is_told_in_one_line(home: Path) -> None:
             assert refused.err == f"error: cannot listen on {address}: Address already in use (bad_setting)\n"
 
 
+def test_a_home_in_use_stays_with_the_daemon_that_has_it(home: Path) -> None:
+    """Also where no folder is locked: the second one would take the socket from the first, and the token too."""
+    with serving(home):
+        token = (home / "operator.token").read_text()
+        for store in ("memory:", f"file:{home}/data"):
+            refused = run("serve", "--home", str(home), "--http", "127.0.0.1:0", "--store", store)
+            assert (refused.code, refused.out) == (2, "")
+            (line,) = refused.err.splitlines()
+            assert f"cannot listen on {home}/sock: a daemon does" in line and "--home" in line
+            assert line.endswith("(bad_setting)")
+        assert (home / "operator.token").read_text() == token
+        Client(home)("a2a", "status")
+
+
+def test_a_socket_that_was_left_behind_is_in_nobodys_way(home: Path) -> None:
+    with serving(home) as (daemon, _):
+        daemon.signal(signal.SIGKILL)
+        daemon.rest()
+    assert (home / "sock").exists()
+    with serving(home):
+        Client(home)("a2a", "status")
+
+
 def test_grpc_is_served_where_it_is_asked_for(home: Path) -> None:
     with serving(home, "--grpc", "127.0.0.1:0") as (daemon, told):
         with grpc.insecure_channel(told["grpc"]) as channel:
@@ -111,6 +134,7 @@ def test_what_makes_no_sense_is_wrong_usage(home: Path) -> None:
         (("--http", "off", "--ipc", "off"), {}),
         (("--alert-url", "nowhere"), {}),
         (("--store", "nowhere"), {}),
+        (("--store", ""), {}),
         (("--home", "/dev/null"), {}),
         (("--tls-cert", __file__, "--tls-key", __file__), {}),
         ((), {"COVENANT_A2A_AUTO_RETRY_SCHEDULER": "perhaps"}),

@@ -101,6 +101,21 @@ def test_a_database_whose_url_does_not_read_is_told_in_one_line(covenant: Client
     assert line.endswith("(unknown_store)")
 
 
+def test_a_store_that_does_not_fit_is_told_without_its_password(covenant: Client, home: Path) -> None:
+    other, database = "mysql://ann:secret@[db/x", "postgresql://ann:secret@db/x"
+    for arguments in (
+        ("db", "status", "--store", other),
+        ("audit", "verify", "--store", other),
+        ("journal", "verify", "--store", database),
+        ("store", "copy", database, other),
+        ("store", "copy", other, database),
+    ):
+        refused = covenant(*arguments, "--json", code=2)
+        assert "ann:***@" in refused.json["message"] and "secret" not in refused.out + refused.err
+    (line,) = run("serve", "--home", str(home), "--store", other).err.splitlines()
+    assert "memory:, file: and postgresql:" in line and line.endswith("(unknown_store)")
+
+
 def test_what_cannot_be_read_from_a_file_or_stdin_is_told_in_one_line(covenant: Client, tmp_path: Path) -> None:
     nested = tmp_path / "nested.json"
     nested.write_text('[{"type":"json","value":' + "[" * 100_000 + "]" * 100_000 + "}]")

@@ -37,6 +37,20 @@ def test_an_empty_database_is_made_a_store_and_said_to_be_one() -> None:
     assert run("db", "status", "--store", store).code == 0
 
 
+async def test_what_this_program_cannot_read_is_neither_verified_nor_exported() -> None:
+    store = store_url()
+    for command in (("audit", "verify"), ("audit", "export")):
+        missing = run(*command, "--store", store, "--json")
+        assert (missing.code, missing.json["code"]) == (1, "store_unavailable")
+        assert "there is no store of version 1" in missing.json["message"]
+    run("db", "migrate", "--store", store)
+    async with sql(store) as connection:
+        await connection.execute("update meta set version = 99")
+    for command in (("audit", "verify"), ("audit", "export")):
+        newer = run(*command, "--store", store, "--json")
+        assert (newer.code, newer.json["code"]) == (1, "unsupported_format")
+
+
 def test_what_is_no_database_is_wrong_usage() -> None:
     assert run("db", "status").code == 2
     wrong = run("db", "migrate", "--store", "file:./data", "--json")
@@ -127,6 +141,18 @@ async def test_a_daemon_needs_no_right_beyond_those_of_the_page() -> None:
         ):
             with pytest.raises(asyncpg.InsufficientPrivilegeError):
                 await daemon.execute(forbidden)
+
+
+async def test_a_right_that_is_missing_is_said_to_be_one() -> None:
+    store = store_url()
+    role = role_name(store)
+    assert run("db", "migrate", "--store", store).code == 0
+    async with sql(store) as owner:
+        await owner.execute(f"create role {role} login; {granted(Where.of(store).schema, role)}")
+        await owner.execute(f"revoke insert on log from {role}")
+    async with Mailbox.open(as_role(store, role)) as box:
+        with pytest.raises(StoreUnavailable, match=r"a right is missing.* grant.*: permission denied for table log"):
+            await box.of("ann@lab").send_task(plain(box.of("bob@lab")))
 
 
 async def test_a_server_that_tells_nothing_of_its_wal_serves_all_the_same() -> None:

@@ -12,10 +12,12 @@ import pytest
 from covenant import AgentId, Limits, Mailbox, OpenMailbox
 from covenant.model import command as c
 from covenant.model import query as q
-from covenant.model.error import Malformed, StoreUnavailable
+from covenant.model.error import InvalidInput, Malformed, StoreUnavailable
 from covenant.model.push import PushConfig
 from covenant.rules import query as queries
+from covenant.serve import wire as w
 from tests.conformance.support import keyed, plain
+from tests.daemons import OPERATOR_TOKEN, start_daemon, url_of
 from tests.postgres import store_url
 
 ALICE, BOB = AgentId.named("alice@lab"), AgentId.named("bob@lab")
@@ -26,6 +28,15 @@ BAD = ["a\0b", "\0", "a\ud800"]
 async def box(request: pytest.FixtureRequest) -> AsyncIterator[OpenMailbox]:
     async with Mailbox.open("memory:" if request.param == "memory" else store_url()) as box:
         yield box
+
+
+@pytest.fixture(params=["memory", "postgres"])
+async def daemon(request: pytest.FixtureRequest) -> AsyncIterator[OpenMailbox]:
+    """The operator's box in one."""
+    daemon = await start_daemon("memory:" if request.param == "memory" else store_url(), Limits())
+    async with Mailbox.open(url_of(daemon, "unix"), token=OPERATOR_TOKEN) as box:
+        yield box
+    await daemon.stop()
 
 
 @pytest.mark.parametrize("bad", BAD)
@@ -48,6 +59,21 @@ async def test_a_key_that_no_database_holds_is_malformed(box: OpenMailbox, bad: 
     replies = await asyncio.gather(*asked, *beside, return_exceptions=True)
     assert [type(reply) for reply in replies[: len(asked)]] == [Malformed] * len(asked)
     assert not any(isinstance(reply, BaseException) for reply in replies[len(asked) :])
+
+
+@pytest.mark.parametrize("bad", BAD)
+async def test_a_daemon_refuses_the_same_before_it_looks(daemon: OpenMailbox, bad: str) -> None:
+    engine: Any = daemon._engine
+    with pytest.raises(Malformed):
+        await engine.call(w.ForgetCached(entry_id=bad, reason="a reason"), w.Forgotten)
+
+
+@pytest.mark.parametrize("bad", [-1, 2**63, 10**30, -(10**30)])
+async def test_a_number_that_no_database_holds_is_refused(daemon: OpenMailbox, bad: int) -> None:
+    engine: Any = daemon._engine
+    with pytest.raises(InvalidInput) as refused:
+        await engine.call(w.RecentAudit(before=bad), w.AuditReply)
+    assert refused.value.details["field"] == "before"
 
 
 async def test_a_question_that_cannot_be_answered_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from covenant import Limits, Mailbox
@@ -18,6 +20,9 @@ from tests.postgres import store_url
         ("postgresql://db/x?sslpassword=secret", "postgresql://db/x?sslpassword=***"),
         ("postgresql://ann:secret@db/x?Password=secret", "postgresql://ann:***@db/x?Password=***"),
         ("postgresql://db/x?schema=password", "postgresql://db/x?schema=password"),
+        ("postgresql://ann:se@cr:et@one:1,two:2/x", "postgresql://ann:***@one:1,two:2/x"),
+        ("postgresql://ann@db:5432/x?host=/a@b", "postgresql://ann@db:5432/x?host=/a@b"),
+        ("mysql://ann:secret@[db/x", "mysql://ann:***@[db/x"),
     ],
 )
 def test_no_password_is_shown(url: str, shown: str) -> None:
@@ -28,6 +33,20 @@ async def test_a_bound_that_is_not_kept_is_refused() -> None:
     with pytest.raises(BadSetting, match="retention_ms") as refused:
         await Mailbox.open(store_url(), limits=Limits(retention_bytes=1_000_000))
     assert refused.value.details["name"] == "retention_bytes"
+
+
+@pytest.mark.parametrize("hosts", ["db:65536", "ann:secret@one:5432,two:99999"])
+async def test_a_port_that_is_none_is_refused(hosts: str) -> None:
+    with pytest.raises(UnknownStore, match="a port is at most 65535") as refused:
+        await Mailbox.open(f"postgresql://{hosts}/x")
+    assert "secret" not in f"{refused.value} {refused.value.details}"
+
+
+@pytest.mark.parametrize("name", ["sslrootcert", "sslcert", "sslkey", "sslcrl"])
+async def test_a_file_that_is_not_there_is_named(name: str, tmp_path: Path) -> None:
+    with pytest.raises(BadSetting, match=f"there is no file {tmp_path}/no.pem") as refused:
+        await Mailbox.open(f"postgresql://db/x?sslmode=verify-full&{name}={tmp_path}/no.pem")
+    assert refused.value.details["name"] == name
 
 
 async def test_a_refused_url_does_not_tell_its_password() -> None:

@@ -145,7 +145,9 @@ def _export_lanes(session: Session, store: str, after: int) -> None:
     async def told(connection: Any, where: Any) -> None:
         from covenant.rules.audit import rows_of
         from covenant.store.postgres.log import commits_of
+        from covenant.store.postgres.schema import check_current
 
+        await check_current(connection, where.schema)
         kept: list[AuditRow] = []
         async for logged in commits_of(connection, after):
             for row in rows_of(logged):

@@ -34,7 +34,7 @@ def is_database(store: str | None) -> bool:
 def connected(store: str, work: Callable[[Any, Any], Awaitable[T]]) -> T:
     """What is done over one connection, and with where that leads; failures are told in our words."""
     if not is_database(store):
-        raise BadSetting(f"{store!r} is no database: postgresql://USER@HOST/NAME", name="--store")
+        raise BadSetting(f"{without_passwords(store)!r} is no database: postgresql://USER@HOST/NAME", name="--store")
     try:
         from covenant.store.postgres.connection import Where, borrowed
     except ImportError as missing:

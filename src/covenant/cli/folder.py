@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 import msgspec
@@ -13,6 +13,9 @@ from covenant.cli.table import print_fields
 from covenant.cli.words import counted
 from covenant.model.agent import is_key
 from covenant.model.error import BadSetting, StoreUnavailable
+from covenant.rules.secret import without_passwords
+
+_HINT: Final = "; --store says where it is"
 
 
 class KeyType(click.ParamType[str]):
@@ -35,15 +38,20 @@ def folder_of(session: Session, store: str | None) -> str:
         return str(session.home.data)
     path = store.removeprefix("file:")
     if path == store or not path:
-        raise BadSetting(f"{store!r} is no folder: file:./data", name="--store")
+        raise BadSetting(f"{without_passwords(store)!r} is no folder: file:./data", name="--store")
     return str(Path(path.removeprefix("//") if path.startswith("///") else path))
 
 
 def journal_of(session: Session, store: str | None) -> str:
     """The same for those who only read: there must be something to read."""
+    from covenant.store.journal.files import Files
+    from covenant.store.journal.segment import segment_names
+
     folder = folder_of(session, store)
-    if not Path(folder).is_dir():
-        raise StoreUnavailable(f"there is no journal in {folder}; --store says where it is", folder=folder)
+    if not segment_names(Files(folder)):
+        is_elsewhere = store is None and session.home.has_key
+        hint = ": the daemon of this home has its store elsewhere, give its --store" if is_elsewhere else _HINT
+        raise StoreUnavailable(f"there is no journal in {folder}{hint}", folder=folder)
     return folder
 
 
@@ -82,8 +90,7 @@ def tell_integrity(session: Session, store: str | None, realm: str | None, kind:
 
 def _own_realm(session: Session) -> str | None:
     """The key that must have signed what lies in this home."""
-    is_there = (session.home.folder / "identity" / "realm.key").exists()
-    return session.home.realm().pubkey if is_there else None
+    return session.home.realm().pubkey if session.home.has_key else None
 
 
 def _unsigned(after: int | None) -> str | None:

@@ -79,7 +79,7 @@ def settings_of(home: Home, options: Mapping[str, Any], environ: Mapping[str, st
     depth = options["queue_depth"]
     limits = Limits() if depth is None else Limits(queue_depth_max=depth)
     return Settings(
-        store=options["store"] or f"file:{home.data}",
+        store=f"file:{home.data}" if options["store"] is None else options["store"],
         http=http,
         grpc=options["grpc"],
         ipc=ipc,

@@ -31,7 +31,7 @@ def copy(session: Session, source: str, target: str) -> None:
     No daemon may run on either. Killed on the way, it leaves the target empty. The source stays as it is.
     """
     if not is_database(target):
-        raise BadSetting(f"{target!r} is no database: postgresql://USER@HOST/NAME", name="TARGET")
+        raise BadSetting(f"{without_passwords(target)!r} is no database: postgresql://USER@HOST/NAME", name="TARGET")
     from covenant.store.postgres.copy import copy as copy_store
 
     report = asyncio.run(copy_store(folder_of(session, source), target))

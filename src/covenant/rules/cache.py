@@ -62,8 +62,7 @@ def settle(command: SettleSlot, view: View, ctx: Context) -> Commit:
 
 def forget(command: ForgetCached, view: View, ctx: Context) -> Commit:
     check_text(command.reason, "reason", ctx.limits.text_bytes_max)
-    check_asked(command.slot, "entry_id", ctx.limits.text_bytes_max)
-    slot = visible_slot(command.slot, command.by, view)
+    slot = visible_slot(command.slot, command.by, view, ctx)
     if command.by is not None and ctx.granted is None:
         raise NotPermitted("only the operator forgets cached results", entry_id=command.slot)
     if view.followers(command.slot, 1):
@@ -72,8 +71,9 @@ def forget(command: ForgetCached, view: View, ctx: Context) -> Commit:
     return Commit((e.SlotClosed(command.slot),), True, (row,))
 
 
-def visible_slot(key: Key, by: AgentId | None, view: View) -> Slot:
+def visible_slot(key: Key, by: AgentId | None, view: View, ctx: Context) -> Slot:
     """The cached result, or the one refusal that does not tell absent from hidden."""
+    check_asked(key, "entry_id", ctx.limits.text_bytes_max)
     slot = view.get(key)
     if isinstance(slot, Slot) and slot.result is not None and may_see_slot(by, slot):
         return slot

@@ -430,7 +430,7 @@ def _retry(command: c.RetryStale, caller: Caller, view: View, ctx: Context) -> D
 
 
 def _forget(command: c.ForgetCached, caller: Caller, view: View, ctx: Context) -> Demand:
-    visible_slot(command.slot, command.by, view)
+    visible_slot(command.slot, command.by, view, ctx)
     return Demand("a2a.cache.forget", "a2a:cache")
 
 

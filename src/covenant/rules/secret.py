@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import re
 from typing import Final
-from urllib.parse import urlsplit
 
+_LOGIN: Final = re.compile(r"(//[^:/?#]*:)[^/?#]*@")
 _SECRET: Final = re.compile(r"([?&](?:ssl)?password=)[^&#]*", re.IGNORECASE)
 
 
 def without_passwords(url: str) -> str:
-    password = urlsplit(url).password
-    if password is not None:
-        url = url.replace(f":{password}@", ":***@", 1)
-    return _SECRET.sub(r"\1***", url)
+    """Also of one that does not read as a URL."""
+    return _SECRET.sub(r"\1***", _LOGIN.sub(r"\1***@", url, count=1))

@@ -227,6 +227,8 @@ class Daemon:
         self.connections.make_room()
         listening = self._bind()
         try:
+            if self._ipc is not None:
+                self._ipc.check_free()
             await self.exchange.open(self._token)
             if self._ipc is not None:
                 await self._ipc.start()

@@ -41,8 +41,17 @@ class Home:
         except OSError as failed:
             raise BadSetting(f"{self.folder} cannot be a home: {failed.strerror}", name="--home") from failed
 
+    @property
+    def has_key(self) -> bool:
+        """Whether a daemon ever began here."""
+        return self._key_file.exists()
+
     def realm(self) -> Realm:
-        return Realm.at(self.folder / "identity" / "realm.key")
+        return Realm.at(self._key_file)
+
+    @property
+    def _key_file(self) -> Path:
+        return self.folder / "identity" / "realm.key"
 
     @property
     def tokens(self) -> TokenFile:

@@ -225,7 +225,7 @@ class _Scoped:
     async def body(self, limit: int) -> bytes:
         for name, value in self.head.headers:
             if name == b"content-length" and value.isdigit() and int(value) > limit:
-                raise TooLarge(f"a body of {int(value)} bytes", field="body", size=int(value), limit=limit)
+                raise too_large("body", int(value), limit)
         message = await self._receive()
         body: bytes = message.get("body", b"")
         if message.get("more_body"):
@@ -236,12 +236,12 @@ class _Scoped:
                 parts.append(message.get("body", b""))
                 size += len(parts[-1])
                 if size > limit:
-                    raise TooLarge(f"a body of more than {limit} bytes", field="body", size=size, limit=limit)
+                    raise too_large("body", size, limit)
             body = b"".join(parts)
         if message["type"] == "http.disconnect":
             raise HungUp
         if len(body) > limit:
-            raise TooLarge(f"a body of {len(body)} bytes", field="body", size=len(body), limit=limit)
+            raise too_large("body", len(body), limit)
         return body
 
     async def while_there(self, work: Coroutine[Any, Any, T]) -> T:
@@ -272,6 +272,10 @@ def _failed(method: str, path: str, failed: Exception) -> Response:
         return refused(failed)
     log.error("a request failed: %s %s", method, path, exc_info=failed)
     return refused(Internal("something went wrong inside; it is in the daemon's log"))
+
+
+def too_large(what: str, size: int, limit: int) -> TooLarge:
+    return TooLarge(f"a {what} of {size} bytes, at most {limit} are allowed", field=what, size=size, limit=limit)
 
 
 def refused(refusal: CovenantError) -> Response:

@@ -11,7 +11,6 @@ import asyncio
 import logging
 import os
 import socket
-import stat
 import struct
 from contextlib import suppress
 from pathlib import Path
@@ -36,7 +35,7 @@ from covenant.model.error import (
 from covenant.model.peer import Caller
 from covenant.serve import wire
 from covenant.serve.connections import NEVER, Connections
-from covenant.serve.http import GONE, OnRequest
+from covenant.serve.http import GONE, OnRequest, too_large
 from covenant.serve.listener import stop_accepting
 from covenant.serve.routes import decode
 from covenant.serve.status import HTTP_STATUS
@@ -63,6 +62,12 @@ class Ipc:
         self._server: asyncio.Server | None = None
         self._noting: set[asyncio.Task[None]] = set()
         exchange.trust.watch(self._close_of)
+
+    def check_free(self) -> None:
+        """Before the store is opened: nothing of a daemon that runs here may be touched."""
+        if self.path.is_socket() and _is_answered(self.path):
+            why = "a daemon does already; each needs a --home of its own"
+            raise BadSetting(f"cannot listen on {self.path}: {why}", name="--ipc")
 
     async def start(self) -> None:
         _clear_stale(self.path)
@@ -116,11 +121,25 @@ def _bound(path: Path) -> socket.socket:
     return bound
 
 
+def _is_answered(path: Path) -> bool:
+    """Whether somebody listens there; one who cannot keep up with it does, too."""
+    with socket.socket(socket.AF_UNIX) as trying:
+        trying.setblocking(False)
+        try:
+            with within_reach(path) as reached:
+                trying.connect(reached)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+    return True
+
+
 def _clear_stale(path: Path) -> None:
-    """The folder is locked, so a socket that lies there belongs to nobody."""
+    """Nobody listens there, so what a daemon that was killed has left is in nobody's use."""
     if not path.exists():
         return
-    if not stat.S_ISSOCK(path.stat().st_mode):
+    if not path.is_socket():
         raise BadSetting(f"{path} is there and is no socket", name="--ipc")
     path.unlink()
 
@@ -214,7 +233,7 @@ class _Connection(asyncio.Protocol):
             (size,) = _LENGTH.unpack_from(buffer, place)
             limit = self._bounds.head_bytes_max if self.caller is None else self._bounds.body_bytes_max
             if size > limit:
-                self.part(TooLarge(f"a frame of {size} bytes", field="frame", size=size, limit=limit))
+                self.part(too_large("frame", size, limit))
                 return
             if len(buffer) - place - 4 < size:
                 break

@@ -85,7 +85,7 @@ def _bounds(limits: Limits) -> dict[str, Schema]:
         "not_before_ms": _TIME,
         "older_than_ms": _TIME,
         "expires_ms": _TIME,
-        "before": {"minimum": 0},
+        "before": _AGE,
         "after": {"minimum": 0, "maximum": 2**31},
         "if_generation": _AGE,
         "text": {"minLength": 1},

@@ -23,11 +23,11 @@ from typing import Any, Final, TypeVar
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from covenant.model.error import CovenantError, HeadTooLarge, TooLarge, TooManyConnections, TooSlow
+from covenant.model.error import CovenantError, HeadTooLarge, TooManyConnections, TooSlow
 from covenant.serve.connections import NEVER, Connections
 from covenant.serve.hangups import HangUps
 from covenant.serve.head import Head, Headers, Known, known
-from covenant.serve.http import Http, HungUp, Response, Stream, refused
+from covenant.serve.http import Http, HungUp, Response, Stream, refused, too_large
 
 T = TypeVar("T")
 
@@ -71,8 +71,7 @@ class _Plain:
 
     async def body(self, limit: int) -> bytes:
         if len(self.data) > limit:
-            size = len(self.data)
-            raise TooLarge(f"a body of {size} bytes", field="body", size=size, limit=limit)
+            raise too_large("body", len(self.data), limit)
         return self.data
 
     def while_there(self, work: Coroutine[Any, Any, T]) -> Coroutine[Any, Any, T]:

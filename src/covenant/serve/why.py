@@ -65,8 +65,7 @@ def reason_of(entry: QueueEntry, when: Callable[[int], str] = _unix, run: RunSee
     if entry.state is TaskState.RESULT_PENDING:
         return Why(
             Reason.WAITS_TO_BE_DRAINED,
-            f"It has ended ({entry.outcome}); its result waits for {task.sender} to receive it.",
-            f"covenant a2a results --task {task.id}",
+            f"It has ended ({entry.outcome}); its result waits for {task.sender} to receive it, whoever looks at it.",
         )
     if entry.replayed:
         return Why(Reason.REPLAYED, "It was answered from the result cache, and its sender has received that.")

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib.metadata import entry_points
-from typing import cast
+from typing import Final, cast
 
 from covenant.model.error import Malformed, UnknownStore
 from covenant.model.limits import Limits
 from covenant.rules.context import Ids
+from covenant.rules.secret import without_passwords
 from covenant.store.clock import Clock
 from covenant.store.engine import Engine
 
 ENTRY_POINT_GROUP = "covenant.stores"
+_BUILT_IN: Final = "memory:, file: and postgresql:"
+_TRY: Final = "memory:, file:./data or postgresql://USER@HOST/NAME"
 
 EngineFactory = Callable[[str, Limits, Clock, Ids], Engine]
 
@@ -23,7 +26,7 @@ def engine_for(url: str, limits: Limits, clock: Clock, ids: Ids) -> Engine:
         raise Malformed("a store is named by a URL", field="url")
     scheme, colon, rest = url.partition(":")
     if not colon:
-        raise UnknownStore(f"{url!r} is no store URL; try memory: or file:./data", url=url)
+        raise UnknownStore(f"{url!r} is no store URL; try {_TRY}", url=url)
     if scheme == "memory":
         from covenant.store.memory import Memory
 
@@ -42,7 +45,7 @@ def engine_for(url: str, limits: Limits, clock: Clock, ids: Ids) -> Engine:
     for entry in entry_points(group=ENTRY_POINT_GROUP, name=scheme):
         factory = cast(EngineFactory, entry.load())
         return factory(url, limits, clock, ids)
-    raise UnknownStore(f"no store engine for {scheme}:", url=url)
+    raise UnknownStore(f"no store engine for {scheme}: there are {_BUILT_IN}", url=without_passwords(url))
 
 
 def _folder(url: str, rest: str) -> str:

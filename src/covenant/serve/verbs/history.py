@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Final
 
 from covenant.exchange.exchange import Exchange
 from covenant.exchange.history import recent_rows
@@ -16,6 +17,8 @@ from covenant.model.view import QueueEntry
 from covenant.rules.envelope import check_count
 from covenant.serve import wire as w
 from covenant.serve.why import reason_of
+
+_SEQ_MAX: Final = 2**53  # of an event, in JSON
 
 
 async def story(x: Exchange, caller: Caller, r: w.Story) -> w.StoryReply:
@@ -46,6 +49,7 @@ async def _open_run(x: Exchange, caller: Caller, entry: QueueEntry) -> RunSeen |
 async def recent_audit(x: Exchange, caller: Caller, r: w.RecentAudit) -> w.AuditReply:
     """The operator, and who may read the audit, sees all rows; anybody else its own."""
     limit = check_count(r.limit, "limit", x.store.limits.page_max)
+    before = None if r.before is None else check_count(r.before, "before", _SEQ_MAX)
     is_reader = r.actor != caller.agent.display and await x.may(caller, "audit.read")
     actor = r.actor if is_reader else caller.agent.display
 
@@ -56,6 +60,6 @@ async def recent_audit(x: Exchange, caller: Caller, r: w.RecentAudit) -> w.Audit
             and (r.row is None or row.kind == r.row)
         )
 
-    read = partial(recent_rows, x.store, limit, r.before, wanted)
+    read = partial(recent_rows, x.store, limit, before, wanted)
     rows, cursor = await (x.under(caller, "audit.read", read) if is_reader else read())
     return w.AuditReply(rows=rows, cursor=cursor)

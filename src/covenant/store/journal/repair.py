@@ -25,6 +25,7 @@ from covenant.store.journal.damage import Damage, Survey, survey
 from covenant.store.journal.engine import LOCK
 from covenant.store.journal.files import Files, FilesOf
 from covenant.store.journal.line import split_lines
+from covenant.store.journal.segment import segment_names
 
 FOLDER: Final = "damaged-"
 REPORT: Final = "repair.json"
@@ -79,8 +80,9 @@ def _told_as_unavailable() -> Iterator[None]:
 
 
 def _existing(files: Files) -> Files:
-    if not files.folder.is_dir():
-        raise RepairRefused(f"there is no folder {files.folder}", folder=str(files.folder))
+    """Of somebody else's folder nothing is said, and nothing is left in it."""
+    if not segment_names(files) and not files.exists(LOCK):
+        raise RepairRefused(f"there is no journal in {files.folder}", folder=str(files.folder))
     return files
 
 

@@ -26,6 +26,9 @@ LANES: Final = 2
 LANES_MAX: Final = 32
 _GOODBYE_S: Final = 2.0
 _NAME: Final = re.compile(r"[a-z_][a-z0-9_]{0,40}")
+_PORT: Final = re.compile(r":([0-9]+)(?=,|$)")
+_PORT_MAX: Final = 65535
+_FILES: Final = ("sslrootcert", "sslcert", "sslkey", "sslcrl")
 _SETTINGS: Final = {
     "application_name": "covenant",
     "statement_timeout": "30s",
@@ -99,6 +102,12 @@ class Where(Struct, frozen=True):
             raise UnknownStore("a schema is named by small letters, digits and _", url=without_passwords(url))
         if not lanes.isdigit() or not 0 < int(lanes) <= LANES_MAX:
             raise BadSetting(f"lanes is a number from 1 to {LANES_MAX}", name="lanes")
+        if any(int(port) > _PORT_MAX for port in _PORT.findall(parts.netloc.rpartition("@")[2])):
+            shown = without_passwords(url)  # some event loops would take another port instead
+            raise UnknownStore(f"{shown} is no database URL: a port is at most {_PORT_MAX}", url=shown)
+        for name, value in theirs:
+            if name in _FILES and not os.path.exists(value):
+                raise BadSetting(f"there is no file {value}", name=name)
         return cls(urlunsplit(parts._replace(query=urlencode(theirs, safe="/"))), schema, int(lanes))
 
 
@@ -151,4 +160,6 @@ def told(failed: BaseException, outcome: str) -> CovenantError:
     if isinstance(failed, (asyncpg.DiskFullError, asyncpg.OutOfMemoryError)):
         return StoreFull(f"the database has no room: {failed}", outcome=outcome)
     what = str(failed).splitlines()[0] if str(failed) else type(failed).__name__
+    if isinstance(failed, asyncpg.InsufficientPrivilegeError):
+        return StoreUnavailable(f"a right is missing, the owner of the schema has to grant it: {what}", outcome=outcome)
     return StoreUnavailable(f"the database does not answer as it should: {what}", outcome=outcome)

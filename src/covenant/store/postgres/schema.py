@@ -54,6 +54,13 @@ async def checked(connection: asyncpg.Connection[Any], schema: str) -> SchemaSta
     return found
 
 
+async def check_current(connection: asyncpg.Connection[Any], schema: str) -> None:
+    """For those who only read: there must be a store, and one that this program knows."""
+    found = await checked(connection, schema)
+    if not found.is_current:
+        raise StoreUnavailable(f"there is no store of version {found.newest} in the schema {schema}")
+
+
 async def migrate(connection: asyncpg.Connection[Any], schema: str) -> SchemaState:
     """Bring the store to the version of this program: all steps in one transaction, or nothing. Whoever comes at the
     same time waits, and finds it done."""

@@ -14,14 +14,14 @@ from typing import Any, Final
 import asyncpg
 from msgspec import Struct
 
-from covenant.model.error import StoreDamaged, StoreUnavailable
+from covenant.model.error import StoreDamaged
 from covenant.model.event import HeadSigned
 from covenant.rules.signature import head_bytes, is_signed
 from covenant.store.journal.engine import Head
 from covenant.store.journal.line import GENESIS, Line, chained, decode_line
 from covenant.store.journal.verify import UNSIGNED_MS_MAX
 from covenant.store.postgres.line import mark_in, marks_of
-from covenant.store.postgres.schema import check, state_of
+from covenant.store.postgres.schema import check_current
 
 PAGE_ROWS: Final = 500
 PAGE_BYTES: Final = 8 << 20
@@ -101,10 +101,7 @@ class _Lane:
 async def verify(connection: asyncpg.Connection[Any], schema: str, realm: Collection[str] = ()) -> StoreReport:
     """Read everything; nothing is changed, and nobody need stop for it. `realm` are the keys that may have signed;
     without them, every daemon's own."""
-    state = await state_of(connection, schema)
-    check(state)
-    if not state.is_current:
-        raise StoreUnavailable(f"there is no store of version {state.newest} in the schema {schema}")
+    await check_current(connection, schema)
     async with connection.transaction(isolation="repeatable_read", readonly=True):
         return await Verifier(connection, realm).report()
 
