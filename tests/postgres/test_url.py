@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from urllib.parse import urlsplit, urlunsplit
 
 import pytest
 
 from covenant import Limits, Mailbox
-from covenant.model.error import BadSetting, UnknownStore
+from covenant.model.error import BadSetting, StoreUnavailable, UnknownStore
 from covenant.rules.secret import without_passwords
 from tests.postgres import store_url
 
@@ -53,3 +54,12 @@ async def test_a_refused_url_does_not_tell_its_password() -> None:
     with pytest.raises(UnknownStore) as refused:
         await Mailbox.open("postgresql://db/x?password=secret&schema=Not-A-Name")
     assert "secret" not in f"{refused.value} {refused.value.details}"
+
+
+async def test_who_is_not_let_in_is_told_so() -> None:
+    parts = urlsplit(store_url())
+    elsewhere = parts._replace(path="/nowhere")
+    stranger = parts._replace(netloc=f"nobody:x@{parts.netloc.rpartition('@')[2]}")
+    for url in (elsewhere, stranger):
+        with pytest.raises(StoreUnavailable, match=r"does not let us in: .*no(where|body)"):
+            await Mailbox.open(urlunsplit(url))

@@ -55,8 +55,9 @@ class Commands(click.Group):
 def covenant(ctx: click.Context) -> None:
     """A durable, explicitly leased mailbox between agents.
 
-    Start a daemon with `covenant serve`; all other commands talk to it. The options below may also stand behind a
-    command. Exit codes: 0 done, 1 refused, 2 wrong usage.
+    Start a daemon with `covenant serve`; the other commands talk to it, but for those that work on a store themselves
+    (they take --store, or a folder). The options below may also stand behind a command. Exit codes: 0 done, 1 refused,
+    2 wrong usage.
     """
     if os.environ.get("NO_COLOR"):
         ctx.color = False

@@ -62,6 +62,11 @@ RETRIED: Final = (
     asyncpg.LockNotAvailableError,
     asyncpg.UniqueViolationError,
 )
+_SHUT_OUT: Final = (
+    asyncpg.InvalidAuthorizationSpecificationError,  # a wrong password is one of them
+    asyncpg.InvalidCatalogNameError,
+    asyncpg.TooManyConnectionsError,
+)
 # The connection is gone, or the server is: what was under way has to be looked for.
 LOST: Final = (
     OSError,
@@ -160,6 +165,8 @@ def told(failed: BaseException, outcome: str) -> CovenantError:
     if isinstance(failed, (asyncpg.DiskFullError, asyncpg.OutOfMemoryError)):
         return StoreFull(f"the database has no room: {failed}", outcome=outcome)
     what = str(failed).splitlines()[0] if str(failed) else type(failed).__name__
+    if isinstance(failed, _SHUT_OUT):
+        return StoreUnavailable(f"the database does not let us in: {what}", outcome=outcome)
     if isinstance(failed, asyncpg.InsufficientPrivilegeError):
         return StoreUnavailable(f"a right is missing, the owner of the schema has to grant it: {what}", outcome=outcome)
     return StoreUnavailable(f"the database does not answer as it should: {what}", outcome=outcome)
