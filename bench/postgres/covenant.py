@@ -30,14 +30,19 @@ async def waiting(folder: Path, url: str, steps: list[int], turns: AsyncIterator
         yield {}
         waiters: list[asyncio.Task[object]] = []
         left = iter(steps)
-        async for _ in turns:
-            count = next(left, None)
-            if count is None:
-                yield await _woken(box, waiters)
-                return
-            boxes = (box.of(f"w{number}") for number in range(len(waiters), count))
-            waiters += [asyncio.create_task(waiter.recv_task()) for waiter in boxes]
-            yield {"waiters": len(waiters)}
+        try:
+            async for _ in turns:
+                count = next(left, None)
+                if count is None:
+                    yield await _woken(box, waiters)
+                    return
+                boxes = (box.of(f"w{number}") for number in range(len(waiters), count))
+                waiters += [asyncio.create_task(waiter.recv_task()) for waiter in boxes]
+                yield {"waiters": len(waiters)}
+        finally:
+            for waiter in waiters:
+                waiter.cancel()
+            await asyncio.gather(*waiters, return_exceptions=True)
 
 
 async def _woken(box: Mailbox, waiters: list[asyncio.Task[object]]) -> Figures:

@@ -112,22 +112,24 @@ class PostgresRun(AgentRun):
         return Cell("filled", self._new_folder(), scheme=url, past="mixed", tasks=tasks, **window)
 
     def _postgres_waiting(self) -> None:
-        """Counted by the server itself, which logs every statement of this one database."""
+        """Counted by the server itself, which logs every statement of these databases. Each number of them has a store
+        that was opened just now: none of the windows holds a round of housekeeping."""
         server = self._server_of_run
         listen_s = _LISTEN_S if self.plan.rounds > 3 else _QUICK_LISTEN_S
         folder = self._new_folder()
-        with server.database() as url:
-            server.log_statements(url)
-            with Cell("postgres waiting", folder, url=url, steps=list(WAITERS)) as cell:
-                cell.figures()
-                for waiters in WAITERS:
+        for waiters in WAITERS:
+            with server.database() as url:
+                server.log_statements(url)
+                with Cell("postgres waiting", folder, url=url, steps=[waiters]) as cell:
+                    cell.figures()
                     cell.turn()
                     time.sleep(_SETTLE_S)
                     before = server.statements()
                     time.sleep(listen_s)
                     heard = server.statements() - before
                     self.rounds.add(f"postgres waiting {waiters}", {"statements": heard, "rate": heard / listen_s})
-                self.rounds.add("postgres woken", cell.turn())
+                    if waiters == WAITERS[-1]:
+                        self.rounds.add("postgres woken", cell.turn())
         shutil.rmtree(folder, ignore_errors=True)
 
 
