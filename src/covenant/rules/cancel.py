@@ -7,7 +7,7 @@ from covenant.model.command import CancelChildren, CancelTask
 from covenant.model.error import NotPermitted, TaskTerminal
 from covenant.model.record import Cascade, Key, Outcome, TaskRecord, TaskState
 from covenant.model.view import Canceled
-from covenant.rules.context import Commit, Context, View
+from covenant.rules.context import Commit, Context, Lacks, View
 from covenant.rules.end import end
 from covenant.rules.envelope import check_flag, check_id, check_text
 from covenant.rules.sight import visible_task
@@ -57,18 +57,21 @@ def cancel_children(command: CancelChildren, view: View, ctx: Context) -> Commit
     below: list[CancelChildren] = []
     touched: set[Key] = set()
     after = command.after
+    lacks = Lacks()
     for child in children:
         if child.slot is not None and child.slot in touched:
             break  # its leader ended in this commit: the next step sees who leads now
         after = child.sent_order
         if not isinstance(parent, TaskRecord) or not _is_offspring(child, parent):
             continue
-        ended = _cancel_child(child, view)
-        if ended:
-            events += ended
-            below.append(CancelChildren(None, child.task.id))
-            if child.slot is not None:
-                touched.add(child.slot)
+        with lacks:
+            ended = _cancel_child(child, view)
+            if ended:
+                events += ended
+                below.append(CancelChildren(None, child.task.id))
+                if child.slot is not None:
+                    touched.add(child.slot)
+    lacks.settle()
     return Commit(tuple(events), then=(*below, CancelChildren(None, command.task_id, after)))
 
 

@@ -73,6 +73,26 @@ class Need(Exception):
         self.wanted = wanted
 
 
+class Lacks:
+    """What the view lacks, gathered while a rule goes on to what it would look at next: asked for one by one, each
+    would have all before it decided again. Nothing may be made of what was gone over before it is `settled`."""
+
+    def __init__(self) -> None:
+        self._wanted: list[Any] = []
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: object) -> bool:
+        if not isinstance(error, Need):
+            return False
+        self._wanted += error.wanted
+        return True
+
+    def settle(self) -> None:
+        if self._wanted:
+            raise Need(*self._wanted)
+
+
 class Spent(Exception):
     """A listing goes on, and the view has shown of it as much as is held for one question: its page ends here."""
 

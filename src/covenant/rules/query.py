@@ -49,7 +49,7 @@ from covenant.model.task import Task
 from covenant.model.view import Answer, CachePage, QueueDepth, QueueEntry, QueuePage, Tree, TreeNode
 from covenant.rules.cache import cached
 from covenant.rules.card import get_card, list_cards
-from covenant.rules.context import Context, Spent, View
+from covenant.rules.context import Context, Lacks, Spent, View
 from covenant.rules.envelope import check_count, check_cursor, check_id
 from covenant.rules.grant import find
 from covenant.rules.grant import shown as shown_grant
@@ -152,8 +152,14 @@ def task_queue(query: ListQueue, view: View, ctx: Context) -> QueuePage:
     except Spent:
         more = True
     keys = view.pending(_scope(by), 0, limit) if cursor is None and state is None else ()
+    entries: list[QueueEntry] = []
+    lacks = Lacks()
+    for record in found:
+        with lacks:
+            entries.append(entry_of(record, view, ctx))
+    lacks.settle()
     return QueuePage(
-        tasks=[entry_of(record, view, ctx) for record in found],
+        tasks=entries,
         results=_answers(map(view.get, keys), ctx),
         cursor=f"{'lease' if leases_only else 'task'}:{after}" if more else None,
     )
@@ -183,27 +189,32 @@ def task_tree(query: GetTree, view: View, ctx: Context) -> Tree:
     level = [top]
     scanned = 0
     truncated = False
+    lacks = Lacks()
     try:
         while level and not truncated:
             below: list[TreeNode] = []
             for node in level:
-                for child in _children(node.id, by, view):
-                    if scanned >= ctx.limits.scan_max:
-                        truncated = True
-                        break
-                    scanned += 1
-                    if child.task.id in seen or not is_retained(child, ctx):
-                        continue  # links may run in a circle
-                    if len(seen) >= ctx.limits.tree_nodes_max or not room.takes(child.task):
-                        truncated = True
-                        break
-                    seen.add(child.task.id)
-                    twig = TreeNode(child.task.id, entry_of(child, view, ctx), [])
-                    node.children.append(twig)
-                    below.append(twig)
+                with lacks:
+                    for child in _children(node.id, by, view):
+                        if scanned >= ctx.limits.scan_max:
+                            truncated = True
+                            break
+                        scanned += 1
+                        if child.task.id in seen or not is_retained(child, ctx):
+                            continue  # links may run in a circle
+                        if len(seen) >= ctx.limits.tree_nodes_max or not room.takes(child.task):
+                            truncated = True
+                            break
+                        seen.add(child.task.id)
+                        with lacks:
+                            twig = TreeNode(child.task.id, entry_of(child, view, ctx), [])
+                            node.children.append(twig)
+                            below.append(twig)
+            lacks.settle()
             level = below
     except Spent:
         truncated = True
+    lacks.settle()
     if entry is None and not top.children and not truncated:
         raise UnknownTask(f"no task {root} and none below it", task_id=root)
     return Tree(top, len(seen), truncated)
@@ -211,8 +222,11 @@ def task_tree(query: GetTree, view: View, ctx: Context) -> Tree:
 
 def _children(parent: str, by: AgentId | None, view: View) -> Iterator[TaskRecord]:
     after = 0
-    while chunk := view.children(parent, after, _CHUNK, _scope(by)):
+    while True:
+        chunk = view.children(parent, after, _CHUNK, _scope(by))
         yield from chunk
+        if len(chunk) < _CHUNK:
+            return
         after = chunk[-1].sent_order
 
 

@@ -27,6 +27,7 @@ from covenant.store.postgres.chain import Chain
 from covenant.store.postgres.connection import LOG_AHEAD, LOST, RETRIED, connect
 from covenant.store.postgres.due import EXPIRY_STEPS
 from covenant.store.postgres.entry import Entry
+from covenant.store.postgres.family import children_of_each, is_of_children, keys_of
 from covenant.store.postgres.hint import hint
 from covenant.store.postgres.listing import DEEP, DIALOG_COUNT, LISTINGS, only_keys
 from covenant.store.postgres.moved import Moved
@@ -484,6 +485,7 @@ class Lane:
         assert self._connection is not None
         keys: set[str] = set()
         firsts: dict[ShelfName, int] = {}
+        families: list[Listing] = []
         for want in wanted:
             if type(want) is str:
                 keys.add(want)
@@ -491,8 +493,12 @@ class Lane:
                 firsts[want.place] = firsts.get(want.place, 0) + want.limit
             elif type(want) is Depth:
                 await self._engine.depths.learn(self._connection, want.recipient)
+            elif is_of_children(want):
+                families.append(want)
             else:
                 await self._list(work, want)
+        for want, family in (await children_of_each(self._connection, families)).items():
+            work.lists[want] = keys_of(family)
         asked = [First(shelf, name, limit, kinds) for (shelf, name, kinds), limit in firsts.items()]
         heads = [at for at, first in enumerate(asked) if first.is_plain]
         others = [at for at, first in enumerate(asked) if not first.is_plain]

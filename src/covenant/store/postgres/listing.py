@@ -59,11 +59,22 @@ def _of_all(shelf: bytes, after: int, limit: int) -> Statement:
     return sql, (shelf, after, limit)
 
 
-def children(parent: str, after: int, limit: int, agent: str | None) -> Statement:
-    party = "" if agent is None else "and (t.sender = $4 or t.recipient = $4)"
-    sql = f"""select {_ROW} from task t join record r on r.key = t.key
-        where t.parent = $1 and t.ord > $2 {party} order by t.ord limit $3"""
-    return sql, (parent, after, limit) if agent is None else (parent, after, limit, agent)
+def children(parents: Sequence[str], after: int, limit: int, agent: str | None, levels: int, most: int) -> Statement:
+    """Those of each, and theirs, with their parents: level by level, no more than so many. Links may run in a circle,
+    and then they come again."""
+    party = "" if agent is None else "and (t.sender = $6 or t.recipient = $6)"
+    sql = f"""with recursive below(parent, key, ord, level) as (
+            select u.parent collate "C", c.key, c.ord, 1 from unnest($1::text[]) u(parent) cross join lateral (
+                select t.key, t.ord from task t where t.parent = u.parent and t.ord > $2 {party}
+                order by t.ord limit $3
+            ) c
+            union all
+            select b.key, c.key, c.ord, b.level + 1 from below b cross join lateral (
+                select t.key, t.ord from task t where t.parent = b.key {party} order by t.ord limit $3
+            ) c where b.level < $4
+        ) select parent, key, ord, level from below limit $5"""
+    values = (parents, after, limit, levels, most)
+    return sql, values if agent is None else (*values, agent)
 
 
 def leases(after: int, limit: int, agent: str | None) -> Statement:
@@ -158,7 +169,6 @@ def belongings(task_id: str) -> Statement:
 
 
 LISTINGS: Final[dict[str, Callable[..., Statement]]] = {
-    "children": children,
     "leases": leases,
     "due": due,
     "tasks": tasks,

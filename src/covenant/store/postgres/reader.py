@@ -17,6 +17,7 @@ from covenant.rules.context import Need
 from covenant.rules.peer import check_caller
 from covenant.rules.query import answer
 from covenant.store.postgres.connection import LOST, connect, told
+from covenant.store.postgres.family import children_of_each, is_of_children, keys_of
 from covenant.store.postgres.listing import DEEP, DIALOG_COUNT, LISTINGS, in_portion, of_shelf
 from covenant.store.postgres.rows import DIALOGS, READY
 from covenant.store.postgres.view import Working
@@ -34,7 +35,8 @@ _LOOK: Final = """
 _BATCH: Final = 64
 READ_BYTES: Final = 16 << 20  # of records, in one look; at least one is loaded, and more when it is asked for
 AT_ONCE_BYTES: Final = 64 << 20  # held for the questions of one batch; then each is by itself, and its page ends
-_AHEAD: Final = 200  # of a listing, looked for with one that is asked for
+_AHEAD: Final = 200  # looked for with one that is asked for, or as many more as there are already
+_LEVELS: Final = 64  # of a tree, in one look
 PATIENCE_S: Final = 20.0
 
 log = logging.getLogger("covenant.store")
@@ -238,9 +240,10 @@ class Reader:
     async def _load(self, work: Working, wanted: list[Any]) -> None:
         assert self._connection is not None
         keys = dict.fromkeys(want for want in wanted if type(want) is str)
+        ahead = max(_AHEAD, len(work.records))
         for key in [*keys]:
             listed, at = self._following.get(key, ((), 0))
-            keys.update(dict.fromkeys(listed[at : at + _AHEAD]))
+            keys.update(dict.fromkeys(listed[at : at + ahead]))
         for key in [key for key in keys if key in work.records]:
             del keys[key]
         if self._look is None:
@@ -256,7 +259,8 @@ class Reader:
         work.trust = self._engine.trust  # a lane may have begun anew meanwhile
         work.take_absent(keys)
         work.is_fresh = True
-        for want in dict.fromkeys(want for want in wanted if type(want) is not str):
+        await self._load_below(work, [want for want in wanted if is_of_children(want)])
+        for want in dict.fromkeys(want for want in wanted if type(want) is not str and not is_of_children(want)):
             await self._load_listing(work, want)
             if self._held > AT_ONCE_BYTES:
                 return  # whoever asked for the others asks again
@@ -272,6 +276,26 @@ class Reader:
             await self._engine.known.learn(self._connection)
         elif trust > self._engine.known.learnt:
             raise _Behind
+
+    async def _load_below(self, work: Working, wanted: list[Listing]) -> None:
+        """Children, and theirs: a tree is gone over anew for each look, so there must be few of them, however deep it
+        is."""
+        assert self._connection is not None
+        room = max(_AHEAD, len(work.lists))
+        listed: list[str] = []
+        while wanted and len(listed) < room:
+            found = await children_of_each(self._connection, wanted, _LEVELS, room)
+            following: list[Listing] = []
+            for want, family in found.items():
+                _, _, limit, agent = want.args
+                keys = work.lists[want] = keys_of(family)
+                listed += keys
+                if len(family) == limit:
+                    following.append(Listing("children", (want.args[0], family[-1][0], limit, agent)))
+                following += [Listing("children", (key, 0, limit, agent)) for key in keys]
+            wanted = [want for want in following if want not in work.lists]
+        for at, key in enumerate(listed):
+            self._following[key] = listed, at
 
     async def _load_listing(self, work: Working, want: Any) -> None:
         connection = self._connection
