@@ -137,7 +137,7 @@ class Mailbox:
         return self._engine.run(c.SendTask(self._agent, task))
 
     async def send_tasks(self, tasks: Sequence[Task]) -> list[Sent | CovenantError]:
-        """Many at once. Each stands for itself: a refusal is returned in its place."""
+        """Many at once, in their order. Each stands for itself: a refusal is returned in its place."""
         if not isinstance(tasks, (list, tuple)):
             raise Malformed("a list of tasks is needed", field="tasks")
         check_count(len(tasks), "tasks", self.limits.batch_max)

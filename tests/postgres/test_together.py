@@ -9,7 +9,18 @@ from typing import Any
 
 import pytest
 
-from covenant import AgentId, CovenantError, Limits, Mailbox, OpenMailbox, Result, RetryPolicy, Task, TaskState
+from covenant import (
+    AgentId,
+    CovenantError,
+    Idempotency,
+    Limits,
+    Mailbox,
+    OpenMailbox,
+    Result,
+    RetryPolicy,
+    Task,
+    TaskState,
+)
 from covenant.exchange.alerts import Alerts, Thresholds
 from covenant.exchange.bounds import Refusals
 from covenant.model import command as c
@@ -19,6 +30,8 @@ from covenant.store.clock import ManualClock, SystemClock
 from covenant.store.directory import Directory
 from covenant.store.postgres import rounds
 from covenant.store.postgres.engine import Postgres
+from covenant.store.postgres.entry import Entry
+from covenant.store.postgres.lane import Lane
 from covenant.store.postgres.replies import Replies
 from tests.conformance.runs import entry, step
 from tests.conformance.support import DONE, drain, plain, soon, take, turn, uid
@@ -316,3 +329,61 @@ async def test_what_a_commit_left_to_be_done_comes_before_the_clock_and_nothing_
         await soon(asyncio.gather(step.future, last.future))
         newest = await engine.log_back(None, 3)
         assert [logged.events[0].key for logged in newest] == [uid(3), uid(1), uid(2)]
+
+
+async def test_the_tasks_of_one_call_keep_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than one lane takes at once; they are of no kind that is decided on what is remembered."""
+    at_work: list[object] = []
+    together: list[object] = []
+    transact = Lane.transact
+
+    async def noted(lane: Lane, batch: list[Entry], tried: Any) -> int:
+        groups = {id(entry.group) for entry in batch if entry.group is not None}
+        together.extend(groups.intersection(at_work))
+        at_work.extend(groups)
+        try:
+            return await transact(lane, batch, tried)
+        finally:
+            for group in groups:
+                at_work.remove(group)
+
+    monkeypatch.setattr(Lane, "transact", noted)
+    async with Mailbox.open(f"{store_url()}&lanes=4") as box:
+        alice, bob = box.of(ALICE), box.of("bob@lab")
+        calls = [[keyed(bob, n) for n in range(first, first + 400)] for first in (0, 1000, 2000)]
+        alone = [alice.send_task(keyed(bob, 3000 + n)) for n in range(20)]
+        sent = await soon(asyncio.gather(*map(alice.send_tasks, calls), *alone))
+        assert [[one.task_id for one in answers] for answers in sent[:3]] == [
+            [one.id for one in call] for call in calls
+        ]
+        assert not together
+        taken = []
+        while more := await bob.recv_tasks(1000, wait_ms=0):
+            taken += [delivery.task.id for delivery in more]
+        for call in calls:
+            ids = [task.id for task in call]
+            assert [task_id for task_id in taken if task_id in ids] == ids
+        assert len(taken) == 1220
+
+
+async def test_who_leaves_a_call_of_many_leaves_nothing_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither of the tasks that wait for those before them, nor of another call."""
+    url = f"{store_url()}&lanes=2"
+    async with Mailbox.open(url) as box:
+        alice, bob = box.of(ALICE), box.of("bob@lab")
+        leaving = asyncio.create_task(alice.send_tasks([keyed(bob, n) for n in range(900)]))
+        await turn()
+        leaving.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await leaving
+        assert len(await soon(alice.send_tasks([keyed(bob, 1000 + n) for n in range(300)]))) == 300
+        closing = asyncio.create_task(alice.send_tasks([keyed(bob, 2000 + n) for n in range(900)]))
+        await turn()
+    answers = await soon(closing)
+    outcomes = [getattr(answer, "code", "sent") for answer in answers]
+    assert set(outcomes) <= {"sent", "store_closed"}
+    assert outcomes == sorted(outcomes)
+
+
+def keyed(bob: Mailbox, number: int) -> Task:
+    return plain(bob, id=uid(number), idempotency=Idempotency("idempotent", key=f"k{number}"))

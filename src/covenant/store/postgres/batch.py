@@ -50,8 +50,11 @@ class Batches:
             if not batch:
                 return
             try:
-                async with engine.ahead.whole(is_lane=True):
-                    await self._do(batch)
+                try:
+                    async with engine.ahead.whole(is_lane=True):
+                        await self._do(batch)
+                finally:
+                    engine.queue.done(batch)
                 if engine.ahead.is_worth_it:
                     await engine.ahead.begin(lane)
             except asyncio.CancelledError:

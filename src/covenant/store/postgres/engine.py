@@ -39,7 +39,7 @@ from covenant.store.postgres.bell import Bell
 from covenant.store.postgres.connection import LOST, Where, borrowed, told
 from covenant.store.postgres.depth import Depths
 from covenant.store.postgres.due import Due
-from covenant.store.postgres.entry import Entry, observed
+from covenant.store.postgres.entry import Entry, Group, observed
 from covenant.store.postgres.hooks import Hooks
 from covenant.store.postgres.housekeeping import Housekeeper
 from covenant.store.postgres.lane import Lane, is_exclusive
@@ -251,8 +251,9 @@ class Postgres(Roll):
 
     async def run_all(self, commands: Sequence[Command | Call]) -> list[Any]:
         entries = [self.submit(command) for command in commands]
+        group = Group()
         for entry in entries:
-            entry.group = entries
+            entry.group = group
         replies = await asyncio.gather(*(entry.future for entry in entries), return_exceptions=True)
         for reply in replies:
             if isinstance(reply, BaseException) and not isinstance(reply, CovenantError):

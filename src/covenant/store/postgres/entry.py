@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -40,6 +41,16 @@ class Drawn:
         return self._drawn[at]
 
 
+class Group:
+    """The commands of one call: they are decided in their order, and so by one lane at a time."""
+
+    __slots__ = ("taken", "waiting")
+
+    def __init__(self) -> None:
+        self.taken: object | None = None  # the batch that some of them are in
+        self.waiting: deque[Entry] = deque()  # those behind them
+
+
 class Entry:
     """Most of them have nothing to say beyond what they are made with: the rest is what it is for all."""
 
@@ -50,7 +61,7 @@ class Entry:
     is_aside = False  # it wants what somebody holds for long, and is tried again from time to time
     is_over = False  # it has failed, and is not tried again
     tries = 0
-    group: object | None = None  # those of one call are decided in their order
+    group: Group | None = None
     lane: int | None = None  # the chain that it is about, and no other
     not_written: int | None = None  # drawn once, however often it is decided
     settled: asyncio.Future[None] | None = None  # there once its caller has gone away

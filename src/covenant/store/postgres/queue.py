@@ -1,4 +1,8 @@
-"""Commands that wait for a lane: in their order, but for those that want what somebody holds."""
+"""Commands that wait for a lane: in their order, but for those that want what somebody holds.
+
+Lanes work beside one another, so what one of them is given may be decided before what another was given earlier. Of one
+call, no lane is given anything while another has some of it.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +69,7 @@ class Queue:
     def take_all(self) -> list[Entry]:
         """Those that wait in their order, and want nothing that somebody holds."""
         waiting, self._waiting = self._waiting, deque()
-        return [entry for entry in waiting if not entry.future.cancelled() or entry.is_begun]
+        return [entry for entry in waiting if not _is_held_back(entry, None) and _is_wanted(entry)]
 
     async def next_batch(self, own: deque[Entry]) -> list[Entry]:
         """Of what only this lane can do, or of what waits for any; nothing once this ends."""
@@ -93,20 +97,39 @@ class Queue:
             if batch and (_goes_alone(entry) or _goes_alone(batch[0])):
                 break
             self._waiting.popleft()
-            if not entry.future.cancelled() or entry.is_begun:
-                entry.is_begun = True
-                batch.append(entry)
+            if _is_held_back(entry, batch) or not _is_wanted(entry):
+                continue
+            if entry.group is not None:
+                entry.group.taken = batch
+                room = BATCH  # no other lane may help with it
+            entry.is_begun = True
+            batch.append(entry)
         if batch and self._waiting:
             self._ring()
         return batch
+
+    def done(self, batch: list[Entry]) -> None:
+        """As far as its lane can: what waited behind it is the next."""
+        for entry in batch:
+            group = entry.group
+            if group is not None and group.taken is batch:
+                group.taken = None
+                self._to_front(group.waiting)
+                group.waiting.clear()
 
     def put_back(self, entries: Sequence[Entry], alone: bool = False) -> None:
         """To the front, in their order."""
         for entry in entries:
             entry.is_alone = entry.is_alone or alone
             entry.tries = 0
-        self._waiting.extendleft(reversed(entries))
-        self._ring()
+        self._to_front(entries)
+
+    def _to_front(self, entries: Sequence[Entry]) -> None:
+        for entry in reversed(entries):
+            group = entry.group
+            (self._waiting if group is None or group.taken is None else group.waiting).appendleft(entry)
+        if self._waiting:
+            self._ring()
 
     def put_aside(self, entry: Entry) -> None:
         """It wants what somebody holds: others go on, and it is tried again soon."""
@@ -137,3 +160,16 @@ class Queue:
 
 def _goes_alone(entry: Entry) -> bool:
     return entry.is_exclusive or entry.is_alone
+
+
+def _is_wanted(entry: Entry) -> bool:
+    return not entry.future.cancelled() or entry.is_begun
+
+
+def _is_held_back(entry: Entry, batch: list[Entry] | None) -> bool:
+    """Whether some of its call are in another batch: then it goes behind them."""
+    group = entry.group
+    if group is None or group.taken is None or group.taken is batch:
+        return False
+    group.waiting.append(entry)
+    return True
