@@ -59,6 +59,7 @@ class Entry:
     is_step = False  # of what another left to be done, and so is what it leaves itself
     is_alone = False  # decided without others, of which one may have been the cause of a failure
     is_aside = False  # it wants what somebody holds for long, and is tried again from time to time
+    comes_first = False  # of a transaction: it wants to see what is committed
     is_over = False  # it has failed, and is not tried again
     tries = 0
     group: Group | None = None

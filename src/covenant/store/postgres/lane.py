@@ -382,8 +382,10 @@ class Lane:
                     commit = self.decide(entry, work, now)
                     work.require(commit.events)
                 except Need as need:
-                    if done and (work.is_full or any(isinstance(want, Listing) for want in need.wanted)):
-                        break  # it wants to see what is committed, or more than is held at once
+                    if done and any(isinstance(want, Listing) for want in need.wanted):
+                        entry.comes_first = True
+                    if done and (work.is_full or entry.comes_first):
+                        break  # it wants more than is held at once, or to see what is committed
                     more = [*need.wanted]
                     if not work.is_full:
                         more += self._wanted(batch[done + 1 :], work, now, is_first=False)
@@ -450,20 +452,27 @@ class Lane:
             ctx.refused = draw
 
     def _wanted(self, batch: Sequence[Entry], work: Working, now: int, is_first: bool = True) -> list[Any]:
-        """What the commands ask for first. They are asked in vain, and decided later; of the commonest it is known."""
+        """What the commands ask for first, or next. They are asked in vain, and decided later; of the commonest it is
+        known. One that has to come first is the end of this transaction."""
         wanted: list[Any] = []
         for at, entry in enumerate(batch):
+            if entry.comes_first and not (is_first and at == 0):
+                break
             if type(entry.command) is c.Expire and not (is_first and at == 0):
                 continue  # it comes to what the step before it leaves
             known = hint(entry.command)
             if known is not None:
                 if is_first:
                     wanted += [want.key if type(want) is Fresh else want for want in known]
-                continue
+                    continue
+                if any(type(want) is First for want in known):
+                    continue  # who takes asks for nothing else
             try:
-                self.decide(entry, work, now, is_guess=True)
+                work.require(self.decide(entry, work, now, is_guess=True).events, is_guess=True)
             except Need as need:
-                if (is_first and at == 0) or not any(isinstance(want, Listing) for want in need.wanted):
+                if any(isinstance(want, Listing) for want in need.wanted) and not (is_first and at == 0):
+                    entry.comes_first = True
+                else:
                     wanted += need.wanted
             except CovenantError:
                 pass  # said again when its turn comes

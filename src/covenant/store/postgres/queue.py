@@ -94,7 +94,7 @@ class Queue:
         room = min(BATCH, max(_SHARE_MIN, -(-len(self._waiting) // max(1, self.free))))
         while self._waiting and len(batch) < room:
             entry = self._waiting[0]
-            if batch and (_goes_alone(entry) or _goes_alone(batch[0])):
+            if batch and (entry.comes_first or _goes_alone(entry) or _goes_alone(batch[0])):
                 break
             self._waiting.popleft()
             if _is_held_back(entry, batch) or not _is_wanted(entry):

@@ -197,8 +197,8 @@ class Working:
 
     # --- changing -----------------------------------------------------------------------------------------
 
-    def require(self, events: Iterable[Event]) -> None:
-        """Everything that the events touch is here, or new."""
+    def require(self, events: Iterable[Event], is_guess: bool = False) -> None:
+        """Everything that the events touch is here, or new. By a guess nothing is taken for that."""
         missing = []
         for event in events:
             key = event.key
@@ -212,7 +212,8 @@ class Working:
             if key.startswith(GRANT_PREFIX) and not self._is_bounded(key):
                 continue
             if type(event) in CREATING and not self.is_careful:
-                self.absent.add(key)
+                if not is_guess:
+                    self.absent.add(key)
             else:
                 missing.append(key)
         if missing:
