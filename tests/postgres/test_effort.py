@@ -14,6 +14,8 @@ import pytest
 from covenant import Mailbox, Result
 from covenant.model import command as c
 from covenant.model.push import PushConfig
+from covenant.rules import query as rules
+from covenant.store.postgres import reader
 from covenant.store.postgres.lane import Lane
 from tests.conformance.support import keyed, plain, soon, uid
 from tests.postgres import store_url
@@ -32,6 +34,20 @@ def decided(monkeypatch: pytest.MonkeyPatch) -> list[None]:
         return decide(lane, *args, **how)
 
     monkeypatch.setattr(Lane, "decide", noted)
+    return gone_over
+
+
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[None]:
+    """How often a question was gone over."""
+    gone_over: list[None] = []
+    answer = rules.answer
+
+    def noted(*args: Any) -> Any:
+        gone_over.append(None)
+        return answer(*args)
+
+    monkeypatch.setattr(reader, "answer", noted)
     return gone_over
 
 
@@ -69,3 +85,21 @@ async def test_what_many_commands_touch_beside_what_they_read_is_loaded_at_once(
         loads.clear()
         await soon(asyncio.gather(*(bob.send_result(Result.ok(delivery)) for delivery in deliveries)))
         assert len(loads) <= 12
+
+
+async def test_what_was_taken_is_given_back_in_a_few_looks(decided: list[None]) -> None:
+    async with Mailbox.open(f"{store_url()}&lanes=1") as box:
+        alice, bob = box.of("alice@lab"), box.of("bob@lab")
+        await alice.send_tasks([plain(bob, id=uid(n)) for n in range(2 * _COUNT)])
+        deliveries = await bob.recv_tasks(2 * _COUNT)
+        done, held = deliveries[:_COUNT], deliveries[_COUNT:]
+        await asyncio.gather(*(bob.send_result(Result.ok(delivery)) for delivery in done))
+        assert len(await alice.recv_results(_COUNT)) == _COUNT
+        for delivery in held[::2]:
+            await alice.cancel_task(delivery.task.id, graceful=True)
+        leases, results = tuple(one.lease_id for one in held), tuple((one.task.id, 0) for one in done)
+        decided.clear()
+        await soon(box._engine.run(c.GiveBack(None, leases, results)))
+        assert len(decided) <= 6
+        assert len(await alice.recv_results(1000)) == _COUNT + len(held[::2])
+        assert [one.task.id for one in await bob.recv_tasks(1000)] == [one.task.id for one in held[1::2]]

@@ -7,8 +7,8 @@ is sound because nothing has happened in between. One that has loaded as much of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final, Protocol, TypeVar
 
 from msgspec import Struct, field
 
@@ -22,6 +22,11 @@ from covenant.model.peer import OPERATOR, Caller, Demand, Grant, Peer
 from covenant.model.push import Push
 from covenant.model.record import Horizon, Key, Late, Record, Slot, TaskRecord, Tombstone
 from covenant.model.run import Signal
+
+
+T = TypeVar("T")
+
+_AT_ONCE: Final = 1000  # keys and listings
 
 
 class Ids(Protocol):
@@ -75,22 +80,39 @@ class Need(Exception):
 
 class Lacks:
     """What the view lacks, gathered while a rule goes on to what it would look at next: asked for one by one, each
-    would have all before it decided again. Nothing may be made of what was gone over before it is `settled`."""
+    would have all before it decided again. Nothing may be made of what was gone over before it is `settled`, and
+    nobody is refused on it."""
 
     def __init__(self) -> None:
         self._wanted: list[Any] = []
 
+    @property
+    def is_enough(self) -> bool:
+        """For one look: where a rule may not come to all that is ahead, it goes no further."""
+        return len(self._wanted) >= _AT_ONCE
+
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: object) -> bool:
-        if not isinstance(error, Need):
-            return False
-        self._wanted += error.wanted
-        return True
+        if isinstance(error, Need):
+            self._wanted += error.wanted
+            return True
+        if error is not None:
+            self.settle()
+        return False
 
     def settle(self) -> None:
         if self._wanted:
             raise Need(*self._wanted)
+
+
+def each(do: Callable[[T], Any], them: Iterable[T]) -> None:
+    """What the view lacks for any of them is asked for at once."""
+    lacks = Lacks()
+    for one in them:
+        with lacks:
+            do(one)
+    lacks.settle()
 
 
 class Spent(Exception):

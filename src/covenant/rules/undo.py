@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from covenant.model import event as e
 from covenant.model.command import Call, CancelChildren, Command, GiveBack
-from covenant.model.record import Part, TaskRecord
-from covenant.rules.context import Commit, Context, View, acting
+from covenant.model.record import Key, Part, TaskRecord
+from covenant.rules.context import Commit, Context, View, acting, each
 from covenant.rules.end import end_asked
 
 
@@ -26,22 +26,28 @@ def undo(commit: Commit, command: Command | Call) -> list[Command]:
 def give_back(command: GiveBack, view: View, ctx: Context) -> Commit:
     events: list[e.Event] = []
     then: list[CancelChildren] = []
-    for lease_id in command.leases:
+
+    def give_back_lease(lease_id: str) -> None:
         record = view.get(view.task_of_lease(lease_id) or "")
         if not isinstance(record, TaskRecord) or record.lease is None or record.lease.lease_id != lease_id:
-            continue  # somebody has dealt with it meanwhile
+            return  # somebody has dealt with it meanwhile
         if record.cancel_reason is not None:
             ended, children = end_asked(record, view)
-            events += ended
-            then += children
+            events.extend(ended)
+            then.extend(children)
         elif record.is_run:
             events.append(e.Woken(record.task.id))
         elif record.lease.is_used:
             events.append(e.Requeued(record.task.id, lease_id, "released", "given back"))
         else:
             events.append(e.Unleased(record.task.id))
-    for key, again in command.results:
+
+    def give_back_result(drained: tuple[Key, int]) -> None:
+        key, again = drained
         result = view.get(key)
         if isinstance(result, (TaskRecord, Part)) and result.answer_for is None and result.given_back == again:
             events.append(e.Undrained(key))
+
+    each(give_back_lease, command.leases)
+    each(give_back_result, command.results)
     return Commit(tuple(events), then=tuple(then))
