@@ -11,13 +11,16 @@ from typing import Any
 
 import pytest
 
-from covenant import Mailbox, Result
+from covenant import Mailbox, Result, TaskState
 from covenant.model import command as c
 from covenant.model.push import PushConfig
+from covenant.model.run import Wait
 from covenant.rules import query as rules
+from covenant.store.clock import ManualClock
 from covenant.store.postgres import reader
 from covenant.store.postgres.lane import Lane
-from tests.conformance.support import keyed, plain, soon, uid
+from tests.conformance.runs import RUN, answer, begin, entry, is_so, memo, part, parts, raw, says, step
+from tests.conformance.support import PATIENCE_MS, keyed, plain, soon, take, uid
 from tests.postgres import store_url
 
 _COUNT = 60
@@ -103,3 +106,108 @@ async def test_what_was_taken_is_given_back_in_a_few_looks(decided: list[None]) 
         assert len(decided) <= 6
         assert len(await alice.recv_results(1000)) == _COUNT + len(held[::2])
         assert [one.task.id for one in await bob.recv_tasks(1000)] == [one.task.id for one in held[1::2]]
+
+
+async def test_a_commit_of_a_run_is_decided_a_few_times(decided: list[None]) -> None:
+    """Its tasks, those that it begins, answers and cancels, the keys of its entries, the signals that it takes, what it
+    waits for."""
+    async with Mailbox.open(f"{store_url()}&lanes=1") as box:
+        alice, bob, carol = box.of("alice@lab"), box.of("bob@lab"), box.of("carol@lab")
+        delivery, _ = await begin(alice, bob)
+        own, others = range(100, 100 + _COUNT), range(1000, 1000 + _COUNT)
+        for number in range(_COUNT):
+            await alice.add_message(RUN, says(f"{number}", signal=f"s{number}"))
+        heard = await bob.look_around(delivery, Wait(signals=("*",)), every=True)
+        tasks = [*(part(n, bob) for n in own), *(part(n, carol) for n in others)]
+        steps = [
+            step(2, tasks=tasks, begins=[uid(n) for n in own], takes=[signal.id for signal in heard.signals]),
+            step(3, entries=[entry(n, parent=n, key=f"k{n}") for n in range(_COUNT)]),
+            step(4, cancels=[uid(n) for n in others]),
+            step(5, wait=Wait(tasks=parts(*others, *own), signals=("no",))),
+        ]
+        for made in steps:
+            decided.clear()
+            standing = await soon(bob.commit_run(delivery, made))
+            assert len(decided) <= 8
+            if made.begins:
+                leases = standing.leases
+                repeated = await soon(bob.commit_run(delivery, made))
+                assert repeated.leases == leases
+                assert len(decided) <= 16
+        assert standing.parked
+        assert set(leases) == {uid(n) for n in own}
+        await bob.wake_run(RUN)
+        delivery = await take(bob)
+        decided.clear()
+        await soon(bob.commit_run(delivery, step(6, answers=[answer(uid(n), leases[uid(n)]) for n in own])))
+        assert len(decided) <= 8
+
+
+async def test_a_commit_that_is_refused_is_refused_for_the_same_on_any_store() -> None:
+    """For the first that is wrong, whatever was not loaded when it was come to."""
+    refusals: list[list[str]] = []
+    for url in (store_url(), "memory:"):
+        async with Mailbox.open(url) as box:
+            alice, bob, carol = box.of("alice@lab"), box.of("bob@lab"), box.of("carol@lab")
+            await alice.send_task(plain(carol, id=uid(9)))
+            delivery, _ = await begin(alice, bob, step(1, entries=[entry(0, key="k")], tasks=[part(10, carol)]))
+            wrong = [
+                step(2, cancels=[uid(10), "nobody", uid(9)]),
+                step(2, cancels=[uid(10), uid(9), "nobody"]),
+                step(2, entries=[entry(1, key="l"), entry(2, key="k"), entry(3, parent=99)]),
+                step(2, entries=[entry(1, key="l"), entry(2, parent=99), entry(3, key="k")]),
+                step(2, tasks=[part(11, carol), part(9, carol)], begins=["nobody"]),
+                step(2, wait=Wait(tasks=parts(10, 11, 12))),
+            ]
+            refused = await asyncio.gather(*(bob.commit_run(delivery, made) for made in wrong), return_exceptions=True)
+            refusals.append([str(refusal) for refusal in refused])
+    assert refusals[0] == refusals[1]
+
+
+async def test_what_a_holder_looks_for_takes_few_looks(looks: list[None]) -> None:
+    async with Mailbox.open(store_url()) as box:
+        alice, bob, carol = box.of("alice@lab"), box.of("bob@lab"), box.of("carol@lab")
+        numbers = range(100, 100 + _COUNT)
+        delivery, _ = await begin(alice, bob, step(1, tasks=[part(n, carol) for n in numbers]))
+        for number in range(_COUNT):
+            await alice.add_message(RUN, says(f"{number}", signal=f"s{number}"))
+        looks.clear()
+        found = await soon(bob.look_around(delivery, Wait(tasks=parts(*numbers), signals=("*",)), every=True))
+        assert [signal.message and signal.message.parts[0].text for signal in found.signals] == [
+            f"{number}" for number in range(_COUNT)
+        ]
+        assert len(looks) <= 12
+
+
+async def test_a_sweep_asks_for_all_that_a_run_lets_go(decided: list[None]) -> None:
+    async with Mailbox.open(f"{store_url()}&lanes=1") as box:
+        alice, bob, carol = box.of("alice@lab"), box.of("bob@lab"), box.of("carol@lab")
+        numbers = range(100, 100 + _COUNT)
+        asked = step(1, tasks=[part(n, carol) for n in numbers], memos=[memo(n) for n in numbers])
+        delivery, _ = await begin(alice, bob, asked)
+        done = await carol.recv_tasks(_COUNT)
+        await asyncio.gather(*(carol.send_result(Result.ok(one)) for one in done))
+        decided.clear()
+        await bob.commit_run(delivery, step(2, checkpoint=raw("here")))
+
+        async def is_let_go() -> bool:
+            return all([(await bob.get_task(uid(n))).state is TaskState.RESOLVED for n in numbers])
+
+        await is_so(is_let_go)
+        assert len(decided) <= 20
+
+
+async def test_tasks_of_many_runs_that_end_at_once_wake_them_in_a_few_looks(decided: list[None]) -> None:
+    clock = ManualClock()
+    async with Mailbox.open(f"{store_url()}&lanes=1", clock=clock) as box:
+        alice, bob, carol = box.of("alice@lab"), box.of("bob@lab"), box.of("carol@lab")
+        await alice.send_tasks([plain(bob, id=uid(n)) for n in range(_COUNT)])
+        for number, run in enumerate(await bob.recv_tasks(_COUNT)):
+            asked = part(100 + number, carol, deadline_ms=clock.now_ms() + 1000)
+            await bob.commit_run(run, step(1, tasks=[asked], wait=Wait(tasks=parts(100 + number))))
+        decided.clear()
+        clock.advance(2000)
+        woken: list[Any] = []
+        while len(woken) < _COUNT:
+            woken += await bob.recv_tasks(_COUNT, wait_ms=PATIENCE_MS)
+        assert len(decided) <= 50

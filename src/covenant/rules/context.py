@@ -23,7 +23,6 @@ from covenant.model.push import Push
 from covenant.model.record import Horizon, Key, Late, Record, Slot, TaskRecord, Tombstone
 from covenant.model.run import Signal
 
-
 T = TypeVar("T")
 
 _AT_ONCE: Final = 1000  # keys and listings

@@ -37,7 +37,7 @@ from covenant.model.run import (
     step_key,
 )
 from covenant.model.task import Result, Task
-from covenant.rules.context import Commit, Context, View
+from covenant.rules.context import Commit, Context, View, each
 from covenant.rules.end import end
 from covenant.rules.envelope import check_id, check_key, digest_of, seal_task
 from covenant.rules.lease import held
@@ -100,19 +100,15 @@ class _Committing:
             self.events += beginning(self.record, self.view, self.ctx)
         else:
             self._show_life()
-        for result in made.answers:
-            self._answer(result)
+        each(self._answer, made.answers)
+        each(self.view.get, [marked(self.task_id, draft.key) for draft in made.entries if draft.key is not None])
         for draft in made.entries:
             self._enter(draft)
         self._step()
-        for task in made.tasks:
-            self._send(task)
-        for task_id in made.begins:
-            self._take_up(task_id)
-        for task_id in made.cancels:
-            self._cancel(task_id)
-        for signal_id in made.takes:
-            self._take(signal_id)
+        each(self._send, made.tasks)
+        each(self._take_up, made.begins)
+        each(self._cancel, made.cancels)
+        each(self._take, made.takes)
         standing = self._finish()
         if made.checkpoint is not UNSET:
             self.then.append(SweepRun(None, self.task_id))
@@ -291,6 +287,7 @@ def _repeated(made: RunCommit, incarnation: str, record: TaskRecord, view: View,
     one's."""
     is_held = record.lease is not None and record.lease.lease_id == _made_lease(record, view)
     leases, attempts = {}, {}
+    each(view.get, made.begins)
     for task_id in made.begins:
         child = view.get(task_id)
         if not isinstance(child, TaskRecord) or child.lease is None or child.run != record.task.id:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from hashlib import sha256
-from itertools import islice, takewhile
+from itertools import islice
 
 from msgspec import Raw, structs
 
@@ -18,7 +18,7 @@ from covenant.model.limits import Limits
 from covenant.model.message import Message
 from covenant.model.record import Said, TaskRecord, said_key
 from covenant.model.run import EFFECT, MESSAGE, Signal, Signaled, SignalSeen, signal_key
-from covenant.rules.context import Commit, Context, View
+from covenant.rules.context import Commit, Context, Lacks, View, each
 from covenant.rules.envelope import check_id, check_key
 from covenant.rules.page import Room
 from covenant.rules.retention import is_free
@@ -123,7 +123,9 @@ def first_signals(
         first = next((signal for signal in waiting if matches(pattern, signal.name)), None)
         if first is not None:
             found[first.id] = first
-    return [seen(signal, task_id, view) for signal in found.values()]
+    shown: list[SignalSeen] = []
+    each(lambda signal: shown.append(seen(signal, task_id, view)), found.values())
+    return shown
 
 
 def every_signal(patterns: Sequence[str], task_id: str, view: View, ctx: Context) -> list[SignalSeen]:
@@ -131,8 +133,16 @@ def every_signal(patterns: Sequence[str], task_id: str, view: View, ctx: Context
     room = Room(ctx.limits)
     waiting = view.signals(task_id, ctx.limits.signals_max)
     fitting = (signal for signal in waiting if any(matches(pattern, signal.name) for pattern in patterns))
-    carried = islice(fitting, ctx.limits.batch_max)
-    return list(takewhile(room.takes, (seen(signal, task_id, view) for signal in carried)))
+    shown: list[SignalSeen] = []
+    lacks = Lacks()
+    for signal in islice(fitting, ctx.limits.batch_max):
+        with lacks:
+            one = seen(signal, task_id, view)
+            if not room.takes(one):
+                break
+            shown.append(one)
+    lacks.settle()
+    return shown
 
 
 def seen(signal: Signal, task_id: str, view: View) -> SignalSeen:

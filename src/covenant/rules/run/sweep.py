@@ -8,7 +8,7 @@ from covenant.model import event as e
 from covenant.model.command import SweepRun
 from covenant.model.record import TaskRecord, TaskState
 from covenant.model.run import Run, Step, run_key, signal_key, step_key
-from covenant.rules.context import Commit, Context, View
+from covenant.rules.context import Commit, Context, Lacks, View
 
 
 def sweep(command: SweepRun, view: View, ctx: Context) -> Commit:
@@ -28,15 +28,18 @@ def _sweep_steps(run: Run, view: View, ctx: Context) -> Commit:
     let_go: set[str] = set()
     swept = run.swept
     limit = ctx.limits.step_records_max
+    lacks = Lacks()
     for number, step in view.pieces(step_key(run.task_id, ""), run.swept + 1, min(run.floor, run.swept + limit)):
-        if len(events) >= limit:
+        if len(events) >= limit or lacks.is_enough:
             break
         swept = number
         events.append(e.StepDropped(step_key(run.task_id, number)))
         for memo in step.memos if isinstance(step, Step) else ():
-            if memo.task is not None and memo.task not in let_go and _is_finished(view.get(memo.task)):
-                let_go.add(memo.task)
-                events.append(e.Drained(memo.task))
+            with lacks:
+                if memo.task is not None and memo.task not in let_go and _is_finished(view.get(memo.task)):
+                    let_go.add(memo.task)
+                    events.append(e.Drained(memo.task))
+    lacks.settle()
     if len(events) < limit:
         swept = min(run.floor, run.swept + limit)
     events += _forgotten_keys(run.task_id, view, ctx)

@@ -12,7 +12,7 @@ from covenant.model.limits import Limits
 from covenant.model.record import TaskRecord
 from covenant.model.run import EFFECT, SignalSeen, Wait
 from covenant.model.task import Result, Task
-from covenant.rules.context import Context, View
+from covenant.rules.context import Context, View, each
 from covenant.rules.envelope import check_id, check_key, check_time
 from covenant.rules.page import Room
 from covenant.rules.run.signal import first_signals
@@ -62,12 +62,15 @@ def look(
 ) -> Found:
     found = Found()
     ended: list[Result] = []
-    for child_id in sorted(wait.tasks):
+
+    def see(child_id: str) -> None:
         result = (outcomes or {}).get(child_id)
         if result is None and child_id not in (sent or {}):
             result = _outcome(child_id, task_id, view)
         if result is not None:
             ended.append(result)
+
+    each(see, sorted(wait.tasks))
     found.left = len(wait.tasks) - len(ended)
     room = Room(ctx.limits)
     found.outcomes = list(takewhile(room.takes, ended))

@@ -17,7 +17,7 @@ from covenant.model.command import CancelChildren, Command, SweepRun, WakeRun
 from covenant.model.record import Key, TaskRecord, TaskState
 from covenant.model.run import Run, Step, run_key, step_key
 from covenant.model.view import Moved
-from covenant.rules.context import Commit, Context, View
+from covenant.rules.context import Commit, Context, Lacks, View
 from covenant.rules.envelope import check_id
 from covenant.rules.run.hold import check_own
 from covenant.rules.run.pattern import matches
@@ -79,12 +79,14 @@ class _Followed:
         self._cascades: set[str] = set()
         self._left: dict[str, int] = {}
         self._woken: set[str] = set()
+        self._lacks = Lacks()  # each may be of another run
 
     def end(self, record: TaskRecord, event: e.Event, is_run: bool) -> None:
         if is_run:
             self._close(record, event)
         if record.run is not None:
-            self._tell(record.run, record, event)
+            with self._lacks:
+                self._tell(record.run, record, event)
 
     def _close(self, record: TaskRecord, event: e.Event) -> None:
         """A run that was ended from outside takes its tasks with it; one that ends by itself leaves them to their
@@ -124,6 +126,7 @@ class _Followed:
         return all(memo.task != child.task.id for memo in memos)
 
     def add_to(self, commit: Commit) -> None:
+        self._lacks.settle()
         if not self._events:
             return
         events = [
