@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 
-from covenant import Mailbox, Result, TaskState
+from covenant import AgentId, Mailbox, Result, TaskState
 from covenant.model import command as c
+from covenant.model import query as q
+from covenant.model.peer import Capability, Demand, Grant, Role, Scope
 from covenant.model.push import PushConfig
 from covenant.model.run import Wait
 from covenant.rules import query as rules
@@ -211,3 +213,27 @@ async def test_tasks_of_many_runs_that_end_at_once_wake_them_in_a_few_looks(deci
         while len(woken) < _COUNT:
             woken += await bob.recv_tasks(_COUNT, wait_ms=PATIENCE_MS)
         assert len(decided) <= 50
+
+
+async def test_grants_with_a_bound_on_their_uses_are_loaded_at_once(looks: list[None], decided: list[None]) -> None:
+    """They are listed, looked through for a call, and ended with their peer."""
+    async with Mailbox.open(f"{store_url()}&lanes=1") as box:
+        engine, holder, bob = box._engine, AgentId.named("holder@lab"), AgentId.named("bob@lab")
+        await engine.run(c.EnrollPeer(None, holder, Role.PEER, "digest"))
+        for number in range(_COUNT):
+            capability = Capability(uid(number), holder, "a2a.send.*", bob, 1, Scope(max_uses=2))
+            await engine.run(c.GrantCapability(None, Grant(capability, "signed")))
+        looks.clear()
+        page = await soon(engine.ask(q.ListGrants(None, 1000)))
+        assert len(page.capabilities) == _COUNT
+        found, _ = await soon(engine.ask(q.CheckGrant(None, holder.pubkey, Demand("a2a.send.bob@lab", "send", bob))))
+        assert found == uid(0)
+        assert len(looks) <= 12
+        decided.clear()
+        await soon(engine.run(c.RevokePeer(None, holder.pubkey, "gone")))
+
+        async def are_ended() -> bool:
+            return not (await engine.ask(q.ListGrants(None, 1))).capabilities
+
+        await is_so(are_ended)
+        assert len(decided) <= 12

@@ -31,7 +31,7 @@ from covenant.model.record import (
     owner_of,
 )
 from covenant.model.run import Signal
-from covenant.rules.context import Need, Spent
+from covenant.rules.context import Need, Spent, each
 from covenant.rules.evolve import CREATING, EVOLVE
 from covenant.rules.lease import kind_in
 from covenant.store.directory import Directory
@@ -612,6 +612,7 @@ class Working:
         pins = self.trust.grants(subject, action)
         if not any(grant.capability.scope.max_uses for grants in pins.values() for grant in grants.values()):
             return pins
+        each(self._fresh, (grant for grants in pins.values() for grant in grants.values()))
         return {pin: {id_: self._fresh(grant) for id_, grant in grants.items()} for pin, grants in pins.items()}
 
     def _fresh(self, grant: Grant) -> Grant:
@@ -631,7 +632,9 @@ class Working:
         return self.trust.peers(after, limit)
 
     def all_grants(self, subject: str | None, after: int, limit: int) -> Sequence[Grant]:
-        return [self._fresh(grant) for grant in self.trust.all_grants(subject, after, limit)]
+        found = self.trust.all_grants(subject, after, limit)
+        each(self._fresh, found)
+        return [self._fresh(grant) for grant in found]
 
     def cards(self, after: int, limit: int) -> Sequence[Card]:
         return self.trust.cards(after, limit)
