@@ -14,9 +14,10 @@ import pytest
 from covenant import AgentId, Mailbox, Result, TaskState
 from covenant.model import command as c
 from covenant.model import query as q
+from covenant.model.message import Artifact, Part
 from covenant.model.peer import Capability, Demand, Grant, Role, Scope
 from covenant.model.push import PushConfig
-from covenant.model.run import Wait
+from covenant.model.run import Memo, RunStatus, Wait
 from covenant.rules import query as rules
 from covenant.store.clock import ManualClock
 from covenant.store.postgres import reader
@@ -237,3 +238,79 @@ async def test_grants_with_a_bound_on_their_uses_are_loaded_at_once(looks: list[
 
         await is_so(are_ended)
         assert len(decided) <= 12
+
+
+async def test_what_a_run_remembers_takes_few_looks(looks: list[None]) -> None:
+    """What its steps name, what it has said, what it waits for."""
+    async with Mailbox.open(store_url()) as box:
+        alice, bob, carol = box.of("alice@lab"), box.of("bob@lab"), box.of("carol@lab")
+        numbers = range(100, 100 + _COUNT)
+        delivery, _ = await begin(alice, bob, step(1, tasks=[part(n, carol) for n in numbers]))
+        done = await carol.recv_tasks(_COUNT)
+        await asyncio.gather(*(carol.send_result(Result.ok(one)) for one in done[1:]))
+        spoken = [entry(n, parent=n, says=says(f"{n}")) for n in range(_COUNT)]
+        memos = [*map(memo, numbers), *(Memo(f"entry {n}", entry=n) for n in range(1, _COUNT + 1))]
+        await bob.commit_run(delivery, step(2, entries=spoken, memos=memos, leaf=_COUNT))
+        looks.clear()
+        loaded = await soon(bob.load_run(delivery))
+        assert [(len(seen.entries), len(seen.outcomes)) for seen in loaded.steps] == [(_COUNT, _COUNT - 1)]
+        assert len(looks) <= 10
+        await bob.commit_run(delivery, step(3, wait=Wait(tasks=parts(*numbers)), leaf=_COUNT))
+        looks.clear()
+        assert len((await soon(bob.get_run(RUN))).awaits) == 20
+        page = await soon(alice.run_entries(RUN, limit=1000))
+        assert [seen.message and seen.message.parts[0].text for seen in page.entries] == [f"{n}" for n in range(_COUNT)]
+        assert len(looks) <= 25
+
+
+async def listed(box: Mailbox, limit: int, status: RunStatus | None) -> list[list[str]]:
+    pages, cursor = [], None
+    while True:
+        page = await soon(box.list_runs(limit=limit, status=status, cursor=cursor))
+        pages.append([run.task_id for run in page.runs])
+        cursor = page.cursor
+        if cursor is None:
+            return pages
+
+
+async def test_runs_are_listed_in_a_few_looks_and_as_in_memory(looks: list[None]) -> None:
+    shown: list[list[list[list[str]]]] = []
+    for url in (store_url(), "memory:"):
+        async with Mailbox.open(url) as box:
+            alice, bob = box.of("alice@lab"), box.of("bob@lab")
+            await alice.send_tasks([plain(bob, id=uid(n)) for n in range(_COUNT)])
+            for number, run in enumerate(await bob.recv_tasks(_COUNT)):
+                if number % 7:
+                    await bob.commit_run(run, step(1, wait=Wait(signals=("no",)) if number % 3 == 0 else None))
+            looks.clear()
+            whole = await listed(bob, 1000, None)
+            assert len(looks) <= 10
+            paged = [await listed(bob, limit, status) for limit in (1, 5) for status in (None, RunStatus.RUNNING)]
+            shown.append([whole, *paged])
+    assert shown[0] == shown[1]
+
+
+async def test_dialogs_are_listed_in_a_few_looks(looks: list[None]) -> None:
+    """Each with its messages and its artifacts."""
+    async with Mailbox.open(store_url()) as box:
+        engine, alice, bob = box._engine, box.of("alice@lab"), box.of("bob@lab")
+        for number in range(_COUNT):
+            await engine.run(c.SendTask(alice.agent, plain(bob, id=uid(number)), protocol=True, shown=True))
+        for delivery in await bob.recv_tasks(_COUNT):
+            await bob.update(delivery, "working")
+            await bob.artifact(delivery, Artifact(artifact_id="made", parts=(Part(text="piece"),)))
+        looks.clear()
+        page = await soon(engine.ask(q.ListDialogs(alice.agent, bob.agent.pubkey, 1000, artifacts=True)))
+        assert [(len(task.history), len(task.artifacts)) for task in page.tasks] == [(2, 1)] * _COUNT
+        assert len(looks) <= 15
+
+
+async def test_a_long_history_takes_few_looks(looks: list[None]) -> None:
+    async with Mailbox.open(f"{store_url()}&lanes=1") as box:
+        engine, alice, bob = box._engine, box.of("alice@lab"), box.of("bob@lab")
+        await engine.run(c.SendTask(alice.agent, plain(bob, id=uid(1)), protocol=True, shown=True))
+        await asyncio.gather(*(alice.add_message(uid(1), says(f"{n}")) for n in range(400)))
+        looks.clear()
+        dialog = await soon(engine.ask(q.GetDialog(alice.agent, uid(1), history=400)))
+        assert [message.parts[0].text for message in dialog.task.history] == [f"{n}" for n in range(400)]
+        assert len(looks) <= 12

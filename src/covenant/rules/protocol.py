@@ -30,7 +30,7 @@ from covenant.model.record import Asks, Chunk, Outcome, Said, TaskRecord, TaskSt
 from covenant.model.record import Part as Partial
 from covenant.model.task import Result, Task
 from covenant.model.view import Dialog, DialogPage, Inputs, Place
-from covenant.rules.context import Context, Spent, View
+from covenant.rules.context import Context, Lacks, Spent, View
 from covenant.rules.dialog import MESSAGES_MAX, context_of, inputs_behind
 from covenant.rules.envelope import check_count, check_id
 from covenant.rules.evolve import steps_of
@@ -43,7 +43,8 @@ from covenant.rules.sight import is_hidden, is_listed, task_of_lease, visible_ta
 HISTORY_DEFAULT: Final = 100
 HISTORY_DEFAULT_LISTED: Final = 10
 _BYTES_MAX: Final = 3 * 1024 * 1024  # clients of gRPC take 4 MiB, unless they say that they take more
-_HISTORY_AT_ONCE: Final = 16
+_HISTORY_FIRST: Final = 16
+_HISTORY_AT_ONCE_MAX: Final = 256
 _HISTORY_MAX: Final = 2**31
 _ORDER_MAX: Final = 2**59
 RESULT_ARTIFACT: Final = "result"
@@ -126,14 +127,14 @@ def _history_of(record: TaskRecord, view: View, context_id: str, length: int, li
 
 
 def _newest_first(record: TaskRecord, view: View, length: int) -> Iterator[Message]:
-    """So many at least, as far as there are; a few at once, as each may be large."""
-    last = record.said
+    """So many at least, as far as there are; a few at once, as each may be large, and then more."""
+    last, count = record.said, min(length, _HISTORY_FIRST)
     while last:
-        first = max(1, last - min(length, _HISTORY_AT_ONCE) + 1)
+        first = max(1, last - count + 1)
         for _, kept in reversed(view.pieces(said_key(record.task.id, ""), first, last)):
             if isinstance(kept, Said):
                 yield kept.message
-        last = first - 1
+        last, count = first - 1, min(2 * count, _HISTORY_AT_ONCE_MAX)
     yield first_message(record.task)
 
 
@@ -336,8 +337,18 @@ def _fitting(
     """The first of them, as many as a page has room for, each with its status."""
     room = Room(ctx.limits, _BYTES_MAX)
     history = HISTORY_DEFAULT_LISTED if query.history is None else _length(query.history)
-    tasks = ((r.status_order, shown(r, view, ctx.limits, history, query.artifacts)) for _, r in found)
-    return list(takewhile(lambda task: room.takes(task[1]), tasks))
+    fitting: list[tuple[int, TaskShown]] = []
+    lacks = Lacks()
+    for _, record in found:
+        with lacks:
+            task = shown(record, view, ctx.limits, history, query.artifacts)
+            if not room.takes(task):
+                break
+            fitting.append((record.status_order, task))
+        if lacks.is_enough:
+            break
+    lacks.settle()
+    return fitting
 
 
 def _scan(

@@ -10,6 +10,7 @@ from covenant.model.run import (
     Entry,
     EntryFound,
     Mark,
+    Memo,
     Run,
     RunLoaded,
     Standing,
@@ -18,7 +19,7 @@ from covenant.model.run import (
     entry_key,
     step_key,
 )
-from covenant.rules.context import Context, View
+from covenant.rules.context import Context, Lacks, View, each
 from covenant.rules.envelope import check_count, check_key
 from covenant.rules.page import Room
 from covenant.rules.run.entry import marked
@@ -47,15 +48,20 @@ def load_run(query: LoadRun, view: View, ctx: Context) -> RunLoaded:
     room = Room(ctx.limits)
     first = max(after, run.floor) + 1
     last = min(run.step, first + ctx.limits.page_max - 1)
+    lacks = Lacks()
     for number, step in view.pieces(step_key(run.task_id, ""), first, last):
+        if lacks.is_enough:
+            break
         if isinstance(step, Step):
-            loaded = _step_seen(number, step, run, view)
-            if not room.takes(loaded):
-                following = number - 1
-                break
-            steps.append(loaded)
+            with lacks:
+                loaded = _step_seen(number, step, run, view)
+                if not room.takes(loaded):
+                    following = number - 1
+                    break
+                steps.append(loaded)
     else:
         following = last if last < run.step else None
+    lacks.settle()
     return RunLoaded(
         run.task_id,
         record.generation,
@@ -76,7 +82,8 @@ def load_run(query: LoadRun, view: View, ctx: Context) -> RunLoaded:
 def _step_seen(number: int, step: Step, run: Run, view: View) -> StepSeen:
     entries: dict[int, str] = {}
     outcomes = []
-    for memo in step.memos:
+
+    def see(memo: Memo) -> None:
         if memo.entry is not None:
             entry = view.get(entry_key(run.task_id, memo.entry))
             if isinstance(entry, Entry):
@@ -85,6 +92,8 @@ def _step_seen(number: int, step: Step, run: Run, view: View) -> StepSeen:
             child = view.get(memo.task)
             if isinstance(child, TaskRecord) and child.run == run.task_id and child.result is not None:
                 outcomes.append(lent(child.result))
+
+    each(see, step.memos)
     return StepSeen(number, step.memos, entries, outcomes)
 
 

@@ -25,7 +25,7 @@ from covenant.model.run import (
     entry_key,
     run_key,
 )
-from covenant.rules.context import Context, Spent, View
+from covenant.rules.context import Context, Lacks, Spent, View, each
 from covenant.rules.envelope import check_count, check_cursor, check_id
 from covenant.rules.page import Look, Room
 from covenant.rules.protocol import first_message
@@ -59,20 +59,27 @@ def list_entries(query: ListEntries, view: View, ctx: Context) -> EntryPage:
     room, look = Room(ctx.limits), Look(ctx.limits)
     at = min(start, run.entries)
     sees_all = _sees_inside(query.by, record)
+    following: int | None = None
+    lacks = Lacks()
     try:
-        for looked, (number, entry) in enumerate(_backwards(run, at, query.every, view, look)):
-            if looked >= ctx.limits.scan_max:
-                return EntryPage(found[::-1], number)
-            at = _before(number, entry, query.every)
-            if entry.said is None and not sees_all:
-                continue
-            shown = _entry_seen(number, entry, record, view)
-            if len(found) == limit or not room.takes(shown):
-                return EntryPage(found[::-1], number)
-            found.append(shown)
+        with lacks:
+            for looked, (number, entry) in enumerate(_backwards(run, at, query.every, view, look)):
+                if looked >= ctx.limits.scan_max or lacks.is_enough:
+                    following = number
+                    break
+                at = _before(number, entry, query.every)
+                if entry.said is None and not sees_all:
+                    continue
+                with lacks:
+                    shown = _entry_seen(number, entry, record, view)
+                    if len(found) == limit or not room.takes(shown):
+                        following = number
+                        break
+                    found.append(shown)
     except Spent:
-        return EntryPage(found[::-1], at)
-    return EntryPage(found[::-1])
+        following = at
+    lacks.settle()
+    return EntryPage(found[::-1], following)
 
 
 def _backwards(run: Run, at: int, every: bool, view: View, look: Look) -> Iterator[tuple[int, Entry]]:
@@ -139,7 +146,7 @@ def run_seen(record: TaskRecord, view: View, ctx: Context) -> RunSeen:
     run = view.get(run_key(record.task.id))
     assert isinstance(run, Run)
     wait, lease = run.wait, record.lease
-    doubted = [] if wait is None else list(_doubted(wait.tasks, view, ctx))
+    doubted = [] if wait is None else _doubted(wait.tasks, view, ctx)
     doubts = [*([] if wait is None or wait.doubt is None else [wait.doubt]), *doubted]
     awaits: list[str] = []
     if wait is not None and record.state is TaskState.PARKED:
@@ -193,14 +200,17 @@ def status_of(record: TaskRecord, run: Run, is_child_in_doubt: bool) -> RunStatu
     return RunStatus.AWAITING_WORK if record.asks is None else RunStatus.AWAITING_INPUT
 
 
-def _doubted(tasks: frozenset[str], view: View, ctx: Context) -> Iterator[str]:
+def _doubted(tasks: frozenset[str], view: View, ctx: Context) -> list[str]:
     """Tasks whose worker is silent, and that nobody may simply do again."""
-    for task_id in sorted(tasks)[:_CHUNK]:
-        child = view.get(task_id)
-        if not isinstance(child, TaskRecord) or child.lease is None or declared_safety(child) == "idempotent":
-            continue
-        if lease_age_ms(child, ctx.now) >= ctx.limits.run_lapse_ms:
-            yield task_id
+    looked_at = sorted(tasks)[:_CHUNK]
+    each(view.get, looked_at)
+    return [task_id for task_id in looked_at if _is_in_doubt(view.get(task_id), ctx)]
+
+
+def _is_in_doubt(child: object, ctx: Context) -> bool:
+    if not isinstance(child, TaskRecord) or child.lease is None or declared_safety(child) == "idempotent":
+        return False
+    return lease_age_ms(child, ctx.now) >= ctx.limits.run_lapse_ms
 
 
 def list_runs(query: ListRuns, view: View, ctx: Context) -> RunPage:
@@ -209,21 +219,33 @@ def list_runs(query: ListRuns, view: View, ctx: Context) -> RunPage:
     agent = None if query.by is None else query.by.pubkey
     before = check_cursor(query.cursor, "run") if query.cursor is not None else None
     found: list[RunSeen] = []
-    room = Room(ctx.limits)
+    room, lacks = Room(ctx.limits), Lacks()
+    come_to, is_last = 0, False
+
+    def take(record: TaskRecord) -> None:
+        shown = run_seen(record, view, ctx)
+        if query.status is None or shown.status is query.status:
+            brief = structs.replace(shown, state=NOTHING)
+            if len(found) == limit or not room.takes(brief):
+                raise Spent
+            found.append(brief)
+
     try:
-        for _ in range(0, ctx.limits.scan_max, _CHUNK):
-            chunk = view.recent(agent, before, _CHUNK)
-            for record in chunk:
-                if record.is_run and is_retained(record, ctx):
-                    shown = run_seen(record, view, ctx)
-                    if query.status is None or shown.status is query.status:
-                        brief = structs.replace(shown, state=NOTHING)
-                        if len(found) == limit or not room.takes(brief):
-                            return RunPage(found, f"run:{before}")
-                        found.append(brief)
-                before = record.sent_order
-            if len(chunk) < _CHUNK:
-                return RunPage(found)
+        with lacks:
+            for _ in range(0, ctx.limits.scan_max, _CHUNK):
+                chunk = view.recent(agent, before, _CHUNK)
+                for record in chunk:
+                    if record.is_run and is_retained(record, ctx):
+                        come_to += 1
+                        if query.status is None and come_to > limit:
+                            raise Spent  # nobody asks for more runs than are shown
+                        with lacks:
+                            take(record)
+                    before = record.sent_order
+                is_last = len(chunk) < _CHUNK
+                if is_last or lacks.is_enough:
+                    break
     except Spent:
         pass
-    return RunPage(found, f"run:{before}")
+    lacks.settle()
+    return RunPage(found, None if is_last else f"run:{before}")

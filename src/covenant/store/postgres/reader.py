@@ -305,7 +305,7 @@ class Reader:
                 raise AssertionError("no question is about everybody's shelf")
             found = await connection.fetch(*_flat(of_shelf(want.shelf, want.name, -1, want.limit)))
             for row in found:
-                work.take_in(row["key"], row["kind"], row["body"])
+                self._take_in(work, row["key"], row["kind"], row["body"])
             work.take_shelf(want, [row["key"] for row in found])
         elif type(want) is Depth:
             await self._engine.depths.learn(connection, want.recipient)
