@@ -314,3 +314,25 @@ async def test_a_long_history_takes_few_looks(looks: list[None]) -> None:
         dialog = await soon(engine.ask(q.GetDialog(alice.agent, uid(1), history=400)))
         assert [message.parts[0].text for message in dialog.task.history] == [f"{n}" for n in range(400)]
         assert len(looks) <= 12
+
+
+@pytest.mark.parametrize("what", ["leaders", "errors"])
+async def test_slots_that_are_due_at_once_are_looked_through_at_once(what: str, decided: list[None]) -> None:
+    """For who follows in them, if anybody does."""
+    clock = ManualClock()
+    async with Mailbox.open(f"{store_url()}&lanes=1", clock=clock) as box:
+        alice, bob = box.of("alice@lab"), box.of("bob@lab")
+        late = clock.now_ms() + 1000 if what == "leaders" else None
+        await alice.send_tasks([keyed(bob, f"k{n}", id=uid(n), deadline_ms=late) for n in range(_COUNT)])
+        if what == "leaders":
+            await alice.send_tasks([keyed(bob, f"k{n}", id=uid(1000 + n)) for n in range(0, _COUNT, 2)])
+        else:
+            taken = await bob.recv_tasks(_COUNT)
+            await asyncio.gather(*(bob.send_result(Result.error(one, "broken")) for one in taken))
+        decided.clear()
+        clock.advance(box.limits.error_ttl_ms + 1)
+        await soon(alice.send_task(plain(bob, id=uid(9000))))
+        assert len(decided) <= 60
+        ready = [one.task.id for one in await bob.recv_tasks(1000)]
+        followers = [uid(1000 + n) for n in range(0, _COUNT, 2)] if what == "leaders" else []
+        assert sorted(ready) == sorted([*followers, uid(9000)])

@@ -145,7 +145,11 @@ class Batches:
         aside, so that others go on. What is left to do here."""
         first, rest = batch[0], batch[1:]
         if type(first.command) is c.Expire:
-            return self._go_on_without(await self._stuck_at(tried), batch, tried, conflict)
+            stuck = await self._stuck_at(tried)
+            if not stuck and not tried.is_one_by_one:
+                tried.is_one_by_one = True
+                return batch
+            return self._go_on_without(stuck, batch, tried, conflict)
         if rest:
             for entry in batch:
                 entry.is_aside = True  # whichever of them want it: they have waited for it once

@@ -87,12 +87,13 @@ def is_exclusive(command: c.Command | c.Call) -> bool:
 class Tried:
     """What was learnt from the tries of a batch, for the next one."""
 
-    __slots__ = ("asked", "due", "heeds_clock", "stuck")
+    __slots__ = ("asked", "due", "heeds_clock", "is_one_by_one", "stuck")
 
     def __init__(self) -> None:
         self.asked: set[Key] = set()  # what is locked first of all, in the order of the keys
         self.due: Mapping[Key, Key] = {}  # as it was listed, each with the slot that it goes with, or itself
         self.heeds_clock = True  # what is due comes before these commands
+        self.is_one_by_one = False  # somebody holds something, and it has to be found out with what it goes
         self.stuck: Key | None = None  # what was due and being ended when something was found to be held
 
     def has_listed(self, due: Mapping[Key, Key]) -> None:
@@ -357,6 +358,7 @@ class Lane:
         mode = 2 if batch[0].is_exclusive else 3 if batch[0].is_aside or engine.queue.hurries else 1
         work = self._work = Working(engine.trust, engine.depths.of)
         work.is_careful = batch[0].tries > 0 or batch[0].is_aside
+        work.is_one_by_one = tried.is_one_by_one
         now = engine.now()
         for entry in batch:
             entry.commit = entry.refusal = None

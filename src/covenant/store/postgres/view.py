@@ -78,6 +78,7 @@ class Working:
         self.is_snapshot = False  # it shows one moment, and locks nothing
         self.is_spent = False  # of a snapshot: no listing is shown any further than it is here already
         self.is_careful = False  # nothing is taken for absent that was not looked for
+        self.is_one_by_one = False  # what goes with what is due is asked for only when it is come to
         self.is_recalled = False  # nothing was loaded: it shows what is remembered
         self._put: dict[tuple[bytes, str], dict[Key, None]] = {}  # on shelves that may be remembered later
         self.borrowed: list[Key | tuple[bytes, str]] = []  # what of that
@@ -538,15 +539,24 @@ class Working:
         found = list(islice((key for key in keys if self._due_ms(key) <= now), limit))
         if missing and not found:
             raise Need(*missing)
-        self._need_slots_of(found)
+        self._need_what_goes_with(found)
         return Portioned(self._come_to, found)
 
-    def _need_slots_of(self, keys: Iterable[Key]) -> None:
-        """At once: asked for one by one, each would have all before it decided again."""
-        slots = {slot for key in keys if (slot := getattr(self.records.get(key), "slot", None)) is not None}
+    def _need_what_goes_with(self, keys: Iterable[Key]) -> None:
+        """Slots, and who is the first to follow in them. At once: asked for one by one, each would have all before it
+        decided again. Where somebody holds a follower, that is how it is found out whose it is."""
+        slots = {slot for key in keys if (slot := self._slot_of(key)) is not None}
         missing = [slot for slot in slots if slot not in self.records and slot not in self.absent]
         if missing and not self.is_full:
             raise Need(*missing)
+        followed = [slot for slot in slots if (FOLLOWERS, slot) not in self._shelves]
+        if followed and not self.is_full and not self.is_one_by_one:
+            raise Need(*(First(FOLLOWERS, slot, 1) for slot in followed))
+
+    def _slot_of(self, key: Key) -> Key | None:
+        record = self.records.get(key)
+        slot: Key | None = key if type(record) is Slot else getattr(record, "slot", None)
+        return slot
 
     def _come_to(self, key: Key) -> Key:
         self.ending = key
