@@ -96,7 +96,7 @@ class Lacks:
         if isinstance(error, Need):
             self._wanted += error.wanted
             return True
-        if error is not None:
+        if isinstance(error, Exception):
             self.settle()
         return False
 
