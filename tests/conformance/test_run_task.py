@@ -75,6 +75,18 @@ async def test_what_ends_behind_a_checkpoint_that_forgot_it_is_let_go(
     assert {result.task_id for result in (await bob.look_around(delivery, wait)).outcomes} == parts(2, 3)
 
 
+async def test_a_checkpoint_lets_go_of_nobody_elses_task(alice: Mailbox, bob: Mailbox, carol: Mailbox) -> None:
+    """Contract 20, 22: a step may name any task; a result that waits for its sender is not drained by that."""
+    await alice.send_task(plain(carol, id=uid(2)))
+    await answered(carol)
+    delivery, _ = await begin(alice, bob, step(1, tasks=[part(3, carol)], memos=[memo(2), memo(3)]))
+    await answered(carol)
+    await bob.commit_run(delivery, step(2, checkpoint=raw({"phase": 2})))
+    await is_so(lambda: is_resolved(bob, 3))
+    assert not await is_resolved(alice, 2)
+    assert (await drain(alice)).task_id == uid(2)
+
+
 async def test_what_is_waited_for_behind_a_checkpoint_is_kept(alice: Mailbox, bob: Mailbox, carol: Mailbox) -> None:
     """Contract 20: asked for again, it is remembered again, until the next checkpoint."""
     delivery, _ = await begin(alice, bob, step(1, tasks=[part(2, carol)], memos=[memo(2)]))

@@ -36,7 +36,7 @@ def _sweep_steps(run: Run, view: View, ctx: Context) -> Commit:
         events.append(e.StepDropped(step_key(run.task_id, number)))
         for memo in step.memos if isinstance(step, Step) else ():
             with lacks:
-                if memo.task is not None and memo.task not in let_go and _is_finished(view.get(memo.task)):
+                if memo.task is not None and memo.task not in let_go and _is_let_go(view.get(memo.task), run):
                     let_go.add(memo.task)
                     events.append(e.Drained(memo.task))
     lacks.settle()
@@ -54,19 +54,16 @@ def _forgotten_keys(task_id: str, view: View, ctx: Context) -> list[e.Event]:
     return [e.SignalTaken(signal_key(task_id, signal.id)) for signal in old]
 
 
-def _is_finished(child: object) -> bool:
-    return isinstance(child, TaskRecord) and child.state is TaskState.RESULT_PENDING
+def _is_let_go(child: object, run: Run) -> bool:
+    """Only of its own tasks: a step may name any."""
+    return isinstance(child, TaskRecord) and child.run == run.task_id and child.state is TaskState.RESULT_PENDING
 
 
 def _sweep_rest(run: Run, after: int, view: View, ctx: Context) -> Commit:
     """The run is over: what nobody waits for any more."""
     limit = ctx.limits.step_records_max
     children = view.children(run.task_id, after, limit)
-    events: list[e.Event] = [
-        e.Drained(child.task.id)
-        for child in children
-        if child.run == run.task_id and child.state is TaskState.RESULT_PENDING
-    ]
+    events: list[e.Event] = [e.Drained(child.task.id) for child in children if _is_let_go(child, run)]
     if len(children) == limit:
         return Commit(tuple(events), then=(SweepRun(None, run.task_id, children[-1].sent_order),))
     signals = view.signals(run.task_id, limit, taken=True)
