@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,7 +26,7 @@ from covenant.model.run import Memo, Run, Wait, run_key, step_key
 from covenant.store.clock import CountingIds, ManualClock
 from covenant.store.journal.archive import Archive, ArchiveFailed, KeyFilter
 from covenant.store.journal.engine import Journal
-from covenant.store.journal.files import AppendFile
+from covenant.store.journal.files import AppendFile, Files
 from covenant.store.journal.verify import verify
 from tests.conformance.runs import RUN, answer, parked_on, step
 from tests.journal.support import SMALL, FailingFiles, RecordingFiles, busy_run, dump, journal_of, open_journal, tidy
@@ -917,6 +917,33 @@ async def test_snapshots_are_taken_while_the_journal_never_rests(tmp_path: Path)
         live = dump(box)
     async with open_journal(tmp_path / "data") as box:
         assert dump(box) == live
+
+
+async def test_a_snapshot_reads_no_segment_twice(tmp_path: Path) -> None:
+    """How much room they take is looked at each time, and a long past has many of them."""
+    read: list[tuple[str, int]] = []
+
+    class NotingFiles(Files):
+        def read_at(self, name: str, start: int, size: int) -> bytes:
+            found = super().read_at(name, start, size)
+            read.append((name, len(found)))
+            return found
+
+        def read(self, name: str, start: int = 0) -> Iterator[bytes]:
+            for block in super().read(name, start):
+                read.append((name, len(block)))
+                yield block
+
+    folder = tmp_path / "data"
+    async with open_journal(folder, files=NotingFiles(folder)) as box:
+        read.clear()
+        while journal_of(box).stats.snapshots < 6:
+            await _cycles(box, 10)
+            await tidy(box)
+        segments = [name for name, _ in read if name.startswith("journal-")]
+        assert len(segments) > 5
+        assert len(segments) == len(set(segments))
+        assert max(size for name, size in read if name in segments) <= 4096
 
 
 async def test_a_journal_that_was_cut_before_its_snapshot_does_not_start(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from covenant.rules.context import Context
 from covenant.store.clock import Clock
 from covenant.store.journal.archive import BREATH, Archive
 from covenant.store.journal.files import Files
+from covenant.store.journal.line import Header
 from covenant.store.journal.loading import forget, resting_batch
 from covenant.store.journal.segment import read_header, segment_names
 from covenant.store.journal.snapshot import HISTORY, PLAIN, Saved, header_of, saved, snapshot_names, write_snapshot
@@ -77,6 +78,7 @@ class Housekeeper:
         self._archive_turn = asyncio.Lock()  # one at a time writes to the archive
         self._progress = asyncio.Event()
         self._not_before_ms = 0
+        self._headers: dict[str, Header] = {}  # of segments
         self._archiving: asyncio.Task[None] | None = None
         self._saving: asyncio.Task[None] | None = None
 
@@ -252,6 +254,7 @@ class Housekeeper:
         await self._save(PLAIN)
         for name in names:
             self._files.remove(name)
+            self._headers.pop(name, None)
         self._files.sync_folder()
         return len(names), size
 
@@ -260,7 +263,7 @@ class Housekeeper:
         names: list[str] = []
         until = 0
         for name, following in pairwise(segment_names(self._files)):
-            header = read_header(self._files, following)
+            header = self._header(following)
             if header is None or header.at >= horizon:
                 break
             names.append(name)
@@ -275,9 +278,16 @@ class Housekeeper:
             room -= self._files.size(name)
             if room < 0:
                 return begins
-            header = read_header(self._files, name)
+            header = self._header(name)
             begins = 0 if header is None else header.at
         return 0
+
+    def _header(self, name: str) -> Header | None:
+        """It never changes: each is read once, however often and however long a past is gone over."""
+        header = self._headers.get(name) or read_header(self._files, name)
+        if header is not None:
+            self._headers[name] = header
+        return header
 
 
 def rested_max(limits: Limits) -> int:

@@ -27,6 +27,7 @@ from covenant.store.journal.line import (
 
 PREFIX: Final = "journal-"
 SUFFIX: Final = ".jsonl"
+_HEADER_BYTES: Final = 4096  # longer than any header should be
 
 log = logging.getLogger("covenant.journal")
 
@@ -59,7 +60,9 @@ def read_header(files: Files, name: str) -> Header | None:
 
 def raw_header(files: Files, name: str) -> bytes | None:
     """None when the file does not hold a whole first line: its making was interrupted."""
-    for raw, whole in split_lines(files.read(name)):
+    start = files.read_at(name, 0, _HEADER_BYTES)
+    blocks = iter([start]) if b"\n" in start else files.read(name)
+    for raw, whole in split_lines(blocks):
         return raw if whole else None
     return None
 
