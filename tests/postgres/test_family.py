@@ -107,6 +107,18 @@ async def shown(asked: Mailbox, root: str) -> Tree | str:
         return refusal.code
 
 
+async def test_a_ring_is_shown_though_it_is_met_again_behind_the_first_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is below it from its beginning was asked for already, and stands on no level of this look."""
+    monkeypatch.setattr(rules, "_CHUNK", 2)
+    monkeypatch.setattr(reader, "_LEVELS", 5)
+    async with Mailbox.open(store_url()) as box:
+        alice, bob = box.of("alice@lab"), box.of("bob@lab")
+        for number, parent in ((1, 0), (2, 0), (3, 0), (11, 1), (12, 11), (0, 0)):
+            await alice.send_task(plain(bob, id=uid(number), parent=uid(parent)))
+        tree = await shown(alice, uid(0))
+        assert shape(tree)[:2] == (6, False)
+
+
 @pytest.mark.parametrize("seed", range(12))
 async def test_a_tree_is_what_it_is_in_memory(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rings, ids that are no tasks, pages that end within a family, looks that end within a level."""
