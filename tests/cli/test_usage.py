@@ -137,6 +137,12 @@ def test_no_line_of_a_list_of_commands_breaks_off(group: str, covenant: Client) 
     assert "..." not in covenant.text(group, "--help").partition("Commands:")[2]
 
 
+@pytest.mark.parametrize("wait", [["--wait=-3s"], ["--wait", "-3"]])
+def test_a_number_below_zero_is_not_merely_no_option(wait: list[str]) -> None:
+    (line,) = run("a2a", "next", *wait).err.splitlines()
+    assert "no number is below zero; see covenant a2a next --help" in line and line.endswith("(bad_setting)")
+
+
 def test_a_choice_is_understood_with_either_dash(covenant: Client) -> None:
     for risk in ("operator-accepted", "operator_accepted"):
         wanted = ("--duplicate-risk", risk, "--reason", "is it there?")

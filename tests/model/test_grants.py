@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from covenant import AgentId
+from covenant.model.error import BadAction
 from covenant.model.peer import Capability, Demand, Scope
 from covenant.rules.grant import ACTIONS, PEER_ACTIONS, check_action, covers, fits, pin_of, spellings
 
@@ -71,6 +73,12 @@ def test_what_is_passed_on_allows_nothing_that_its_source_does_not(
 def test_a_grant_covers_itself(capability: Capability) -> None:
     assert covers(capability, capability)
     check_action(capability.action)
+
+
+@pytest.mark.parametrize("tail", ["bob\n@lab", "bob\x1b[31m@lab", "bob\0@lab", "bob\u202e@lab", "bob\xa0@lab"])
+def test_an_action_has_no_characters_that_nobody_sees(tail: str) -> None:
+    with pytest.raises(BadAction):
+        check_action(f"a2a.send.{tail}")
 
 
 @given(capabilities, capabilities, capabilities)

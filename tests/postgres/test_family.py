@@ -57,6 +57,32 @@ async def test_a_tree_takes_few_looks(parent_of: Callable[[int], int], looks: li
         assert len(looks) <= 20
 
 
+async def test_others_have_their_turn_while_many_trees_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All at once: one look answers them all, and each of them takes its time."""
+    monkeypatch.setattr(reader, "TURN_S", 0.0)
+    answer, turns = rules.answer, [0]
+    answered_in: list[int] = []
+
+    async def others() -> None:
+        while True:
+            turns[0] += 1
+            await asyncio.sleep(0)
+
+    def noted(*args: Any) -> Any:
+        tree = answer(*args)
+        answered_in.append(turns[0])
+        return tree
+
+    monkeypatch.setattr(reader, "answer", noted)
+    async with Mailbox.open(store_url()) as box:
+        alice, bob = box.of("alice@lab"), box.of("bob@lab")
+        await alice.send_tasks([plain(bob, id=uid(n), parent=uid(_ROOT)) for n in range(3)])
+        turning = asyncio.create_task(others())
+        await soon(asyncio.gather(*(alice.task_tree(uid(_ROOT)) for _ in range(8))))
+        turning.cancel()
+        assert len(answered_in) == len(set(answered_in)) == 8
+
+
 def keyed(bob: Mailbox, number: int, **more: Any) -> Task:
     return plain(bob, id=uid(number), idempotency=Idempotency("idempotent", key=f"k{number % 1000}"), **more)
 
@@ -105,6 +131,18 @@ async def shown(asked: Mailbox, root: str) -> Tree | str:
         return tree
     except CovenantError as refusal:
         return refusal.code
+
+
+async def test_a_ring_is_shown_though_it_is_met_again_behind_the_first_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is below it from its beginning was asked for already, and stands on no level of this look."""
+    monkeypatch.setattr(rules, "_CHUNK", 2)
+    monkeypatch.setattr(reader, "_LEVELS", 5)
+    async with Mailbox.open(store_url()) as box:
+        alice, bob = box.of("alice@lab"), box.of("bob@lab")
+        for number, parent in ((1, 0), (2, 0), (3, 0), (11, 1), (12, 11), (0, 0)):
+            await alice.send_task(plain(bob, id=uid(number), parent=uid(parent)))
+        tree = await shown(alice, uid(0))
+        assert shape(tree)[:2] == (6, False)
 
 
 @pytest.mark.parametrize("seed", range(12))

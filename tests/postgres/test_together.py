@@ -30,12 +30,13 @@ from covenant.store.clock import ManualClock, SystemClock
 from covenant.store.directory import Directory
 from covenant.store.postgres import rounds
 from covenant.store.postgres.engine import Postgres
-from covenant.store.postgres.entry import Entry
+from covenant.store.postgres.entry import Entry, Group
 from covenant.store.postgres.lane import Lane
 from covenant.store.postgres.replies import Replies
 from tests.conformance.runs import entry, step
 from tests.conformance.support import DONE, drain, plain, soon, take, turn, uid
 from tests.postgres import store_url
+from tests.postgres.support import engine_of, until
 
 ALICE = AgentId.named("alice@lab")
 PATIENCE_S = 4  # less than the slow look takes
@@ -387,3 +388,36 @@ async def test_who_leaves_a_call_of_many_leaves_nothing_behind(monkeypatch: pyte
 
 def keyed(bob: Mailbox, number: int) -> Task:
     return plain(bob, id=uid(number), idempotency=Idempotency("idempotent", key=f"k{number}"))
+
+
+async def test_no_lane_keeps_a_transaction_open_for_what_another_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was begun with the commit before, for the rest of a call of which another lane takes the beginning."""
+    async with Mailbox.open(f"{store_url()}&lanes=2") as box:
+        bob, engine = box.of("bob@lab"), engine_of(box)
+        entries: list[Entry] = []
+        goes_on, transact, goes_on_loading = asyncio.Event(), Lane.transact, Lane._goes_on_loading
+
+        async def held_up(lane: Lane, batch: list[Entry], tried: Any) -> int:
+            if batch[0] in entries:
+                await goes_on.wait()
+            return await transact(lane, batch, tried)
+
+        def more_comes(lane: Lane) -> bool:
+            if not entries:
+                group = Group()
+                entries.extend(engine.submit(c.SendTask(ALICE, keyed(bob, number))) for number in range(1, 300))
+                for entry in entries:
+                    entry.group = group
+            return goes_on_loading(lane)
+
+        monkeypatch.setattr(Lane, "transact", held_up)
+        monkeypatch.setattr(Lane, "_goes_on_loading", more_comes)
+        await soon(box.of(ALICE).send_task(keyed(bob, 0)))
+        async with asyncio.timeout(PATIENCE_S):
+            await until(lambda: engine.queue.free == 1 and not any(map(is_in_transaction, engine._lanes)))
+        goes_on.set()
+        await soon(asyncio.gather(*(entry.future for entry in entries)))
+
+
+def is_in_transaction(lane: Lane) -> bool:
+    return lane._connection is not None and lane._connection.is_in_transaction()

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from covenant import AgentId, CovenantError, Limits, Mailbox, Task
+from covenant.exchange.exchange import Exchange
 from covenant.exchange.realm import Realm
 from covenant.serve import ipc
 from covenant.serve.daemon import Daemon, Settings
@@ -293,3 +294,28 @@ async def test_replies_that_are_ready_together_go_out_together(office: Office) -
     line.writer.write((struct.pack(">I", len(frame)) + frame) * 32)
     assert [(await line.read())["kind"] for _ in range(32)] == ["whoami"] * 32
     assert counted.writes < 4
+
+
+async def test_of_two_daemons_that_begin_at_the_same_moment_one_has_the_socket(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither finds the other listening yet: a store takes its time to open."""
+    opened = Exchange.open
+
+    async def slow(exchange: Exchange, token: Any) -> None:
+        await asyncio.sleep(0)  # the other one is as far
+        await opened(exchange, token)
+
+    monkeypatch.setattr(Exchange, "open", slow)
+    settings = Settings(store="memory:", http=None, ipc=tmp_path / "sock")
+    daemons = [Daemon(settings, Realm.throwaway(), OPERATOR_TOKEN) for _ in range(2)]
+    begun = await asyncio.gather(*(daemon.start() for daemon in daemons), return_exceptions=True)
+    refused = [failed for failed in begun if failed is not None]
+    assert [getattr(failed, "code", failed) for failed in refused] == ["bad_setting"]
+    first = daemons[begun.index(None)]
+    async with Mailbox.open(f"unix:{tmp_path}/sock", token=OPERATOR_TOKEN) as box:
+        assert await box.recent_tasks(1) == []
+    await first.stop()
+    after = Daemon(settings, Realm.throwaway(), OPERATOR_TOKEN)
+    await after.start()
+    await after.stop()

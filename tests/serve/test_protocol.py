@@ -79,7 +79,6 @@ SAID: Final = {
     "the last": request("GET /whoami", None, "Connection: close"),
     "old": request("GET /whoami").replace(b"HTTP/1.1", b"HTTP/1.0"),
     "upgrade": request("GET /whoami", None, "Connection: upgrade, close", "Upgrade: h2c"),
-    "no HTTP": b"HELLO\r\n\r\n",
 }
 
 
@@ -130,6 +129,27 @@ async def test_both_ways_say_the_same_to_the_byte(site: Site, name: str) -> None
     short, long = [await site.told(SAID[name] + LAST, way) for way in site.ways]
     assert short == long
     assert short.startswith(b"HTTP/1.1 ")
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"HELLO\r\n\r\n",
+        b"GET /whoami HTTP/1.1\r\nHost x\r\n\r\n",
+        b"\x16\x03\x01\x02\x00",
+        request("POST /a2a/tasks", b"zz\r\n{}", "Transfer-Encoding: chunked"),
+    ],
+    ids=["no request", "no header", "TLS", "no chunk"],
+)
+async def test_what_is_no_http_is_refused_like_everything_else(site: Site, said: bytes) -> None:
+    head, _, body = (await site.told(said)).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 ") and b"connection: close" in head
+    assert msgspec.json.decode(body)["code"] == "malformed"
+
+
+async def test_what_is_no_http_is_not_the_answer_to_what_came_before_it(site: Site) -> None:
+    """Which still waits."""
+    assert await site.told(request("GET /a2a/tasks/next?wait_ms=5000") + b"HELLO\r\n\r\n") == b""
 
 
 async def test_a_task_that_was_leased_by_one_way_is_answered_the_same_by_the_other(site: Site) -> None:

@@ -89,6 +89,8 @@ def _wrong_usage(wrong: click.ClickException) -> CovenantError:
     context = wrong.ctx if isinstance(wrong, click.UsageError) else None
     path = "covenant" if context is None else context.command_path
     told = " ".join(wrong.format_message().split()).rstrip(".")
+    if isinstance(wrong, click.NoSuchOption) and wrong.option_name[1:].isdigit():  # as it reads `--wait=-3s`
+        told += ": no number is below zero"
     return BadSetting(f"{told}{' ' if told.endswith('?') else '; '}see {path} --help", name=path)
 
 

@@ -227,7 +227,7 @@ def check_action(action: str) -> None:
         return
     for start in PEER_ACTIONS:
         tail = action[len(start) :]
-        if action.startswith(start) and tail and "*" not in tail and " " not in tail:
+        if action.startswith(start) and tail and tail.isprintable() and "*" not in tail and " " not in tail:
             return
     raise BadAction(f"no such action: {action}", action=action)
 

@@ -228,7 +228,7 @@ class Daemon:
         listening = self._bind()
         try:
             if self._ipc is not None:
-                self._ipc.check_free()
+                self._ipc.claim()
             await self.exchange.open(self._token)
             if self._ipc is not None:
                 await self._ipc.start()

@@ -37,6 +37,7 @@ from covenant.serve import wire
 from covenant.serve.connections import NEVER, Connections
 from covenant.serve.http import GONE, OnRequest, too_large
 from covenant.serve.listener import stop_accepting
+from covenant.serve.lock import SocketLock
 from covenant.serve.routes import decode
 from covenant.serve.status import HTTP_STATUS
 from covenant.serve.verbs.table import handled
@@ -60,18 +61,18 @@ class Ipc:
         self.connections: set[_Connection] = set()
         self.on_request: OnRequest | None = None  # told of each verb when it ends
         self._server: asyncio.Server | None = None
+        self._lock = SocketLock(path)
         self._noting: set[asyncio.Task[None]] = set()
         exchange.trust.watch(self._close_of)
 
-    def check_free(self) -> None:
+    def claim(self) -> None:
         """Before the store is opened: nothing of a daemon that runs here may be touched."""
-        if self.path.is_socket() and _is_answered(self.path):
+        if not self._lock.take() or (self.path.is_socket() and _is_answered(self.path)):
             why = "a daemon does already; each needs a --home of its own"
             raise BadSetting(f"cannot listen on {self.path}: {why}", name="--ipc")
 
     async def start(self) -> None:
         _clear_stale(self.path)
-        self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         loop = asyncio.get_running_loop()
         self._server = await loop.create_unix_server(
             lambda: _Connection(self), sock=_bound(self.path), backlog=self.crowd.backlog
@@ -79,13 +80,13 @@ class Ipc:
 
     async def stop(self) -> None:
         """Take no more connections, let what is under way be answered, then close."""
-        if self._server is None:
-            return
-        await stop_accepting(self._server)
-        self._server.close()
-        for connection in list(self.connections):
-            await connection.finish()
-        self.path.unlink(missing_ok=True)
+        if self._server is not None:
+            await stop_accepting(self._server)
+            self._server.close()
+            for connection in list(self.connections):
+                await connection.finish()
+            self.path.unlink(missing_ok=True)
+        self._lock.release()
 
     def note_stranger(self) -> None:
         """Written down behind the back of the connection, which is closed by then."""

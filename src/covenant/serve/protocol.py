@@ -23,7 +23,7 @@ from typing import Any, Final, TypeVar
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
-from covenant.model.error import CovenantError, HeadTooLarge, TooManyConnections, TooSlow
+from covenant.model.error import CovenantError, HeadTooLarge, Malformed, TooManyConnections, TooSlow
 from covenant.serve.connections import NEVER, Connections
 from covenant.serve.hangups import HangUps
 from covenant.serve.head import Head, Headers, Known, known
@@ -345,6 +345,10 @@ class HttpProtocol(HttpToolsProtocol):
             self._hang_up()
         else:
             self._part(TooSlow("the request did not come to its end in time"))
+
+    def send_400_response(self, msg: str) -> None:
+        """In our words, and not into the answer to what came before it."""
+        self._part(Malformed("this is no HTTP request", field="head"))
 
     def _part(self, why: CovenantError) -> None:
         """Say why, unless something else is being said or this request has had its answer; and close."""

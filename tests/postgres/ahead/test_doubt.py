@@ -17,7 +17,7 @@ from covenant.store.postgres.lane import Lane
 from covenant.store.postgres.waking import Waking
 from tests.conformance.support import nothing_for, plain, soon, take, turn, uid
 from tests.postgres.ahead.support import ALICE, BOB, die, go_ahead
-from tests.postgres.support import engine_of, sql, until
+from tests.postgres.support import WAITING, engine_of, sql, until
 
 
 class Deaf:
@@ -28,6 +28,13 @@ class Deaf:
 
     async def fetch(self, *values: Any) -> None:
         await self._statement.fetch(*values)
+        raise ConnectionResetError("the line was cut")
+
+
+class Cut:
+    """A statement that never arrives."""
+
+    async def fetch(self, *values: Any) -> None:
         raise ConnectionResetError("the line was cut")
 
 
@@ -172,3 +179,27 @@ async def test_what_is_due_is_not_taken_for_nothing(url: str, monkeypatch: pytes
         assert engine.ahead.is_on
         taken = await engine.take(LeaseTasks(BOB, BOB, "one"), 0)
         assert [one.task.id for one in taken] == [following]
+
+
+async def test_a_stretch_that_was_broken_off_puts_nothing_into_the_tables_any_more(box: OpenMailbox, url: str) -> None:
+    """What it was at is read from the log, and the next stretch has the connection."""
+    alice, bob = box.of(ALICE), box.of(BOB)
+    engine = await go_ahead(box, alice, bob)
+    going = engine.ahead._stretch
+    assert going is not None
+    async with sql(url) as server, sql(url) as looking:
+        holding = server.transaction()
+        await holding.start()
+        await server.execute("select from ahead for update")
+        settling = going._settling = asyncio.create_task(going._settle())
+        settling.add_done_callback(going._has_settled)
+        async with asyncio.timeout(10):
+            while not await looking.fetchval(WAITING, engine.member.session):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        going._lane._append_statement = Cut()
+        sending = asyncio.create_task(alice.send_task(plain(bob)))
+        await until(lambda: engine.ahead.is_owed and engine.ahead._ending is None)
+        assert settling.done()
+        await holding.rollback()
+    sent = await soon(sending)
+    assert (await take(bob)).task.id == sent.task_id

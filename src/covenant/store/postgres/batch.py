@@ -44,9 +44,7 @@ class Batches:
     async def work(self) -> None:
         engine, lane = self._engine, self._lane
         while True:
-            if not engine.queue:
-                await lane.rest()  # what was begun for a batch that another lane has taken
-            batch = await engine.queue.next_batch(lane.own)
+            batch = await engine.queue.next_batch(lane.own, lane.rest)
             if not batch:
                 return
             try:

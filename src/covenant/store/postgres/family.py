@@ -59,7 +59,7 @@ async def _families(
     level_of = dict.fromkeys(parents, 1)  # where their children stand
     found: dict[str, Family] = {parent: [] for parent in parents}
     for parent, key, order, level in rows:
-        if level > levels or level_of[parent] != level:
+        if level > levels or level_of.get(parent) != level:
             continue  # in a circle they come again
         found[parent].append((order, key))
         if level < levels and key not in level_of:

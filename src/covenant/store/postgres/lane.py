@@ -194,7 +194,7 @@ class Lane:
         await self.close()
 
     async def rest(self) -> None:
-        """Nothing waits: no transaction stays open for it."""
+        """Nothing waits that this lane could do: no transaction stays open for what another has taken."""
         if self._connection is not None:
             await self._roll_back(self._connection)
 

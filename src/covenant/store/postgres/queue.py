@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
 
 from covenant.store.postgres.entry import Entry
@@ -71,8 +71,10 @@ class Queue:
         waiting, self._waiting = self._waiting, deque()
         return [entry for entry in waiting if not _is_held_back(entry, None) and _is_wanted(entry)]
 
-    async def next_batch(self, own: deque[Entry]) -> list[Entry]:
-        """Of what only this lane can do, or of what waits for any; nothing once this ends."""
+    async def next_batch(self, own: deque[Entry], rest: Callable[[], Awaitable[None]]) -> list[Entry]:
+        """Of what only this lane can do, or of what waits for any; nothing once this ends. Who has to wait rests
+        first."""
+        has_rested = False
         self.free += 1
         try:
             while not self._is_over:
@@ -81,6 +83,10 @@ class Queue:
                         return [own.popleft()]
                     if batch := self._batch():
                         return batch
+                if not has_rested:
+                    has_rested = True
+                    await rest()
+                    continue  # something may have come meanwhile
                 waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
                 self._idle.append(waiting)
                 await waiting

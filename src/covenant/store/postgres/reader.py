@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final
 
 import asyncpg
@@ -37,6 +38,7 @@ READ_BYTES: Final = 16 << 20  # of records, in one look; at least one is loaded,
 AT_ONCE_BYTES: Final = 64 << 20  # held for the questions of one batch; then each is by itself, and its page ends
 _AHEAD: Final = 200  # looked for with one that is asked for, or as many more as there are already
 _LEVELS: Final = 64  # of a tree, in one look
+TURN_S: Final = 0.01  # in which questions are answered; then others have theirs
 PATIENCE_S: Final = 20.0
 
 log = logging.getLogger("covenant.store")
@@ -179,12 +181,12 @@ class Reader:
     async def _answer_at_once(self, asked: list[Asked]) -> list[Asked]:
         """What one look at a few records answers; the rest."""
         work = self._working()
-        wanted = self._try(asked, work)
+        wanted = await self._try(asked, work)
         keys = [want for want in wanted if type(want) is str]
         if len(keys) < len(wanted):
             return [one for one in asked if not one.future.done()]
         await self._load(work, wanted)
-        self._try(asked, work)
+        await self._try(asked, work)
         return [one for one in asked if not one.future.done()]
 
     async def _answer_all(self, asked: list[Asked]) -> None:
@@ -192,7 +194,7 @@ class Reader:
         wanted: list[Any] = []
         while True:
             await self._load(work, wanted)
-            wanted = self._try(asked, work)
+            wanted = await self._try(asked, work)
             if not wanted:
                 return
             if self._held > AT_ONCE_BYTES and len(asked) > 1:
@@ -208,12 +210,16 @@ class Reader:
         work.is_snapshot = True
         return work
 
-    def _try(self, asked: list[Asked], work: Working) -> list[Any]:
+    async def _try(self, asked: list[Asked], work: Working) -> list[Any]:
         """Answer what can be; what the others still want."""
         engine = self._engine
         wanted: list[Any] = []
         ctx = engine.context
+        begun_s = perf_counter()  # the loop's own clock may stand still within a turn
         for one in asked:
+            if perf_counter() - begun_s >= TURN_S:
+                await asyncio.sleep(0)
+                begun_s = perf_counter()
             if one.future.done():
                 continue
             ctx.now, ctx.compaction = engine.now(), work.compaction

@@ -295,6 +295,9 @@ class Stretch:
         """What was not appended is decided again. Of the append under way it is found out whether it was."""
         engine, lane = self._engine, self._lane
         await asyncio.wait([self._writing])
+        if self._settling is not None:  # what it would put there is read from the log
+            self._ahead.let_go()
+            await asyncio.wait([self._settling])
         if not isinstance(failed, (*LOST, asyncpg.PostgresError)):
             log.error("what was decided ahead of the tables could not be appended", exc_info=failed)
         going = self._going.entries
