@@ -20,17 +20,18 @@ class SocketLock:
     def take(self) -> bool:
         """False where another daemon has it."""
         path = self._socket.with_name(f"{self._socket.name}.lock")
+        fd = -1
         try:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as failed:
+            if fd >= 0:
+                os.close(fd)
+            if isinstance(failed, BlockingIOError):
+                return False
             why = f"cannot listen on {self._socket}: {path.name}: {failed.strerror or failed}"
             raise BadSetting(why, name="--ipc") from failed
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(fd)
-            return False
         self._fd = fd
         return True
 
