@@ -14,6 +14,7 @@ from covenant.agents.hold import LOST
 from covenant.agents.run import Run
 from covenant.model.error import CovenantError
 from covenant.model.task import Result
+from covenant.worker import is_own_failure
 
 log = logging.getLogger("covenant.agents")
 
@@ -31,7 +32,7 @@ class Ending:
         if function.cancelled() or isinstance(failed, Suspended):
             result = self._error("the agent was canceled from inside")
         elif failed is not None:
-            if not isinstance(failed, Exception):
+            if not is_own_failure(failed):
                 raise failed
             if run.hold.cancel_requested and isinstance(failed, CancelRequested):
                 await self._end_canceled()
