@@ -73,10 +73,10 @@ class Ending:
     def _ok(self, value: Any) -> Result:
         try:
             return Result(self._run_id, "ok", values.blocks_of(value))
-        except (TypeError, ValueError, NotImplementedError) as wrong:
+        except Exception as wrong:  # a model brings its own way to become JSON
             return self._error(f"what the agent returned is no JSON: {wrong}")
 
     def _error(self, message: str, failed: BaseException | None = None) -> Result:
         text = message if failed is None else f"{type(failed).__name__}: {message}"
         limit = self._run.hold.box.limits.text_bytes_max
-        return Result(self._run_id, "error", (), text.encode(errors="replace")[:limit].decode(errors="ignore"))
+        return Result(self._run_id, "error", (), values.clipped(text, limit))

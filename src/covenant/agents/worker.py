@@ -288,8 +288,7 @@ class AgentWorker:
                 )
             log.info("task %s failed", delivery.task.id, exc_info=failed)
             limit = self.box.limits.text_bytes_max
-            text = f"{type(failed).__name__}: {failed}".encode(errors="replace")[:limit].decode(errors="ignore")
-            return Result.error(delivery, text)
+            return Result.error(delivery, values.clipped(f"{type(failed).__name__}: {failed}", limit))
 
     async def _call(self, function: TaskFunction, task: Task, work: WorkContext) -> Any:
         self.probe("a task")
