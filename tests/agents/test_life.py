@@ -62,11 +62,21 @@ async def test_an_end_keeps_the_tail(house: House) -> None:
     assert await house.told(run_id) == [("user", "the tail"), ("assistant", {"text": "bye"})]
 
 
-async def test_what_is_no_json_cannot_be_returned(house: House) -> None:
+class Unreadable:
+    def model_dump(self, mode: str) -> Any:
+        raise RuntimeError("it has no words")
+
+
+@pytest.mark.parametrize("kind", ["object", "ring", "model"])
+async def test_what_is_no_json_cannot_be_returned(house: House, kind: str) -> None:
+    ring: list[Any] = []
+    ring.append(ring)
+    odd_values = {"object": object(), "ring": ring, "model": Unreadable()}
+
     @agent("odd")
     async def odd(ctx: AgentContext) -> Any:
         await ctx.append("user", "before")
-        return object()
+        return odd_values[kind]
 
     async with house.worker(odd):
         run_id = await house.begin(odd)
