@@ -536,3 +536,16 @@ async def test_a_run_that_two_looks_find_is_taken_up_once(house: House) -> None:
         await asyncio.gather(worker.take_all_over(), worker.take_all_over())
         assert await house.result(run_id) == 1
     assert calls == 1
+
+
+async def test_a_worker_that_is_not_let_in_again_gives_back_nothing_of_others(house: House, tmp_path: Path) -> None:
+    @agent("idle")
+    async def idle(ctx: AgentContext) -> None: ...
+
+    again = house.worker(idle, home=tmp_path / "home")
+    async with again:
+        pass
+    async with house.worker(idle, home=tmp_path / "home"):
+        for _ in range(2):
+            with pytest.raises(Malformed, match="another worker"):
+                await again.__aenter__()

@@ -128,10 +128,12 @@ class AgentWorker:
 
     async def _close(self) -> None:
         self._is_told_to_stop = False
-        if self._lock is not None:
-            self._lock.release()
-        if self._opened is not None:
-            await self._opened.close()
+        lock, self._lock = self._lock, None  # it may be entered again, and not get that far
+        opened, self._opened = self._opened, None
+        if lock is not None:
+            lock.release()
+        if opened is not None:
+            await opened.close()
 
     async def run(self) -> None:
         """Until `stop` is called."""
