@@ -66,7 +66,7 @@ class Effects:
         try:
             came = await self._host.perform(function, self._checkpoints.outside(key), idempotent)
             outcome: dict[str, Any] = {"value": values.plain(came)}
-            self._notes.check_value(values.raw(outcome))
+            self._notes.check_value(values.raw(outcome), is_wrapped=True)
         except BaseException as failed:
             if self._hold.is_dropped or not is_own_failure(failed):
                 raise

@@ -137,6 +137,11 @@ class Entries:
         entries = await self._path_to(leaf, limit)
         return [structs.replace(entry, content=values.fresh(entry.content)) for entry in entries]
 
+    async def content_at(self, number: int) -> Any:
+        if number not in self._known:
+            await self._fetch(number, 1, every=True)
+        return values.fresh(self._known[number].content)
+
     async def branch(self, entry_id: str) -> None:
         self.leaf = await self._number_of(entry_id)
 

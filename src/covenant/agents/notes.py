@@ -29,7 +29,7 @@ class Notes:
         return memo
 
     def remember(self, memo: Memo) -> None:
-        self.check_value(memo.value)
+        self.check_value(memo.value, is_wrapped=True)
         self.memory.keep(memo)
         self.batch.memos.append(memo)
 
@@ -67,9 +67,9 @@ class Notes:
     def check_name(self, name: str, what: str) -> None:
         check_text(name, what, self._box.limits.key_bytes_max)
 
-    def check_value(self, value: Raw) -> None:
+    def check_value(self, value: Raw, *, is_wrapped: bool = False) -> None:
         if value is NOTHING:
             return
         body, limits = bytes(value), self._box.limits
         if len(body) > limits.content_bytes_max or body.count(b"[") + body.count(b"{") > limits.content_depth_max:
-            check_value(value, "value", limits)
+            check_value(value, "value", limits, is_wrapped=is_wrapped)
