@@ -459,3 +459,54 @@ async def test_a_result_that_cannot_be_kept_has_failed(open_house: Open) -> None
     run_id, failed = await house.through(asks, tasks=[make])
     assert failed == list(results)
     assert await house.told(run_id) == [("user", "before")]
+
+
+# --- more than a daemon takes at once ----------------------------------------------------------------------
+
+_LARGE = 3 * 1024 * 1024
+
+
+async def test_large_entries_go_in_as_many_commits_as_they_need(house: House) -> None:
+    @agent("writes")
+    async def writes(ctx: AgentContext) -> str:
+        for n in range(3):
+            await ctx.append("assistant", str(n) * _LARGE)
+        await pause(ctx)
+        await ctx.append("assistant", "x" * _LARGE)
+        await ctx.checkpoint("y" * _LARGE)
+        await ctx.append("assistant", "x" * _LARGE)
+        await ctx.say("x" * _LARGE)
+        return "z" * _LARGE
+
+    _, result = await house.through(writes)
+    assert result == "z" * _LARGE
+
+
+async def test_large_results_of_own_tasks_are_told(house: House) -> None:
+    @task("make")
+    async def make(n: int) -> str:
+        return str(n) * _LARGE
+
+    @agent("asks")
+    async def asks(ctx: AgentContext) -> list[int]:
+        made = await ctx.join_all([ctx.task("make", n) for n in range(4)])
+        return [int(one[0]) for one in made if len(one) == _LARGE]
+
+    assert (await house.through(asks, tasks=[make]))[1] == [0, 1, 2, 3]
+
+
+async def test_tasks_that_are_too_much_for_one_commit_are_refused_where_they_are_asked_for(house: House) -> None:
+    @task("measure")
+    async def measure(text: str) -> int:
+        return len(text)
+
+    @agent("asks")
+    async def asks(ctx: AgentContext) -> list[int]:
+        asked = [ctx.task("measure", letter * _LARGE) for letter in "a"]
+        with pytest.raises(TooLarge, match="wait for something in between"):
+            ctx.task("measure", "b" * _LARGE)
+        sizes = await ctx.join_all(asked)
+        await pause(ctx)
+        return [*sizes, await ctx.task("measure", "b" * _LARGE)]
+
+    assert (await house.through(asks, tasks=[measure]))[1] == [_LARGE, _LARGE]

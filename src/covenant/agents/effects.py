@@ -50,7 +50,7 @@ class Effects:
         return outcome.get("value")
 
     async def _perform(self, key: str, shown: str, function: Callable[..., Any], idempotent: bool) -> Memo:
-        await self._waits.make_room()
+        await self._waits.make_room(self._hold.box.limits.content_bytes_max)
         if not idempotent:
             self._notes.remember(Memo(key, begun=shown))
             await self._waits.flush()

@@ -7,6 +7,8 @@ import logging
 from contextlib import suppress
 from typing import Any
 
+from msgspec.json import encode
+
 from covenant.agents import values
 from covenant.agents.commits import Commits, Reduced
 from covenant.agents.error import CancelRequested, Suspended
@@ -55,7 +57,7 @@ class Ending:
         """Nobody can hear any more that a task was refused: the run itself ends with that."""
         while True:
             try:
-                if self._run.notes.cancels_due:
+                if self._run.notes.cancels_due or not self._run.notes.carries(len(encode(result))):
                     await self._commits.commit(None)
                 await self._commits.commit(None, result)
                 return

@@ -104,7 +104,7 @@ class Signals:
         def is_there() -> bool:
             return has_come() or self._times.is_over(wait.until_ms)
 
-        await self._waits.make_room()
+        await self._waits.make_room(self._hold.box.limits.content_bytes_max)
         while True:  # another place may have been quicker to take what was there
             await self._waits.wait(wait, is_there)
             if not has_come() and is_there():
@@ -116,6 +116,7 @@ class Signals:
         hold, batch = self._hold, self._notes.batch
         if not hold.number or batch.takes or batch.entries:
             await self._waits.flush()  # a run hears what was said before it began once it has; a commit takes so many
+        await self._waits.make_room(hold.box.limits.content_bytes_max)
         looked = Wait(signals=(pattern,))
         standing = await self._lookout.look_up(lambda: hold.box.look_around(hold.lease_id, looked, every=True))
         return [signal for signal in standing.signals if signal.id not in self._inbox.taken]
