@@ -202,6 +202,16 @@ async def test_a_handler_that_cancels_itself_has_failed(local: OpenMailbox) -> N
     assert (answer.status, answer.error_message) == ("error", "CancelledError")
 
 
+async def test_a_handler_that_fails_of_anything_has_failed(local: OpenMailbox) -> None:
+    class Panic(BaseException): ...
+
+    async def handler(ctx: WorkContext) -> None:
+        raise Panic("lost my head")
+
+    answer = await answer_to(local.of("alice@lab"), local.of("bob@lab"), handler)
+    assert (answer.status, answer.error_message) == ("error", "lost my head")
+
+
 async def test_the_worker_goes_on_after_a_failure(local: OpenMailbox) -> None:
     alice, bob = local.of("alice@lab"), local.of("bob@lab")
 

@@ -272,12 +272,10 @@ class Worker:
             return seal_result(_result_of(returned, ctx.delivery), self._box.limits)
         except Release as release:
             return release
-        except asyncio.CancelledError as canceled:
-            job = asyncio.current_task()
-            if job is not None and job.cancelling():
+        except BaseException as failed:
+            has_ended = ctx._ending is not None and not isinstance(failed, Exception)
+            if has_ended or not is_own_failure(failed):
                 raise
-            return self._error(ctx, canceled)
-        except Exception as failed:
             if ctx._is_lost and _tells_of_loss(failed):
                 return None
             log.warning("the handler failed on task %s", ctx.task.id, exc_info=failed)
@@ -367,6 +365,14 @@ def _tells_of_loss(failed: BaseException) -> bool:
     if isinstance(failed, BaseExceptionGroup):
         return all(_tells_of_loss(inner) for inner in failed.exceptions)
     return isinstance(failed, LEASE_LOST)
+
+
+def is_own_failure(failed: BaseException) -> bool:
+    """Whether a handler has failed by itself, with whatever it raised: nobody has ended it, nor the process."""
+    if isinstance(failed, asyncio.CancelledError):
+        job = asyncio.current_task()
+        return job is None or not job.cancelling()
+    return not isinstance(failed, (Ended, KeyboardInterrupt, SystemExit))
 
 
 async def in_thread(work: Callable[[], T]) -> T:

@@ -270,3 +270,35 @@ async def test_effects_beside_each_other_are_in_doubt_one_by_one(house: House, t
             doubt = seen.doubts[0]
             await house.bob.judge_effect(run_id, doubt, "done", reason="seen", value=doubt)
         assert await house.result(run_id) == ["rent", "tax"]
+
+
+class Panic(BaseException):
+    """As extensions raise it that are written in another language."""
+
+
+@pytest.mark.parametrize(
+    ("failure", "message"),
+    [
+        (OSError("no file \udcff"), "OSError: no file ?"),
+        (ValueError("x" * 5_000_000), "ValueError: " + "x" * (16 * 1024 - 12)),
+        (asyncio.CancelledError("given up"), "CancelledError: given up"),
+        (Panic("lost my head"), "Panic: lost my head"),
+    ],
+    ids=["no unicode", "too long", "canceled", "panic"],
+)
+async def test_whatever_an_effect_raises_is_remembered(house: House, failure: BaseException, message: str) -> None:
+    calls = []
+
+    @agent("tries")
+    async def tries(ctx: AgentContext) -> str:
+        def fail() -> None:
+            calls.append(1)
+            raise failure
+
+        with pytest.raises(EffectFailed) as failed:
+            await ctx.run("try", fail)
+        await pause(ctx)
+        return str(failed.value)
+
+    _, told = await house.through(tries)
+    assert (told, len(calls)) == (message, 1)

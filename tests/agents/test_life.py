@@ -62,11 +62,21 @@ async def test_an_end_keeps_the_tail(house: House) -> None:
     assert await house.told(run_id) == [("user", "the tail"), ("assistant", {"text": "bye"})]
 
 
-async def test_what_is_no_json_cannot_be_returned(house: House) -> None:
+class Unreadable:
+    def model_dump(self, mode: str) -> Any:
+        raise RuntimeError("it has no words")
+
+
+@pytest.mark.parametrize("kind", ["object", "ring", "model"])
+async def test_what_is_no_json_cannot_be_returned(house: House, kind: str) -> None:
+    ring: list[Any] = []
+    ring.append(ring)
+    odd_values = {"object": object(), "ring": ring, "model": Unreadable()}
+
     @agent("odd")
     async def odd(ctx: AgentContext) -> Any:
         await ctx.append("user", "before")
-        return object()
+        return odd_values[kind]
 
     async with house.worker(odd):
         run_id = await house.begin(odd)
@@ -526,3 +536,16 @@ async def test_a_run_that_two_looks_find_is_taken_up_once(house: House) -> None:
         await asyncio.gather(worker.take_all_over(), worker.take_all_over())
         assert await house.result(run_id) == 1
     assert calls == 1
+
+
+async def test_a_worker_that_is_not_let_in_again_gives_back_nothing_of_others(house: House, tmp_path: Path) -> None:
+    @agent("idle")
+    async def idle(ctx: AgentContext) -> None: ...
+
+    again = house.worker(idle, home=tmp_path / "home")
+    async with again:
+        pass
+    async with house.worker(idle, home=tmp_path / "home"):
+        for _ in range(2):
+            with pytest.raises(Malformed, match="another worker"):
+                await again.__aenter__()

@@ -63,6 +63,24 @@ async def test_in_a_folder_the_same_input_is_the_same_run(tmp_path: Path) -> Non
     assert calls == [1, 2, 1]
 
 
+async def test_a_house_that_cannot_be_entered_leaves_its_folder_free(tmp_path: Path) -> None:
+    class NoHouse(Local):
+        _worker_type = _NoWorker
+
+    store = f"file:{tmp_path}/run"
+    async with asyncio.timeout(20):
+        with pytest.raises(Malformed, match="twice"):
+            await Local(store, agents=[adds, adds]).__aenter__()
+        with pytest.raises(NotPermitted):
+            await NoHouse(store, agents=[adds]).__aenter__()
+        assert await run_local(adds, 4, tasks=[work], store=store) == 60
+
+
+class _NoWorker(AgentWorker):
+    async def take_all_over(self) -> None:
+        raise NotPermitted("nothing is taken over")
+
+
 async def test_a_run_that_was_killed_goes_on(tmp_path: Path) -> None:
     store = f"file:{tmp_path}/run"
     dead = asyncio.Event()

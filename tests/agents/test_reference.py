@@ -15,14 +15,16 @@ from covenant.agents import AgentContext, EntryRole, Local, Selected, TaskFailed
 from covenant.model.error import LeaseSuperseded
 from covenant.model.record import Outcome, TaskState
 from covenant.model.run import RunStatus
+from covenant.work.context import Ended
 from tests.agents.conftest import Open
 from tests.agents.house import PATIENCE_S, House
 
 pytestmark = pytest.mark.usefixtures("everywhere")
 
 
-class Killed(BaseException):
-    """The end of a process, as far as one process can show it: nothing is told to anybody any more."""
+class Killed(Ended):
+    """The end of a process, as far as one process can show it: nothing is told to anybody any more, as when a handler
+    has said its last word."""
 
 
 class Killer:

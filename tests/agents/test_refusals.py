@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from covenant import AgentId, Json, Limits, Result, Task, Text
+from covenant import AgentId, Json, Limits, Result, Task, Text, WorkContext
 from covenant.agents import (
     Agent,
     AgentContext,
@@ -23,6 +23,7 @@ from covenant.agents import (
     task,
 )
 from covenant.model.error import CovenantError, TooLarge
+from covenant.rules.content_key import task_id, task_key
 from covenant.testing import AgentTest
 from covenant.testing.gate import Gate
 from tests.agents.conftest import Open
@@ -459,3 +460,86 @@ async def test_a_result_that_cannot_be_kept_has_failed(open_house: Open) -> None
     run_id, failed = await house.through(asks, tasks=[make])
     assert failed == list(results)
     assert await house.told(run_id) == [("user", "before")]
+
+
+async def test_an_agent_answers_its_own_tasks_without_a_grant(house: House, served: None) -> None:
+    """As it sends them: also where the result is told beside, and where it is more than a result."""
+    begun, told = asyncio.Event(), asyncio.Event()
+
+    @task("show")
+    async def show(work: WorkContext, n: int) -> int:
+        begun.set()
+        await work.update("half way")
+        return 10 * n
+
+    @task("refuse")
+    async def refuse(work: WorkContext, n: int) -> None:
+        work.reject("not mine")
+
+    @agent("slow")
+    async def slow(ctx: AgentContext) -> list[Any]:
+        shown = await ctx.task("show", 1)
+        await told.wait()
+        [refused] = await ctx.join_all_settled([ctx.task("refuse", 1)])
+        return [shown, str(refused.error)]
+
+    house.tokens["dan@lab"] = (await enrolled(house.box, "dan@lab", "a2a.respond.alice@lab")).token
+    async with house.worker(slow, tasks=[show, refuse], name="dan", grace_ms=0):
+        run_id = await _begin(house, AgentId.named("dan@lab"), slow)
+        async with asyncio.timeout(PATIENCE_S):
+            await begun.wait()
+        shown = await house.until_task(task_id(task_key(run_id, "show", 1)), lambda entry: entry.outcome is not None)
+        told.set()
+        assert await house.result(run_id) == [10, "rejected: not mine"]
+    assert shown.attempt == 1
+
+
+# --- more than a daemon takes at once ----------------------------------------------------------------------
+
+_LARGE = 3 * 1024 * 1024
+
+
+async def test_large_entries_go_in_as_many_commits_as_they_need(house: House) -> None:
+    @agent("writes")
+    async def writes(ctx: AgentContext) -> str:
+        for n in range(3):
+            await ctx.append("assistant", str(n) * _LARGE)
+        await pause(ctx)
+        await ctx.append("assistant", "x" * _LARGE)
+        await ctx.checkpoint("y" * _LARGE)
+        await ctx.append("assistant", "x" * _LARGE)
+        await ctx.say("x" * _LARGE)
+        return "z" * _LARGE
+
+    _, result = await house.through(writes)
+    assert result == "z" * _LARGE
+
+
+async def test_large_results_of_own_tasks_are_told(house: House) -> None:
+    @task("make")
+    async def make(n: int) -> str:
+        return str(n) * _LARGE
+
+    @agent("asks")
+    async def asks(ctx: AgentContext) -> list[int]:
+        made = await ctx.join_all([ctx.task("make", n) for n in range(4)])
+        return [int(one[0]) for one in made if len(one) == _LARGE]
+
+    assert (await house.through(asks, tasks=[make]))[1] == [0, 1, 2, 3]
+
+
+async def test_tasks_that_are_too_much_for_one_commit_are_refused_where_they_are_asked_for(house: House) -> None:
+    @task("measure")
+    async def measure(text: str) -> int:
+        return len(text)
+
+    @agent("asks")
+    async def asks(ctx: AgentContext) -> list[int]:
+        asked = [ctx.task("measure", letter * _LARGE) for letter in "a"]
+        with pytest.raises(TooLarge, match="wait for something in between"):
+            ctx.task("measure", "b" * _LARGE)
+        sizes = await ctx.join_all(asked)
+        await pause(ctx)
+        return [*sizes, await ctx.task("measure", "b" * _LARGE)]
+
+    assert (await house.through(asks, tasks=[measure]))[1] == [_LARGE, _LARGE]

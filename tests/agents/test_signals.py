@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from covenant import Json, Limits, Task
 from covenant.agents import AgentContext, TaskFailed, agent, task
 from covenant.model.error import Malformed
+from covenant.model.message import Message, Part
 from covenant.model.run import RunStatus
 from tests.agents.conftest import Open
 from tests.agents.house import House, pause
@@ -430,3 +432,77 @@ async def test_a_signal_that_was_seen_and_left_does_not_come_before_an_older_one
         for name in ("a", "b", "c", "pause"):
             await house.signal(run_id, name, name)
         assert await house.result(run_id) == ["b", "a", "c"]
+
+
+# --- large ones --------------------------------------------------------------------------------------------
+
+
+def _nested(depth: int) -> Any:
+    value: Any = "core"
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+async def test_the_largest_signals_that_are_taken_are_heard(open_house: Open) -> None:
+    @agent("hears")
+    async def hears(ctx: AgentContext) -> list[bool]:
+        heard = [await ctx.wait_for_signal("long"), await ctx.wait_for_signal("deep")]
+        chosen = await ctx.any_of(ctx.signal("long"))
+        await pause(ctx)
+        return [heard == [long, deep], chosen.value == long]
+
+    house = await open_house(Limits(content_bytes_max=5000))
+    long, deep = "x" * 4998, _nested(64)
+    run_id = await house.begin(hears)
+    for name, value in (("long", long), ("deep", deep), ("long", long)):
+        await house.signal(run_id, name, value)
+    async with house.worker(hears):
+        await house.paused(run_id)
+        await house.signal(run_id, "pause")
+        assert await house.result(run_id) == [True, True]
+
+
+async def test_signals_that_are_too_much_for_one_commit_are_drained_in_parts(open_house: Open) -> None:
+    @agent("drains")
+    async def drains(ctx: AgentContext) -> list[list[int]]:
+        parts = []
+        while part := await ctx.drain_signals("n"):
+            parts.append([len(value) for value in part])
+        await pause(ctx)
+        return parts
+
+    house = await open_house(Limits(content_bytes_max=5000))
+    run_id = await house.begin(drains)
+    for size in (2000, 2000, 2000, 4998, 10):
+        await house.signal(run_id, "n", "x" * size)
+    async with house.worker(drains):
+        await house.paused(run_id)
+        await house.signal(run_id, "pause")
+        assert await house.result(run_id) == [[2000, 2000], [2000], [4998], [10]]
+
+
+async def test_a_long_message_of_several_parts_is_heard_once(open_house: Open) -> None:
+    """Its text and its parts together are more than one value may be."""
+
+    @agent("hears")
+    async def hears(ctx: AgentContext) -> list[Any]:
+        text = await ctx.wait_for_message()
+        [drained] = await ctx.drain_signals("message")
+        await pause(ctx)
+        return [len(text), len(drained["text"]), drained["parts"][1]["data"], await ctx.has_signal("message")]
+
+    house = await open_house(Limits(content_bytes_max=5000))
+    run_id = await house.begin(hears)
+    async with house.worker(hears):
+        await house.until(run_id, RunStatus.AWAITING_INPUT)
+        for _ in range(2):
+            await house.alice.add_message(run_id, _in_parts("x" * 3000, {"n": 1}))
+        await house.paused(run_id)
+        await house.signal(run_id, "pause")
+        assert await house.result(run_id) == [3000, 3000, {"n": 1}, False]
+    assert len(await house.entries(run_id)) == 2
+
+
+def _in_parts(text: str, data: Any) -> Message:
+    return Message(message_id=str(uuid.uuid4()), role="ROLE_USER", parts=(Part(text=text), Part(data=data)))

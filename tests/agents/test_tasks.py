@@ -578,3 +578,66 @@ async def test_results_that_one_answer_does_not_carry_are_joined(open_house: Ope
         run_id = await house.begin(gathers)
         assert await house.result(run_id) == 10
         assert (await house.bob.get_run(run_id)).step < 20
+
+
+# --- functions that end in another way ---------------------------------------------------------------------
+
+
+class Panic(BaseException):
+    """As extensions raise it that are written in another language."""
+
+
+@pytest.mark.parametrize("idempotent", [False, True])
+async def test_a_task_whose_function_fails_of_anything_has_failed(house: House, idempotent: bool) -> None:
+    @task("break", idempotent=idempotent)
+    async def breaks(how: str) -> None:
+        raise Panic("lost my head") if how == "panic" else asyncio.CancelledError("given up")
+
+    @agent("asks")
+    async def asks(ctx: AgentContext) -> list[str]:
+        settled = await ctx.join_all_settled([ctx.task("break", how) for how in ("panic", "cancel")])
+        return [str(one.error) for one in settled]
+
+    async with house.worker(asks, tasks=[breaks]):
+        run_id = await house.begin(asks)
+        assert await house.result(run_id) == ["Panic: lost my head", "CancelledError: given up"]
+
+
+@pytest.mark.parametrize("has_children", [False, True])
+async def test_a_task_that_its_function_rejects_has_failed(house: House, has_children: bool) -> None:
+    async def refuse(work: WorkContext) -> None:
+        work.reject("not my kind of work")
+
+    @task("refuse")
+    async def refuses(work: WorkContext, what: str) -> None:
+        if not has_children:
+            await refuse(work)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(refuse(work))
+
+    @task("refuse plainly")
+    def refuses_plainly(work: WorkContext, what: str) -> None:
+        work.reject("nor mine")
+
+    @agent("asks")
+    async def asks(ctx: AgentContext) -> list[str]:
+        kinds = ("refuse", "refuse plainly")
+        return [str(one.error) for one in await ctx.join_all_settled([ctx.task(kind, "x") for kind in kinds])]
+
+    async with house.worker(asks, tasks=[refuses, refuses_plainly]):
+        run_id = await house.begin(asks)
+        assert await house.result(run_id) == ["rejected: not my kind of work", "rejected: nor mine"]
+    for kind in ("refuse", "refuse plainly"):
+        assert (await house.bob.get_task(task_id(task_key(run_id, kind, "x")))).outcome is Outcome.REJECTED
+
+
+async def test_an_agent_that_fails_of_anything_has_failed(house: House) -> None:
+    @agent("breaks")
+    async def breaks(ctx: AgentContext) -> None:
+        await ctx.append("assistant", "before")
+        raise Panic("lost my head")
+
+    async with house.worker(breaks):
+        run_id = await house.begin(breaks)
+        assert await house.failure(run_id) == "Panic: lost my head"
+    assert await house.told(run_id) == [("assistant", "before")]

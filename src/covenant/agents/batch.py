@@ -18,6 +18,7 @@ class Batch:
         self.cancels: list[str] = []
         self.takes: list[str] = []
         self.checkpoint: Raw | UnsetType = UNSET
+        self.bytes = 0  # of the values in it
 
     @property
     def is_empty(self) -> bool:
@@ -44,6 +45,7 @@ class Batch:
         self.answers += later.answers
         self.cancels += later.cancels
         self.takes += later.takes
+        self.bytes += later.bytes
 
     def leave_out(self, child_id: str, memo: Memo) -> None:
         """A task that was refused: what is remembered of it takes its place."""

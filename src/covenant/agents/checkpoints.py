@@ -34,6 +34,7 @@ class Checkpoints:
     async def make(self, state: Raw) -> None:
         notes, waits = self._notes, self._waits
         notes.check_value(state)
+        await waits.room_for(len(memoryview(state)))
         notes.batch.checkpoint = state
         notes.batch.memos.clear()  # what comes while this is being committed lies behind it
         notes.memory.forget()

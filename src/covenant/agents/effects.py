@@ -17,6 +17,7 @@ from covenant.agents.notes import Notes
 from covenant.agents.signals import Signals
 from covenant.agents.waits import Waits
 from covenant.model.run import EFFECT, Memo, Wait
+from covenant.worker import is_own_failure
 
 
 class Effects:
@@ -49,7 +50,7 @@ class Effects:
         return outcome.get("value")
 
     async def _perform(self, key: str, shown: str, function: Callable[..., Any], idempotent: bool) -> Memo:
-        await self._waits.make_room()
+        await self._waits.make_room(self._hold.box.limits.content_bytes_max)
         if not idempotent:
             self._notes.remember(Memo(key, begun=shown))
             await self._waits.flush()
@@ -65,9 +66,12 @@ class Effects:
         try:
             came = await self._host.perform(function, self._checkpoints.outside(key), idempotent)
             outcome: dict[str, Any] = {"value": values.plain(came)}
-            self._notes.check_value(values.raw(outcome))
-        except Exception as failed:
-            outcome = {"error": f"{type(failed).__name__}: {failed}"}
+            self._notes.check_value(values.raw(outcome), is_wrapped=True)
+        except BaseException as failed:
+            if self._hold.is_dropped or not is_own_failure(failed):
+                raise
+            limit = self._hold.box.limits.text_bytes_max
+            outcome = {"error": values.clipped(f"{type(failed).__name__}: {failed}", limit)}
         finally:
             self.under_way -= 1
             self._hold.news.set()

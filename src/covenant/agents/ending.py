@@ -7,6 +7,8 @@ import logging
 from contextlib import suppress
 from typing import Any
 
+from msgspec.json import encode
+
 from covenant.agents import values
 from covenant.agents.commits import Commits, Reduced
 from covenant.agents.error import CancelRequested, Suspended
@@ -14,6 +16,7 @@ from covenant.agents.hold import LOST
 from covenant.agents.run import Run
 from covenant.model.error import CovenantError
 from covenant.model.task import Result
+from covenant.worker import is_own_failure
 
 log = logging.getLogger("covenant.agents")
 
@@ -31,7 +34,7 @@ class Ending:
         if function.cancelled() or isinstance(failed, Suspended):
             result = self._error("the agent was canceled from inside")
         elif failed is not None:
-            if not isinstance(failed, Exception):
+            if not is_own_failure(failed):
                 raise failed
             if run.hold.cancel_requested and isinstance(failed, CancelRequested):
                 await self._end_canceled()
@@ -54,7 +57,7 @@ class Ending:
         """Nobody can hear any more that a task was refused: the run itself ends with that."""
         while True:
             try:
-                if self._run.notes.cancels_due:
+                if self._run.notes.cancels_due or not self._run.notes.carries(len(encode(result))):
                     await self._commits.commit(None)
                 await self._commits.commit(None, result)
                 return
@@ -72,10 +75,10 @@ class Ending:
     def _ok(self, value: Any) -> Result:
         try:
             return Result(self._run_id, "ok", values.blocks_of(value))
-        except (TypeError, ValueError, NotImplementedError) as wrong:
+        except Exception as wrong:  # a model brings its own way to become JSON
             return self._error(f"what the agent returned is no JSON: {wrong}")
 
     def _error(self, message: str, failed: BaseException | None = None) -> Result:
         text = message if failed is None else f"{type(failed).__name__}: {message}"
         limit = self._run.hold.box.limits.text_bytes_max
-        return Result(self._run_id, "error", (), text.encode(errors="replace")[:limit].decode(errors="ignore"))
+        return Result(self._run_id, "error", (), values.clipped(text, limit))

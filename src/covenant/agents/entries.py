@@ -9,13 +9,14 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, Final
 
-from msgspec import Struct, structs
+from msgspec import Struct, json, structs
 
 from covenant.agents import values
 from covenant.agents.hold import Hold
 from covenant.agents.lookout import Lookout
 from covenant.agents.notes import Notes
 from covenant.agents.times import Times
+from covenant.agents.waits import Waits
 from covenant.model.error import KeyReused, Malformed, TooLarge
 from covenant.model.message import Message
 from covenant.model.run import EntryDraft, EntryFound, EntryRole, EntrySeen, EntryType, Memo, RunLoaded
@@ -43,13 +44,18 @@ def entry_of(seen: EntrySeen) -> AgentEntry:
     return AgentEntry(seen.id, seen.role, content, seen.type, seen.number, seen.parent, seen.at_ms, seen.turn)
 
 
+def _size_of(draft: EntryDraft) -> int:
+    return len(memoryview(draft.content)) + (0 if draft.says is None else len(json.encode(draft.says)))
+
+
 class Entries:
-    def __init__(self, hold: Hold, notes: Notes, times: Times, lookout: Lookout) -> None:
+    def __init__(self, hold: Hold, notes: Notes, times: Times, waits: Waits, lookout: Lookout) -> None:
         self.leaf = 0
         self.turn: str | None = None  # to which those that follow belong
         self._hold = hold
         self._notes = notes
         self._times = times
+        self._waits = waits
         self._lookout = lookout
         self._count = 0
         self._numbers: dict[str, int] = {}
@@ -69,6 +75,7 @@ class Entries:
         if memo is None:
             found = None if draft.key is None else await self._find_same(draft.key, draft)
             if found is None:
+                await self._waits.room_for(_size_of(draft))
                 return self.enter(key, draft, content)
             memo = Memo(key, values.raw(self.leaf), found)
             notes.remember(memo)
@@ -91,6 +98,7 @@ class Entries:
         notes.batch.entries.append(
             EntryDraft(draft.id, draft.role, draft.content, parent, draft.type, draft.said, draft.says, turn, draft.key)
         )
+        notes.batch.bytes += _size_of(draft)
         self._learn_id(number, draft.id)
         now_ms = self._times.now_ms()
         self._known[number] = AgentEntry(draft.id, draft.role, content, draft.type, number, parent, now_ms, turn)
@@ -136,6 +144,11 @@ class Entries:
             notes.note(key, leaf)
         entries = await self._path_to(leaf, limit)
         return [structs.replace(entry, content=values.fresh(entry.content)) for entry in entries]
+
+    async def content_at(self, number: int) -> Any:
+        if number not in self._known:
+            await self._fetch(number, 1, every=True)
+        return values.fresh(self._known[number].content)
 
     async def branch(self, entry_id: str) -> None:
         self.leaf = await self._number_of(entry_id)

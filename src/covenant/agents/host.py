@@ -23,7 +23,7 @@ class Host(Protocol):
         """Until the mailbox has answered, however long it is away."""
 
     async def do(self, function: TaskFunction, delivery: Delivery) -> Result | None:
-        """Do a task; None when it was given back for another attempt."""
+        """Do a task; None when somebody else tells what becomes of it."""
 
     async def perform(self, function: Callable[..., Any], key: str, idempotent: bool) -> Any:
         """Do an effect, and get what it returned."""

@@ -131,7 +131,7 @@ class Joins:
         thing = things[index]
         if isinstance(thing, PendingTask):
             return Selected(index, self._tasks.value_of(thing, await self._tasks.outcome_of(thing.id)), rest)
-        return Selected(index, heard.get("value"), rest)
+        return Selected(index, await self._signals.heard_in(memo), rest)
 
     async def _first(self, key: str, things: Sequence[PendingTask | SignalWait | Timer]) -> Memo:
         outcomes = self._notes.memory.outcomes

@@ -135,6 +135,14 @@ class Local:
             self.box: Mailbox = await self._opened.__aenter__()
         else:
             self.box = self._given
+        try:
+            await self._move_in()
+        except BaseException:  # nobody would close it
+            await self._close()
+            raise
+        return self
+
+    async def _move_in(self) -> None:
         self.caller = self.box.of(CALLER)
         self.agent = AgentId.named(HOUSE)
         self.worker = self._worker_type(
@@ -147,8 +155,11 @@ class Local:
             probe=self._probe,
         )
         await self.worker.__aenter__()
-        await self.worker.take_all_over()
-        return self
+        try:
+            await self.worker.take_all_over()
+        except BaseException as failed:
+            await self.worker.__aexit__(type(failed), failed, None)
+            raise
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -156,8 +167,11 @@ class Local:
         try:
             await self.worker.__aexit__(kind, error, trace)
         finally:
-            if self._opened is not None:
-                await self._opened.close()
+            await self._close()
+
+    async def _close(self) -> None:
+        if self._opened is not None:
+            await self._opened.close()
 
     async def start(
         self,

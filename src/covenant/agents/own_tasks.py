@@ -1,6 +1,7 @@
 """The tasks of a run that its own worker does: how they are done, and how their results are told.
 
-A result goes with the next commit of the run, one sync for both; if the function takes its time, it is told beside.
+A result goes with the next commit of the run, one sync for both; if the function takes its time, or there is too much
+for one commit, it is told beside.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ import asyncio
 import logging
 from functools import partial
 from typing import Final
+
+from msgspec.json import encode
 
 from covenant.agents.definition import TaskFunction
 from covenant.agents.hold import Hold
@@ -73,7 +76,11 @@ class OwnTasks:
             return  # however it ended: that it was canceled stands
         told = self._kept(result)
         self._notes.memory.outcomes[child_id] = told
+        size = len(encode(told))
+        if not self._notes.carries(size):
+            self._tell_beside()
         self._notes.batch.answers.append(told)
+        self._notes.batch.bytes += size
         if self._lingering is None:
             self._lingering = asyncio.get_running_loop().call_later(LINGER_S, self._linger_no_more)
 
@@ -105,6 +112,9 @@ class OwnTasks:
 
     def _linger_no_more(self) -> None:
         self._lingering = None
+        self._tell_beside()
+
+    def _tell_beside(self) -> None:
         if not self._hold.is_dropped and self._notes.batch.answers:
             self._telling.append(self._hold.beside(self._tell()))
 
@@ -112,6 +122,7 @@ class OwnTasks:
         """The function takes its time: what is done is told meanwhile."""
         hold, batch = self._hold, self._notes.batch
         answers, batch.answers = batch.answers, []
+        batch.bytes -= sum(len(encode(result)) for result in answers)
         for result in answers:
             try:
                 await hold.ask(partial(hold.box.send_result, result))

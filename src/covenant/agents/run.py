@@ -33,7 +33,7 @@ class Run:
         self.inbox = inbox = Inbox()
         self.waits = waits = Waits(hold, notes, inbox)
         self.lookout = lookout = Lookout(hold, notes, times, inbox, waits, drop)
-        self.entries = entries = Entries(hold, notes, times, lookout)
+        self.entries = entries = Entries(hold, notes, times, waits, lookout)
         self.tasks = tasks = Tasks(task.recipient, hold, notes, times, waits, host.tasks)
         self.own = OwnTasks(host, hold, notes, tasks)
         self.signals = signals = Signals(hold, notes, times, inbox, waits, lookout, entries)

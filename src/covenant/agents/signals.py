@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from msgspec import Raw
+
 from covenant.agents import values
 from covenant.agents.entries import Entries
 from covenant.agents.hold import Hold
@@ -38,12 +40,11 @@ class Signals:
         memo = self._notes.memory.recall(key)
         if memo is None:
             memo = await self._next(key, name, timeout_ms)
-        heard = values.unraw(memo.value)
-        if heard is None:
+        if values.unraw(memo.value) is None:
             raise TimeoutError(f"no signal {name} in {timeout_ms} ms")
         if memo.entry is not None:
             self._entries.leaf = memo.entry
-        return heard.get("value")
+        return await self.heard_in(memo)
 
     async def _next(self, key: str, name: str, timeout_ms: int | None) -> Memo:
         until = None if timeout_ms is None else self._times.until(f"{key}/until", timeout_ms)
@@ -65,16 +66,28 @@ class Signals:
         key = notes.memory.key("drain", pattern)
         memo = notes.memory.recall(key)
         if memo is None:
-            drained = [
-                values.unraw(self.take(f"{key}/{at}", signal).value)["value"]
-                for at, signal in enumerate(await self._all(pattern))
+            taken = [
+                self.take(f"{key}/{at}", signal) for at, signal in enumerate(self._carried(await self._all(pattern)))
             ]
-            memo = notes.note(key, drained)
+            notes.note(key, len(taken))
             notes.remember(Memo(f"{key}/leaf", values.raw(self._entries.leaf)))
         else:
+            count = values.unraw(memo.value)
+            kept = (notes.memory.recall(f"{key}/{at}") for at in range(count if type(count) is int else len(count)))
+            taken = [one for one in kept if one is not None]
             leaf = notes.memory.recall(f"{key}/leaf")
             self._entries.leaf = self._entries.leaf if leaf is None else values.unraw(leaf.value)
-        return list(values.unraw(memo.value))
+        return [await self.heard_in(one) for one in taken]
+
+    def _carried(self, waiting: list[SignalSeen]) -> list[SignalSeen]:
+        """As many as are not too much for one commit; the first always is one of them."""
+        left, carried = self._hold.box.limits.content_bytes_max, list[SignalSeen]()
+        for signal in waiting:
+            left -= len(self._remembered(signal)[0])
+            if left < 0 and carried:
+                break
+            carried.append(signal)
+        return carried
 
     # --- hearing ------------------------------------------------------------------------------------------
 
@@ -91,7 +104,7 @@ class Signals:
         def is_there() -> bool:
             return has_come() or self._times.is_over(wait.until_ms)
 
-        await self._waits.make_room()
+        await self._waits.make_room(self._hold.box.limits.content_bytes_max)
         while True:  # another place may have been quicker to take what was there
             await self._waits.wait(wait, is_there)
             if not has_come() and is_there():
@@ -103,6 +116,7 @@ class Signals:
         hold, batch = self._hold, self._notes.batch
         if not hold.number or batch.takes or batch.entries:
             await self._waits.flush()  # a run hears what was said before it began once it has; a commit takes so many
+        await self._waits.make_room(hold.box.limits.content_bytes_max)
         looked = Wait(signals=(pattern,))
         standing = await self._lookout.look_up(lambda: hold.box.look_around(hold.lease_id, looked, every=True))
         return [signal for signal in standing.signals if signal.id not in self._inbox.taken]
@@ -111,20 +125,34 @@ class Signals:
 
     def take(self, key: str, signal: SignalSeen, **more: Any) -> Memo:
         """Consume it, and remember it under the key of the operation."""
-        heard: dict[str, Any] = {"name": signal.name, **more}
+        value, content = self._remembered(signal, **more)
         entry: int | None = None
         if signal.message is not None:
-            content = values.content_of(signal.message)
-            heard["value"] = content
             draft = EntryDraft(signal.message.message_id, EntryRole.USER, said=signal.said)
             self._entries.enter(None, draft, content)
             entry = self._entries.leaf
-        else:
-            heard["value"] = values.unraw(signal.value)
-        memo = Memo(key, values.raw(heard), entry)
+        memo = Memo(key, Raw(value), entry)
         self._notes.remember(memo)
         self.consume(signal)
         return memo
+
+    def _remembered(self, signal: SignalSeen, **more: Any) -> tuple[bytes, Any]:
+        """What is kept of it, and what it says. A long message is not kept twice: it is in its entry."""
+        if signal.message is None:
+            content = values.unraw(signal.value)
+            return bytes(values.raw({**more, "value": content})), content
+        content = values.content_of(signal.message)
+        value = bytes(values.raw({**more, "value": content}))
+        if len(value) > self._hold.box.limits.content_bytes_max:
+            value = bytes(values.raw(more))
+        return value, content
+
+    async def heard_in(self, memo: Memo) -> Any:
+        """The value of a signal that was taken."""
+        heard = values.unraw(memo.value)
+        if "value" not in heard and memo.entry is not None:
+            return await self._entries.content_at(memo.entry)
+        return heard.get("value")
 
     def consume(self, signal: SignalSeen) -> None:
         self._notes.batch.takes.append(signal.id)

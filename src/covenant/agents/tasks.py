@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+import msgspec
 from msgspec import structs
 
 from covenant.agents import values
@@ -82,14 +83,16 @@ class Tasks:
             raise Malformed("what may not be done twice has one attempt; say idempotent=True", field="attempts")
         if attempts is not None or backoff_ms is not None:
             task = _with_attempts(task, attempts, backoff_ms)
+        size = len(msgspec.json.encode(task.content))
         asked = f"{content_key}#{notes.memory.count(content_key)}"
         if (memo is None and child_id not in notes.batch.tasks) or notes.memory.recall(f"{asked}/full"):
-            notes.check_room(asked, notes.batch.tasks, "tasks")
+            notes.check_room(asked, notes.batch.tasks, "tasks", size)
         self._digests[child_id] = digest
         self._sent[child_id] = task
         if memo is None:
             notes.remember(Memo(content_key, values.raw(digest), task=child_id))
             notes.batch.tasks[child_id] = task
+            notes.batch.bytes += size
         return child_id
 
     def _recipient(self, named: AgentId | str | None) -> AgentId:

@@ -70,6 +70,11 @@ def fresh(value: Any) -> Any:
     return value if isinstance(value, (str, int, float, bool, type(None))) else plain(value)
 
 
+def clipped(text: str, bytes_max: int) -> str:
+    """What went wrong, as far as it can be kept."""
+    return text.encode(errors="replace")[:bytes_max].decode(errors="ignore")
+
+
 def blocks_of(value: Any) -> tuple[Content, ...]:
     """A result as content: text is text, nothing is nothing, all else is JSON."""
     if value is None:

@@ -57,10 +57,15 @@ class Waits:
         self.is_commit_due = True
         await self._wait_in(waiting)
 
-    async def make_room(self) -> None:
+    async def make_room(self, size: int = 0) -> None:
         """What is heard may become an entry, and must not be refused then; nor is there an operation that could be
-        refused for each thing that is noted."""
-        if self._notes.is_full:
+        refused for each thing that is noted. `size`: of what comes, in bytes."""
+        if self._notes.is_full or not self._notes.carries(size):
+            await self.flush()
+
+    async def room_for(self, size: int) -> None:
+        """For something of so many bytes; how many there may be is told to who asks for them."""
+        if not self._notes.carries(size):
             await self.flush()
 
     async def _wait_in(self, waiting: Waiting) -> None:

@@ -31,7 +31,8 @@ from covenant.model.run import Evidence
 from covenant.model.task import Result, Task
 from covenant.model.view import Delivery, QueueEntry
 from covenant.store.clock import Clock, RandomIds, SystemClock
-from covenant.worker import Release, Settled, WorkContext, Worker, in_thread
+from covenant.work.context import Ended
+from covenant.worker import Release, Settled, WorkContext, Worker, in_thread, is_own_failure
 
 HEARTBEAT_MS: Final = 5_000
 CONCURRENCY: Final = 64
@@ -127,10 +128,12 @@ class AgentWorker:
 
     async def _close(self) -> None:
         self._is_told_to_stop = False
-        if self._lock is not None:
-            self._lock.release()
-        if self._opened is not None:
-            await self._opened.close()
+        lock, self._lock = self._lock, None  # it may be entered again, and not get that far
+        opened, self._opened = self._opened, None
+        if lock is not None:
+            lock.release()
+        if opened is not None:
+            await opened.close()
 
     async def run(self) -> None:
         """Until `stop` is called."""
@@ -244,7 +247,8 @@ class AgentWorker:
         return result
 
     async def do(self, function: TaskFunction, delivery: Delivery) -> Result | None:
-        """A task of a run that this worker holds, too; None when it was given back for another attempt."""
+        """A task of a run that this worker holds, too; None when it was given back for another attempt, or its
+        function has said the last word."""
         assert self._worker is not None
         work = self._worker.context_of(delivery)
         with self._worker.holding(work):
@@ -254,6 +258,12 @@ class AgentWorker:
                 if function.safety == "idempotent":
                     await self._give_back(work)
                 raise
+            except Ended:
+                if work._ending is None:
+                    raise
+            if work._ending is not None:
+                await self._worker._settle(work, work._ending)
+                return None
             if isinstance(result, Release):
                 await self.patiently(
                     lambda: self.box.release(delivery, reason=result.reason, not_before_ms=result.not_before_ms)
@@ -268,7 +278,9 @@ class AgentWorker:
             return Result.ok(delivery, values.blocks_of(value))
         except Release as release:
             return release
-        except Exception as failed:
+        except BaseException as failed:
+            if not is_own_failure(failed):
+                raise
             if delivery.attempt < attempts and not isinstance(failed, Fatal) and delivery.task.is_idempotent:
                 delay_ms = min(backoff_ms * 2 ** (delivery.attempt - 1), _BACKOFF_MS_MAX)
                 log.info("task %s failed at attempt %d of %d", delivery.task.id, delivery.attempt, attempts)
@@ -278,8 +290,7 @@ class AgentWorker:
                 )
             log.info("task %s failed", delivery.task.id, exc_info=failed)
             limit = self.box.limits.text_bytes_max
-            text = f"{type(failed).__name__}: {failed}".encode(errors="replace")[:limit].decode(errors="ignore")
-            return Result.error(delivery, text)
+            return Result.error(delivery, values.clipped(f"{type(failed).__name__}: {failed}", limit))
 
     async def _call(self, function: TaskFunction, task: Task, work: WorkContext) -> Any:
         self.probe("a task")

@@ -336,13 +336,21 @@ def _check_recipient(command: c.SendTask, caller: Caller, view: View, ctx: Conte
             raise RecipientRefused(f"{peer.agent.display} does not take tasks of {sender}", peer=peer.agent.display)
 
 
-def _respond(command: c.PostResult, caller: Caller, view: View, ctx: Context) -> Demand:
+def _respond(command: c.PostResult, caller: Caller, view: View, ctx: Context) -> Demand | None:
     task_id = check_id(command.result.task_id, "task_id")
     record = visible_task(task_id, command.by, view, ctx)
     sender = record.task.sender
     assert sender is not None
+    if _is_own_affair(record, caller):
+        return None
     lease = command.result.lease_id
     return Demand(f"a2a.respond.{sender.display}", f"a2a-respond:{task_id}", sender, task_id, lease)
+
+
+def _is_own_affair(record: TaskRecord, caller: Caller) -> bool:
+    """A task of a run to its own agent is answered without a grant, as it was sent without one."""
+    sender = record.task.sender
+    return record.run is not None and sender is not None and sender.pubkey == caller.agent.pubkey
 
 
 def _converse(command: c.AddMessage, caller: Caller, view: View, ctx: Context) -> Demand:
@@ -357,11 +365,14 @@ def _hold(
     caller: Caller,
     view: View,
     ctx: Context,
-) -> Demand:
+) -> Demand | None:
     """What a holder says is an answer to the sender."""
     lease_id = check_id(command.lease_id, "lease_id")
-    task = task_of_lease(lease_id, command.by, view, ctx).task
+    record = task_of_lease(lease_id, command.by, view, ctx)
+    task = record.task
     assert task.sender is not None
+    if _is_own_affair(record, caller):
+        return None
     return Demand(f"a2a.respond.{task.sender.display}", f"a2a-respond:{task.id}", task.sender, task.id, lease_id)
 
 

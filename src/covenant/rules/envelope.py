@@ -260,9 +260,9 @@ def _check_value(value: Any, depth_max: int) -> None:
         level, depth = below, depth + 1
 
 
-def check_json(value: Any, limits: Limits) -> None:
-    """Values of JSON, not nested too deep."""
-    _check_value(value, limits.content_depth_max)
+def check_json(value: Any, limits: Limits, wrappings: int = 0) -> None:
+    """Values of JSON, not nested too deep; `wrappings` are our own around it."""
+    _check_value(value, limits.content_depth_max + wrappings)
 
 
 def check_id(value: str, field: str) -> str:

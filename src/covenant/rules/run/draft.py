@@ -59,4 +59,5 @@ def _checked_memo(memo: Memo, limits: Limits) -> Memo:
         check_id(memo.task, "memo.task")
     if memo.value is NOTHING:
         return memo
-    return Memo(memo.key, check_value(memo.value, "memo.value", limits), memo.entry, memo.task, memo.begun)
+    value = check_value(memo.value, "memo.value", limits, is_wrapped=True)
+    return Memo(memo.key, value, memo.entry, memo.task, memo.begun)
