@@ -18,9 +18,7 @@ from covenant.model.message import Artifact, Part
 from covenant.model.peer import Capability, Demand, Grant, Role, Scope
 from covenant.model.push import PushConfig
 from covenant.model.run import Memo, RunStatus, Wait
-from covenant.rules import query as rules
 from covenant.store.clock import ManualClock
-from covenant.store.postgres import reader
 from covenant.store.postgres.lane import Lane
 from tests.conformance.runs import RUN, answer, begin, entry, is_so, memo, part, parts, raw, says, step
 from tests.conformance.support import PATIENCE_MS, keyed, plain, soon, take, uid
@@ -40,20 +38,6 @@ def decided(monkeypatch: pytest.MonkeyPatch) -> list[None]:
         return decide(lane, *args, **how)
 
     monkeypatch.setattr(Lane, "decide", noted)
-    return gone_over
-
-
-@pytest.fixture
-def looks(monkeypatch: pytest.MonkeyPatch) -> list[None]:
-    """How often a question was gone over."""
-    gone_over: list[None] = []
-    answer = rules.answer
-
-    def noted(*args: Any) -> Any:
-        gone_over.append(None)
-        return answer(*args)
-
-    monkeypatch.setattr(reader, "answer", noted)
     return gone_over
 
 

@@ -14,23 +14,10 @@ from covenant.rules import query as rules
 from covenant.store.postgres import family, listing, reader
 from tests.conformance.support import plain, soon, uid
 from tests.postgres import store_url
+from tests.postgres.support import until
 
 _ROOT = 90_000
 _COUNT = 700
-
-
-@pytest.fixture
-def looks(monkeypatch: pytest.MonkeyPatch) -> list[None]:
-    """How often a question was gone over."""
-    gone_over: list[None] = []
-    answer = rules.answer
-
-    def noted(*args: Any) -> Any:
-        gone_over.append(None)
-        return answer(*args)
-
-    monkeypatch.setattr(reader, "answer", noted)
-    return gone_over
 
 
 def wide(number: int) -> int:
@@ -119,9 +106,7 @@ async def test_a_cascade_over_tasks_that_have_ended_looks_below_all_of_them_at_o
         await asyncio.gather(*(alice.cancel_task(uid(n)) for n in range(60)))
         statements.clear()
         await soon(alice.cancel_task(uid(_ROOT), cascade=True))
-        async with asyncio.timeout(10):
-            while 60 not in statements:  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+        await until(lambda: 60 in statements)
         assert len(statements) <= 4
 
 
