@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 
 from covenant import Limits, Mailbox, Result, TaskState
+from covenant.model.error import TooLarge
 from covenant.model.run import Memo, RunStatus, Wait
 
 from .runs import DONE, RUN, begin, parked_on, plainly, raw, says, step
@@ -79,6 +81,18 @@ async def test_a_full_inbox_takes_no_more(alice: Mailbox, bob: Mailbox) -> None:
     await alice.signal_run(RUN, "go", 3)
     seen = await bob.look_around(delivery, GO)
     assert plainly(seen.signals[0].value) == 1
+
+
+@pytest.mark.parametrize("limits", [Limits(signals_max=3)])
+async def test_of_many_signals_at_once_as_many_as_there_is_room_for_are_taken_in(alice: Mailbox, bob: Mailbox) -> None:
+    """Contract 22: those that are decided together are counted, too."""
+    delivery, _ = await begin(alice, bob)
+    told = await asyncio.gather(*(alice.signal_run(RUN, "go", n) for n in range(8)), return_exceptions=True)
+    assert sum(isinstance(one, TooLarge) for one in told) == 5
+    first = (await bob.look_around(delivery, GO)).signals[0].id
+    await bob.commit_run(delivery, step(2, takes=[first]))
+    told = await asyncio.gather(*(alice.signal_run(RUN, "go", n) for n in range(4)), return_exceptions=True)
+    assert sum(isinstance(one, TooLarge) for one in told) == 3
 
 
 async def test_a_run_waits_for_any_of_several_signals(alice: Mailbox, bob: Mailbox) -> None:

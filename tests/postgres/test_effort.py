@@ -17,9 +17,10 @@ from covenant.model import query as q
 from covenant.model.message import Artifact, Part
 from covenant.model.peer import Capability, Demand, Grant, Role, Scope
 from covenant.model.push import PushConfig
-from covenant.model.run import Memo, RunStatus, Wait
+from covenant.model.run import SIGNAL_PREFIX, Memo, RunStatus, Wait
 from covenant.store.clock import ManualClock
 from covenant.store.postgres.lane import Lane
+from covenant.store.postgres.view import Working
 from tests.conformance.runs import RUN, answer, begin, entry, is_so, memo, part, parts, raw, says, step
 from tests.conformance.support import PATIENCE_MS, keyed, plain, soon, take, uid
 from tests.postgres import store_url
@@ -53,6 +54,21 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[None]:
 
     monkeypatch.setattr(Lane, "_load", noted)
     return asked
+
+
+@pytest.fixture
+def loaded_signals(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The signals that were brought from the tables."""
+    keys: list[str] = []
+    take_in = Working.take_in
+
+    def noted(work: Working, key: str, kind: bytes, body: bytes) -> None:
+        if key.startswith(SIGNAL_PREFIX):
+            keys.append(key)
+        take_in(work, key, kind, body)
+
+    monkeypatch.setattr(Working, "take_in", noted)
+    return keys
 
 
 async def test_commands_that_each_see_what_is_committed_are_not_decided_for_one_another(decided: list[None]) -> None:
@@ -320,3 +336,25 @@ async def test_slots_that_are_due_at_once_are_looked_through_at_once(what: str, 
         ready = [one.task.id for one in await bob.recv_tasks(1000)]
         followers = [uid(1000 + n) for n in range(0, _COUNT, 2)] if what == "leaders" else []
         assert sorted(ready) == sorted([*followers, uid(9000)])
+
+
+async def test_a_signal_is_told_without_those_that_wait(loaded_signals: list[str]) -> None:
+    """They are counted where they stand; a message to a run is one of them."""
+    async with Mailbox.open(store_url()) as box:
+        alice, bob = box.of("alice@lab"), box.of("bob@lab")
+        await begin(alice, bob)
+        for number in range(_COUNT):
+            await soon(alice.signal_run(RUN, "go", number))
+        await soon(alice.add_message(RUN, says("and this")))
+        assert loaded_signals == []
+
+
+async def test_who_hears_one_signal_after_the_other_loads_a_few(loaded_signals: list[str]) -> None:
+    """Those behind them stay where they are."""
+    async with Mailbox.open(store_url()) as box:
+        alice, bob = box.of("alice@lab"), box.of("bob@lab")
+        delivery, _ = await begin(alice, bob)
+        await soon(asyncio.gather(*(alice.signal_run(RUN, "go", number) for number in range(200))))
+        seen = await soon(bob.look_around(delivery, Wait(signals=("go",))))
+        assert len(seen.signals) == 1
+        assert len(loaded_signals) < 100

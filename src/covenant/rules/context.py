@@ -166,6 +166,9 @@ class View(Protocol):
     def signals(self, task_id: str, limit: int, taken: bool = False) -> Sequence[Signal]:
         """Those that wait for a run, oldest first; with `taken`, those of which only the key is left, too."""
 
+    def signal_count(self, task_id: str) -> int:
+        """How many wait for a run."""
+
     def heard(self, task_id: str, limit: int) -> Sequence[Signal]:
         """Those of a run of which only the key is left, the first that was heard first."""
 

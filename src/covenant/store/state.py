@@ -884,6 +884,9 @@ class State(Directory):
             keys += islice(self._taken.get(task_id).after(0), limit - len(keys))
         return self._kept(Signal, keys)
 
+    def signal_count(self, task_id: str) -> int:
+        return len(self._signals.get(task_id))
+
     def heard(self, task_id: str, limit: int) -> Sequence[Signal]:
         return self._kept(Signal, islice(self._taken.get(task_id).after(0), limit))
 

@@ -5,9 +5,9 @@ A message to a run is a signal, too. What a run hears is kept until the commit t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from hashlib import sha256
-from itertools import islice
+from typing import Final
 
 from msgspec import Raw, structs
 
@@ -27,6 +27,8 @@ from covenant.rules.run.value import check_value
 from covenant.rules.run.wake import wakes
 from covenant.rules.send import send
 from covenant.rules.sight import visible_task
+
+_NEAR: Final = 64  # of the signals that wait: who hears one after the other finds it there
 
 
 def signal(command: SignalRun, view: View, ctx: Context) -> Commit:
@@ -86,7 +88,7 @@ def _check_name(value: str, field: str, limits: Limits) -> str:
 
 def _check_room(task_id: str, view: View, ctx: Context) -> None:
     limit = ctx.limits.signals_max
-    if len(view.signals(task_id, limit)) >= limit:
+    if view.signal_count(task_id) >= limit:
         raise TooLarge("too many signals wait for this run", field="signals", limit=limit)
 
 
@@ -117,25 +119,39 @@ def first_signals(
     """For each pattern the oldest signal that waits."""
     if not patterns:
         return []
-    waiting = [signal for signal in view.signals(task_id, ctx.limits.signals_max) if signal.id not in takes]
-    found: dict[str, Signal] = {}
-    for pattern in patterns:
-        first = next((signal for signal in waiting if matches(pattern, signal.name)), None)
-        if first is not None:
-            found[first.id] = first
+    firsts: list[Signal | None] = []
+    for oldest in _oldest(task_id, _NEAR + len(takes), view, ctx):
+        waiting = [signal for signal in oldest if signal.id not in takes]
+        firsts = [next((one for one in waiting if matches(pattern, one.name)), None) for pattern in patterns]
+        if None not in firsts:
+            break
     shown: list[SignalSeen] = []
+    found = {first.id: first for first in firsts if first is not None}
     each(lambda signal: shown.append(seen(signal, task_id, view)), found.values())
     return shown
+
+
+def _oldest(task_id: str, near: int, view: View, ctx: Context) -> Iterator[Sequence[Signal]]:
+    """What waits, oldest first: a few of them, and all for whom those are not enough."""
+    for limit in (near, ctx.limits.signals_max):
+        oldest = view.signals(task_id, limit)
+        yield oldest
+        if len(oldest) < limit:
+            return
 
 
 def every_signal(patterns: Sequence[str], task_id: str, view: View, ctx: Context) -> list[SignalSeen]:
     """All that fit and that one answer and one commit carry, oldest first."""
     room = Room(ctx.limits)
-    waiting = view.signals(task_id, ctx.limits.signals_max)
-    fitting = (signal for signal in waiting if any(matches(pattern, signal.name) for pattern in patterns))
+    count_max = ctx.limits.batch_max
+    fitting: list[Signal] = []
+    for oldest in _oldest(task_id, count_max, view, ctx):
+        fitting = [signal for signal in oldest if any(matches(pattern, signal.name) for pattern in patterns)]
+        if len(fitting) >= count_max:
+            break
     shown: list[SignalSeen] = []
     lacks = Lacks()
-    for signal in islice(fitting, ctx.limits.batch_max):
+    for signal in fitting[:count_max]:
         with lacks:
             one = seen(signal, task_id, view)
             if not room.takes(one):

@@ -29,16 +29,16 @@ from covenant.store.postgres.due import EXPIRY_STEPS
 from covenant.store.postgres.entry import Entry
 from covenant.store.postgres.family import children_of_each, is_of_children, keys_of
 from covenant.store.postgres.hint import hint
-from covenant.store.postgres.listing import DEEP, DIALOG_COUNT, LISTINGS, only_keys
+from covenant.store.postgres.listing import DEEP, DIALOG_COUNT, LISTINGS, WAITING, only_keys
 from covenant.store.postgres.moved import Moved
 from covenant.store.postgres.numbers import BLOCK
 from covenant.store.postgres.pulse import name_session
 from covenant.store.postgres.recall import in_order_with, is_borne
-from covenant.store.postgres.rows import DIALOGS, READY, TRUST, kind_name
+from covenant.store.postgres.rows import DIALOGS, READY, SIGNALS, TRUST, kind_name
 from covenant.store.postgres.saving import APPEND, SAVE, appended, on_loaded, on_remembered, saved
 from covenant.store.postgres.trust import TRUST_EVENTS
 from covenant.store.postgres.view import Working
-from covenant.store.postgres.want import Depth, First, Fresh, Listing, ShelfName
+from covenant.store.postgres.want import Depth, First, Fresh, Listing, ShelfName, Waiting
 
 if TYPE_CHECKING:
     from covenant.store.postgres.engine import Postgres
@@ -497,6 +497,7 @@ class Lane:
         keys: set[str] = set()
         firsts: dict[ShelfName, int] = {}
         families: list[Listing] = []
+        waiting: set[str] = set()
         for want in wanted:
             if type(want) is str:
                 keys.add(want)
@@ -504,12 +505,18 @@ class Lane:
                 firsts[want.place] = firsts.get(want.place, 0) + want.limit
             elif type(want) is Depth:
                 await self._engine.depths.learn(self._connection, want.recipient)
+            elif type(want) is Waiting:
+                waiting.add(want.task_id)
             elif is_of_children(want):
                 families.append(want)
             else:
                 await self._list(work, want)
         for want, family in (await children_of_each(self._connection, families)).items():
             work.lists[want] = keys_of(family)
+        if waiting:
+            counted = dict(await self._connection.fetch(WAITING, SIGNALS, list(waiting)))
+            for task_id in waiting:
+                work.take_waiting(task_id, counted.get(task_id, 0))
         asked = [First(shelf, name, limit, kinds) for (shelf, name, kinds), limit in firsts.items()]
         heads = [at for at, first in enumerate(asked) if first.is_plain]
         others = [at for at, first in enumerate(asked) if not first.is_plain]

@@ -184,6 +184,7 @@ LISTINGS: Final[dict[str, Callable[..., Statement]]] = {
 
 DIALOG_COUNT: Final = "select count(*) from place where shelf = $1 and name = $2"
 DEPTH: Final = "select count(*) from place where shelf = $1 and name = $2"
+WAITING: Final = "select name, count(*) from place where shelf = $1 and name = any($2) group by name"
 DEEP: Final = """
     select p.name, count(*) as depth, min(p.ord) as first,
            (select q.key from place q where q.shelf = $1 and q.name = p.name order by q.ord limit 1) as key

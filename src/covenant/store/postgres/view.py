@@ -30,7 +30,7 @@ from covenant.model.record import (
     Tombstone,
     owner_of,
 )
-from covenant.model.run import Signal
+from covenant.model.run import SIGNAL_PREFIX, Signal
 from covenant.rules.context import Need, Spent, each
 from covenant.rules.evolve import CREATING, EVOLVE
 from covenant.rules.lease import kind_in
@@ -50,7 +50,7 @@ from covenant.store.postgres.rows import (
     places_of,
     standing,
 )
-from covenant.store.postgres.want import ANYBODY, TAKEN, Depth, First, Listing, ShelfName
+from covenant.store.postgres.want import ANYBODY, TAKEN, Depth, First, Listing, ShelfName, Waiting
 
 _NEVER: Final = 2**62
 R = TypeVar("R")
@@ -92,6 +92,8 @@ class Working:
         self._leases: dict[str, Key | None] = {}  # whose they are
         self._fitting: dict[ShelfName, tuple[list[Key], int | None]] = {}  # of some kinds, and how far
         self._reach: dict[tuple[bytes, str], int | None] = {}  # how far a shelf was loaded; None: to its end
+        self._waiting: dict[str, int] = {}  # how many signals, by run, before anything was changed here
+        self._signaled: dict[str, int] = {}  # how many more, or fewer, by what was
 
     # --- loading ------------------------------------------------------------------------------------------
 
@@ -139,6 +141,9 @@ class Working:
         self._shelves[name] = found
         self._loaded.add(first.shelf)
         self._reach[name] = reach
+
+    def take_waiting(self, task_id: str, count: int) -> None:
+        self._waiting[task_id] = count
 
     def remember(self, key: Key, record: TaskRecord, places: Sequence[Place]) -> None:
         """Instead of loading it."""
@@ -282,6 +287,8 @@ class Working:
                 self._shift(key, old if type(old) is TaskRecord else None, new)
             elif self._loaded:
                 self._move(key, old, new)
+            if key.startswith(SIGNAL_PREFIX):
+                self._count_signal(key, old, new)
         self.order = order
 
     def _note_place(self, key: Key, new: Record | None) -> None:
@@ -298,6 +305,7 @@ class Working:
                 del self.records[key]
                 self.absent.add(key)
                 self.touched[key] = None
+                self._count_signal(key, record, None)
                 self._move(key, record, None)
 
     def heed(self) -> None:
@@ -348,6 +356,12 @@ class Working:
                             shelves[known][key] = place[1]
                         else:
                             shelves[known].pop(key, None)
+
+    def _count_signal(self, key: Key, old: object, new: object) -> None:
+        for record, by in ((old, -1), (new, 1)):
+            if type(record) is Signal and not record.taken:
+                task_id = owner_of(key, record)
+                self._signaled[task_id] = self._signaled.get(task_id, 0) + by
 
     def moved(self) -> Moved:
         moved, known, records, were = Moved(), self.places, self.records, self.were
@@ -486,6 +500,11 @@ class Working:
         if taken and len(keys) < limit:
             keys += self._first(HEARD, task_id, limit - len(keys))
         return self._records(Signal, keys)
+
+    def signal_count(self, task_id: str) -> int:
+        if task_id not in self._waiting:
+            raise Need(Waiting(task_id))
+        return self._waiting[task_id] + self._signaled.get(task_id, 0)
 
     def heard(self, task_id: str, limit: int) -> Sequence[Signal]:
         return self._records(Signal, self._first(HEARD, task_id, limit))

@@ -44,6 +44,12 @@ class Depth(Struct, frozen=True):
     recipient: str
 
 
+class Waiting(Struct, frozen=True):
+    """How many signals wait for a run."""
+
+    task_id: str
+
+
 class Listing(Struct, frozen=True):
     """What a method of the view tells, at this moment."""
 
