@@ -313,6 +313,25 @@ async def test_memory_is_bounded_by_open_work(tmp_path: Path) -> None:
         assert len(await box.recent_results(200)) == 200
 
 
+@pytest.mark.parametrize("by", ["replay", "snapshot"])
+async def test_after_a_start_agents_are_kept_once_for_all_their_tasks(tmp_path: Path, by: str) -> None:
+    """Else a long queue takes twice the memory that it took before."""
+    async with open_journal(tmp_path / "data") as box:
+        await box.of("eve@lab").send_tasks([task_for(box, str(number)) for number in range(3)])
+        if by == "snapshot":
+            await box.compact()
+        before = dump(box)
+    async with open_journal(tmp_path / "data") as box:
+        assert dump(box) == before
+        queued = [
+            (key, record) for key, record in journal_of(box).state.records.items() if isinstance(record, TaskRecord)
+        ]
+        assert len(queued) == 3
+        assert len({(id(record.task.sender), id(record.task.recipient)) for _, record in queued}) == 1
+        assert all(record.ready_for is record.recipient is record.task.recipient.pubkey for _, record in queued)
+        assert all(key is record.task.id for key, record in queued)
+
+
 async def test_each_party_lists_its_own_from_the_archive(tmp_path: Path) -> None:
     """Tasks, children and cached results at rest: all of the operator's, and those of each side."""
     root = "00000000-0000-4000-8000-00000000000f"

@@ -13,6 +13,7 @@ from contextlib import ExitStack
 from msgspec import Struct
 
 from covenant.model.error import StoreDamaged, StoreUnavailable
+from covenant.model.event import Sent
 from covenant.model.limits import Limits
 from covenant.model.record import Key, Record, Tombstone
 from covenant.rules.context import Ids
@@ -21,6 +22,7 @@ from covenant.store.journal import archive as archives
 from covenant.store.journal.archive import Archive, ArchiveFailed
 from covenant.store.journal.files import Files
 from covenant.store.journal.segment import Position, Reader, segment_names
+from covenant.store.journal.sharing import Sharing
 from covenant.store.journal.snapshot import (
     HISTORY,
     PLAIN,
@@ -65,7 +67,11 @@ def _replayed(
     if archive.wants_filter and left * _FILTER_PAYS > files.size(archives.FILE):
         archive.fill_filter()  # or else each new id would be looked for in vain
         archive.use_filled()
+    sharing = Sharing()
     for line in reader:
+        for event in line.events:
+            if type(event) is Sent:
+                sharing.task(event.key, event.task)
         state.replay(line.events, line.at, line.seq)
         state.quiet()
         if len(state.rested) > limits.finished_tail_max + _LOADING_BATCHES * limits.archive_batch:

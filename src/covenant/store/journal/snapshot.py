@@ -38,6 +38,7 @@ from covenant.store.journal.breath import breathe
 from covenant.store.journal.files import Files
 from covenant.store.journal.line import FORMAT_VERSION, split_lines
 from covenant.store.journal.segment import Position
+from covenant.store.journal.sharing import Sharing
 
 PLAIN: Final = "snapshot-"
 HISTORY: Final = "history-"
@@ -275,6 +276,7 @@ def read_snapshot(files: Files, name: str) -> tuple[SnapshotHeader, list[Saved]]
     digest = sha256()
     header: SnapshotHeader | None = None
     records: list[Saved] = []
+    sharing = Sharing()
     last: bytes | None = None  # held back: the footer is not part of what it vouches for
     try:
         for raw, whole in split_lines(files.read(name)):
@@ -285,7 +287,9 @@ def read_snapshot(files: Files, name: str) -> tuple[SnapshotHeader, list[Saved]]
                 if header is None:
                     header = _decode_header(last, name)
                 else:
-                    records.append(_saved_decoder.decode(last))
+                    item = _saved_decoder.decode(last)
+                    sharing.record(item.key, item.record)  # at once: there may be a million of them
+                    records.append(item)
             last = raw
         if header is None or last is None:
             raise StoreDamaged(f"{name} is cut off", file=name, line=1)
