@@ -49,7 +49,13 @@ class Ours:
         self._channel = channel
         self._token = token
 
-    def call(self, name: str, metadata: dict[str, str] | None = None, **fields: Any) -> Any:
+    def call(
+        self,
+        name: str,
+        metadata: dict[str, str] | None = None,
+        beside: tuple[tuple[str, str], ...] = (),
+        **fields: Any,
+    ) -> Any:
         method = SERVICE.methods_by_name[name]
         make = self._channel.unary_stream if method.server_streaming else self._channel.unary_unary
         request, reply = class_of(method.input_type), class_of(method.output_type)
@@ -61,7 +67,7 @@ class Ours:
         told = {"a2a-version": "1.0", **(metadata or {})}
         if self._token is not None:
             told["authorization"] = f"Bearer {self._token}"
-        return ask(request(**fields), metadata=tuple(told.items()))
+        return ask(request(**fields), metadata=(*told.items(), *beside))
 
     async def send(self, text: str = "draft the brief", metadata: dict[str, str] | None = None, **more: Any) -> Any:
         configuration = {"return_immediately": True, **more.pop("configuration", {})}
@@ -434,6 +440,17 @@ async def test_extensions_in_force_are_named_and_required_ones_demanded(place: P
     call = place.ours.call("ListTasks", {"a2a-extensions": "urn:must, urn:other"})
     await call
     assert dict(await call.initial_metadata())["a2a-extensions"] == "urn:must"
+
+
+async def test_extensions_that_are_named_one_by_one_are_all_heard(place: Place) -> None:
+    operator = place.exchange.authenticate(OPERATOR_TOKEN)
+    extensions = [{"uri": "urn:must", "required": True}, {"uri": "urn:may"}]
+    card = {"name": "writer", "capabilities": {"extensions": extensions}}
+    await place.exchange.run(operator, c.PublishCard(None, place.writer.agent, card))
+    wanted = [("a2a-extensions", uri) for uri in ("urn:must", "urn:may", "urn:other")]
+    call = place.ours.call("ListTasks", beside=tuple(wanted))
+    await call
+    assert dict(await call.initial_metadata())["a2a-extensions"] == "urn:must, urn:may"
 
 
 # --- life --------------------------------------------------------------------------------------------------

@@ -159,10 +159,10 @@ class Rpc:
 
     async def _open(self, reader: Reader, data: bytes, context: Any) -> tuple[Talk, Any]:
         """Who speaks, and what is asked for."""
-        metadata = {name: value for name, value in context.invocation_metadata() or () if isinstance(value, str)}
-        caller = await self._authenticate(metadata.get("authorization"))
+        metadata = [(name, value) for name, value in context.invocation_metadata() or () if isinstance(value, str)]
+        caller = await self._authenticate(dict(metadata).get("authorization"))
         self._exchange.meter(caller)
-        said = parameters.read(metadata)
+        said = parameters.read(parameters.gathered(metadata))
         request = reader.read(data)
         agent = await self._desk.directory.find(request.tenant)
         active = parameters.check(said, agent)
