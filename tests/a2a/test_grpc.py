@@ -467,6 +467,13 @@ async def test_a_call_that_is_given_up_ends_its_wait(place: Place) -> None:
     await until(lambda: place.exchange.waits.total == 0)
 
 
+async def test_calls_that_come_all_at_once_are_all_answered(place: Place) -> None:
+    """Left to itself, gRPC cancels at random from a thousand on that nobody has looked at yet."""
+    task = await place.ours.send()
+    calls = [place.ours.call("GetTask", id=task.id, history_length=0) for _ in range(2500)]
+    assert {shown.id for shown in await asyncio.gather(*calls)} == {task.id}
+
+
 async def test_a_stream_ends_with_the_trust_in_its_caller(place: Place) -> None:
     task = await place.ours.send()
     stream = place.ours.call("SubscribeToTask", id=task.id)

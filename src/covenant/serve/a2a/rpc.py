@@ -188,6 +188,8 @@ def _options(bounds: Bounds) -> list[tuple[str, int]]:
         ("grpc.max_metadata_size", bounds.head_bytes_max),
         ("grpc.absolute_max_metadata_size", bounds.head_bytes_max),
         ("grpc.max_concurrent_streams", bounds.waits_max),
+        ("grpc.server.max_pending_requests", bounds.waits_max),  # above the first it cancels at random
+        ("grpc.server.max_pending_requests_hard_limit", bounds.waits_max),
         ("grpc.server_handshake_timeout_ms", bounds.head_ms_max),
         ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
         ("grpc.keepalive_timeout_ms", _KEEPALIVE_ANSWER_MS),
