@@ -74,6 +74,9 @@ def test_some_hosts_are_private_by_their_name_alone(host: str, is_private: bool)
         "file:///etc/passwd",
         "//hooks.example.com",
         "https://",
+        "https://hooks example.com/",
+        "https://hooks.example.com\0/",
+        "https://hooks.example.com/\r\nX-Other: 1",
     ],
 )
 async def test_a_url_that_cannot_be_right_is_refused_at_once_and_nothing_is_sent(town: Town, url: str) -> None:

@@ -82,6 +82,8 @@ def _check_url(url: str, ctx: Context) -> None:
         port = parts.port
     except ValueError:
         raise Malformed("url is no URL", field="url") from None
+    if not url.isprintable() or " " in parts.netloc:
+        raise Malformed("url has no control characters, and its host no spaces", field="url")
     if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
         raise Malformed("url is http:// or https:// with a host", field="url")
     if parts.username is not None or parts.password is not None:
