@@ -429,6 +429,39 @@ async def test_without_a_valid_token_nobody_is_heard(place: Place) -> None:
         assert (code, reason) == (grpc.StatusCode.UNAUTHENTICATED, "UNAUTHENTICATED")
 
 
+def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+    """Of HTTP/2."""
+    return len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + payload
+
+
+async def test_metadata_that_is_no_text_is_not_repeated_in_the_log(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Anybody can send it, as often and as long as they like; clients of gRPC do not."""
+    said = {
+        ":method": b"POST",
+        ":scheme": b"http",
+        ":path": f"/{SERVICE.full_name}/ListTasks".encode(),
+        ":authority": b"x",
+        "te": b"trailers",
+        "content-type": b"application/grpc",
+        "authorization": b"Bearer half a secret\xff",
+    }
+    block = b"".join(
+        bytes([0, len(name)]) + name.encode() + bytes([len(value)]) + value for name, value in said.items()
+    )
+    host, _, port = str(place.daemon.grpc_address).rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, 0, b"") + frame(1, 4, 1, block))
+    writer.write(frame(0, 1, 1, bytes(5)))
+    async with asyncio.timeout(10):
+        answer = b""
+        while b"a valid token is needed" not in answer:
+            answer += await reader.read(1 << 16)
+    writer.close()
+    assert "half a secret" not in caplog.text
+
+
 async def test_extensions_in_force_are_named_and_required_ones_demanded(place: Place) -> None:
     operator = place.exchange.authenticate(OPERATOR_TOKEN)
     extensions = [{"uri": "urn:must", "required": True}, {"uri": "urn:may"}]

@@ -47,6 +47,7 @@ _PINGS_APART_MS: Final = 10_000  # a client may ask that often whether we are th
 _DETAILS: Final = (error_details_pb2.ErrorInfo, error_details_pb2.BadRequest)  # loaded, so that they can be written
 
 log = logging.getLogger("covenant.grpc")
+_grpc_log: Final = logging.getLogger("grpc._cython.cygrpc")
 
 Write: TypeAlias = Callable[[Any], bytes]
 
@@ -70,6 +71,7 @@ class Rpc:
     async def start(self, address: str, tls_cert: Path | None, tls_key: Path | None) -> int:
         """Says which port it has taken."""
         bounds = self._exchange.bounds
+        _grpc_log.addFilter(_is_worth_a_line)
         self._server = grpc.aio.server(options=_options(bounds), maximum_concurrent_rpcs=bounds.connections_total_max)
         methods = grpc.method_handlers_generic_handler(SERVICE.full_name, self._methods())
         self._server.add_generic_rpc_handlers([methods])
@@ -196,6 +198,11 @@ def _options(bounds: Bounds) -> list[tuple[str, int]]:
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_ping_interval_without_data_ms", _PINGS_APART_MS),
     ]
+
+
+def _is_worth_a_line(record: logging.LogRecord) -> bool:
+    """Not that metadata is no text: gRPC repeats it in full, secret or not, each time that anybody sends it."""
+    return not str(record.msg).startswith("Invalid encoding")
 
 
 def _ends(response: StreamResponse) -> bool:
