@@ -247,9 +247,6 @@ class _Response:
         self.headers = reply.headers
         self.content = _Content(reply)
 
-    async def read(self) -> bytes:
-        return b"".join([piece async for piece in self.content.iter_any()])
-
 
 class FakeWire(Wire):
     """The lines between a client and a fake, without sockets."""

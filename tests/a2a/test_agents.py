@@ -131,6 +131,8 @@ async def test_pages_are_complete_and_in_order(site: Site) -> None:
         ({"name": "x", "skills": "many"}, "malformed"),
         ({"name": "x", "skills": [{"id": 5}]}, "malformed"),
         ({"name": "x", "skills": [{"id": "s", "securityRequirements": [{"schemes": {"b": ["x"]}}]}]}, "malformed"),
+        ({"name": "x", "skills": [{"id": "s", "input_modes": ["text/plain"]}]}, "malformed"),
+        ({"name": "x", "extended": {"skills": [{"id": "s"}, {"security_requirements": []}]}}, "malformed"),
         ({"name": "x", "defaultInputModes": ["text/plain", None]}, "malformed"),
         ({"name": "x", "default_input_modes": ["text/plain"]}, "malformed"),
         ({"name": "x", "capabilities": ["streaming"]}, "malformed"),

@@ -165,7 +165,16 @@ def said(value: Any) -> Any:
     return None if value == "" else value
 
 
-@pytest.mark.parametrize("card", [{"name": "writer"}, RICH, {"name": "writer", "skills": [], "description": ""}])
+OWN: dict[str, Any] = {
+    "name": "writer",
+    "x-house": 1,
+    "provider": {"organization": "lab", "url": "https://example.com", "x-seat": "here"},
+    "capabilities": {"x-speed": 3, "extensions": [{"uri": "urn:a", "x-why": "so", "params": {"x-all": 1}}]},
+    "skills": [{"id": "s", "name": "s", "description": "s", "tags": ["s"], "x-level": 5}],
+}
+
+
+@pytest.mark.parametrize("card", [{"name": "writer"}, RICH, {"name": "writer", "skills": [], "description": ""}, OWN])
 async def test_the_signature_covers_what_the_official_sdk_reads(card: dict[str, Any]) -> None:
     async with httpx.AsyncClient() as client:
         site = await start_site(client, card)

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from covenant.a2a import Client, Event, Fault, Patience, State, Task, TaskGenerationMismatch
+from covenant.a2a import Client, Event, Fault, Patience, State, Task, TaskGenerationMismatch, transport
 from covenant.a2a.fault import AWAY, BAD_AGENT, INTERNAL, INVALID_PARAMS, UNAUTHENTICATED, VERSION
 from covenant.a2a.interface import card_url, pick
 from covenant.a2a.refusal import refused
@@ -392,6 +392,17 @@ async def test_a_send_that_never_left_is_tried_again_whoever_the_server_is() -> 
             await client.send("go", task_id=TASK)
     assert failed.value.details["outcome"] == "not_sent"
     assert len(waits) == HASTY.repeats_max
+
+
+async def test_no_answer_is_read_that_is_larger_than_any_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a card nor a task: the server may be anybody's, and may never come to an end."""
+    async with serving(Fake()) as url, Client.connect(url) as client:
+        assert (await client.get(TASK)).id == TASK
+        monkeypatch.setattr(transport, "ANSWER_BYTES_MAX", 100)
+        for asked in (client.get(TASK), client.send("go"), Client.connect(url)):
+            with pytest.raises(Fault, match="more than 100 bytes") as refusal:
+                await asked
+            assert refusal.value.kind is BAD_AGENT
 
 
 # --- cards ----------------------------------------------------------------------------------------------------------

@@ -49,7 +49,13 @@ class Ours:
         self._channel = channel
         self._token = token
 
-    def call(self, name: str, metadata: dict[str, str] | None = None, **fields: Any) -> Any:
+    def call(
+        self,
+        name: str,
+        metadata: dict[str, str] | None = None,
+        beside: tuple[tuple[str, str], ...] = (),
+        **fields: Any,
+    ) -> Any:
         method = SERVICE.methods_by_name[name]
         make = self._channel.unary_stream if method.server_streaming else self._channel.unary_unary
         request, reply = class_of(method.input_type), class_of(method.output_type)
@@ -61,7 +67,7 @@ class Ours:
         told = {"a2a-version": "1.0", **(metadata or {})}
         if self._token is not None:
             told["authorization"] = f"Bearer {self._token}"
-        return ask(request(**fields), metadata=tuple(told.items()))
+        return ask(request(**fields), metadata=(*told.items(), *beside))
 
     async def send(self, text: str = "draft the brief", metadata: dict[str, str] | None = None, **more: Any) -> Any:
         configuration = {"return_immediately": True, **more.pop("configuration", {})}
@@ -423,6 +429,39 @@ async def test_without_a_valid_token_nobody_is_heard(place: Place) -> None:
         assert (code, reason) == (grpc.StatusCode.UNAUTHENTICATED, "UNAUTHENTICATED")
 
 
+def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+    """Of HTTP/2."""
+    return len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + payload
+
+
+async def test_metadata_that_is_no_text_is_not_repeated_in_the_log(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Anybody can send it, as often and as long as they like; clients of gRPC do not."""
+    said = {
+        ":method": b"POST",
+        ":scheme": b"http",
+        ":path": f"/{SERVICE.full_name}/ListTasks".encode(),
+        ":authority": b"x",
+        "te": b"trailers",
+        "content-type": b"application/grpc",
+        "authorization": b"Bearer half a secret\xff",
+    }
+    block = b"".join(
+        bytes([0, len(name)]) + name.encode() + bytes([len(value)]) + value for name, value in said.items()
+    )
+    host, _, port = str(place.daemon.grpc_address).rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, 0, b"") + frame(1, 4, 1, block))
+    writer.write(frame(0, 1, 1, bytes(5)))
+    async with asyncio.timeout(10):
+        answer = b""
+        while b"a valid token is needed" not in answer:
+            answer += await reader.read(1 << 16)
+    writer.close()
+    assert "half a secret" not in caplog.text
+
+
 async def test_extensions_in_force_are_named_and_required_ones_demanded(place: Place) -> None:
     operator = place.exchange.authenticate(OPERATOR_TOKEN)
     extensions = [{"uri": "urn:must", "required": True}, {"uri": "urn:may"}]
@@ -434,6 +473,17 @@ async def test_extensions_in_force_are_named_and_required_ones_demanded(place: P
     call = place.ours.call("ListTasks", {"a2a-extensions": "urn:must, urn:other"})
     await call
     assert dict(await call.initial_metadata())["a2a-extensions"] == "urn:must"
+
+
+async def test_extensions_that_are_named_one_by_one_are_all_heard(place: Place) -> None:
+    operator = place.exchange.authenticate(OPERATOR_TOKEN)
+    extensions = [{"uri": "urn:must", "required": True}, {"uri": "urn:may"}]
+    card = {"name": "writer", "capabilities": {"extensions": extensions}}
+    await place.exchange.run(operator, c.PublishCard(None, place.writer.agent, card))
+    wanted = [("a2a-extensions", uri) for uri in ("urn:must", "urn:may", "urn:other")]
+    call = place.ours.call("ListTasks", beside=tuple(wanted))
+    await call
+    assert dict(await call.initial_metadata())["a2a-extensions"] == "urn:must, urn:may"
 
 
 # --- life --------------------------------------------------------------------------------------------------
@@ -448,6 +498,13 @@ async def test_a_call_that_is_given_up_ends_its_wait(place: Place) -> None:
     held.cancel()
     stream.cancel()
     await until(lambda: place.exchange.waits.total == 0)
+
+
+async def test_calls_that_come_all_at_once_are_all_answered(place: Place) -> None:
+    """Left to itself, gRPC cancels at random from a thousand on that nobody has looked at yet."""
+    task = await place.ours.send()
+    calls = [place.ours.call("GetTask", id=task.id, history_length=0) for _ in range(2500)]
+    assert {shown.id for shown in await asyncio.gather(*calls)} == {task.id}
 
 
 async def test_a_stream_ends_with_the_trust_in_its_caller(place: Place) -> None:

@@ -199,7 +199,7 @@ def test_a_cursor_of_something_else_is_refused() -> None:
     ours = ask(stage, 1, None).cursor
     mark = ours.rpartition(".")[2]
     assert ask(stage, 1, f"0.9.9.9.{mark}").total == 9
-    for odd in ("", "1", "1.2", "a.b.c.d", "1.2.3.-4", "9" * 40, "0.1.2.3.4", "2.1.1.1"):
+    for odd in ("", "1", "1.2", "a.b.c.d", "1.2.3.-4", "9" * 40, "0.1.2.3.4", "2.1.1.1", f"0.9.9.{2**31}"):
         for cursor in (odd, f"{odd}.{mark}", f"{mark}.{odd}"):
             with pytest.raises(BadCursor):
                 ask(stage, 2, cursor)
@@ -214,6 +214,21 @@ def test_a_cursor_of_another_caller_or_agent_is_refused() -> None:
     for by, agent in ((CYD, BOB), (ADA, CYD), (BOB, ADA)):
         with pytest.raises(BadCursor):
             answer(q.ListDialogs(by, agent.pubkey, 1, cursor), stage.state, stage.ctx)
+
+
+def test_a_cursor_of_other_filters_is_refused() -> None:
+    """It would go on in the middle of what is asked for now, and tell how many there are of something else."""
+    stage = Stage()
+    for _ in range(3):
+        stage.send(shown=True, context_id="a")
+    questions: list[dict[str, Any]] = [{}, {"context_id": "a"}, {"state": State.SUBMITTED}, {"since_ms": 1}]
+    for asked in questions:
+        cursor = ask(stage, 1, None, **asked).cursor
+        assert ask(stage, 2, cursor, **asked).tasks
+        for other in questions:
+            if other is not asked:
+                with pytest.raises(BadCursor):
+                    ask(stage, 1, cursor, **other)
 
 
 def test_a_page_ends_where_it_has_no_more_room() -> None:

@@ -11,6 +11,7 @@ import pytest
 from covenant.a2a import wire as a
 from covenant.a2a.fault import INVALID_PARAMS
 from covenant.exchange.outbound import Outbound
+from covenant.model.push import Authentication
 from covenant.rules.address import is_public, is_surely_private
 from covenant.rules.push import PUSHES_MAX
 from tests.a2a.conftest import Town, says
@@ -74,6 +75,9 @@ def test_some_hosts_are_private_by_their_name_alone(host: str, is_private: bool)
         "file:///etc/passwd",
         "//hooks.example.com",
         "https://",
+        "https://hooks example.com/",
+        "https://hooks.example.com\0/",
+        "https://hooks.example.com/\r\nX-Other: 1",
     ],
 )
 async def test_a_url_that_cannot_be_right_is_refused_at_once_and_nothing_is_sent(town: Town, url: str) -> None:
@@ -84,6 +88,14 @@ async def test_a_url_that_cannot_be_right_is_refused_at_once_and_nothing_is_sent
     assert await refused(town.send(says("other"), task_push_notification_config=ride)) is INVALID_PARAMS
     listing = await town.operations.list_tasks(town.alice, town.agent, a.ListTasks())
     assert [known.id for known in listing.tasks] == [task.id]
+
+
+@pytest.mark.parametrize("scheme", ["", " "])
+async def test_who_is_to_be_told_by_a_scheme_names_one(town: Town, scheme: str) -> None:
+    """As over gRPC, where an empty one is none."""
+    task = await town.send()
+    settings = a.PushSettings(task_id=task.id, url="https://example.com/", authentication=Authentication(scheme, "x"))
+    assert await refused(town.operations.set_push(town.alice, town.agent, settings)) is INVALID_PARAMS
 
 
 async def test_a_task_has_so_many_webhooks_and_no_more(town: Town) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from covenant.a2a import wire as a
 from covenant.model import command as c
 from covenant.model import query as q
 from covenant.model.content import Content, Image, Json, Resource, ResourceContents, Text
-from covenant.model.error import Malformed, TooLarge
+from covenant.model.error import Malformed, TaskConflict, TooLarge
 from covenant.model.limits import Limits
 from covenant.model.message import Artifact, Message, Part
 from covenant.model.protocol import TaskShown
@@ -74,6 +75,34 @@ def test_the_same_bytes_in_another_spelling_are_the_same_message() -> None:
     stage = Stage()
     task_id = "0190a0a0-0000-7000-8000-000000000001"
     assert {stage.send(id=task_id, message=with_part(Part(raw=raw))) for raw in SPELLINGS} == {task_id}
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        lambda whole: with_part(Part(data={"n": [whole(2), {"m": whole(0)}], "x": 0.5})),
+        lambda whole: with_part(Part(text="a", metadata={"n": whole(2)})),
+        lambda whole: structs.replace(message(), metadata={"n": whole(2**53)}),
+        lambda whole: with_part(Part(text="a", filename=None if whole is int else "", media_type=None)),
+    ],
+)
+def test_the_same_message_by_another_binding_is_the_same_message(said: Callable[[Any], Message]) -> None:
+    """The official client writes whole numbers as doubles into JSON; and protobuf has no empty names."""
+    stage = Stage()
+    task_id = "0190a0a0-0000-7000-8000-000000000001"
+    assert {stage.send(id=task_id, message=said(whole)) for whole in (int, float)} == {task_id}
+    for whole in (int, float):
+        stage.run(c.AddMessage(ADA, task_id, said(whole), None, None, "key"))
+    (task,) = shown(stage)
+    assert len(task.history) == 2
+
+
+@pytest.mark.parametrize(("one", "other"), [(2, 2.5), (2**53, 2**53 + 1), (1, True), (0, None), ("", None)])
+def test_numbers_that_differ_are_other_messages(one: Any, other: Any) -> None:
+    stage = Stage()
+    task_id = stage.send(message=with_part(Part(data=one)))
+    with pytest.raises(TaskConflict):
+        stage.send(id=task_id, message=with_part(Part(data=other)))
 
 
 @pytest.mark.parametrize("raw", NO_BASE64)

@@ -164,6 +164,18 @@ async def test_a_webhook_has_a_name_that_a_path_can_carry(site: Site) -> None:
     assert (await site.rest("GET", hooks)).json()["configs"] == []
 
 
+@pytest.mark.parametrize("spelled", ["taskId", "task_id"])
+async def test_the_task_in_the_path_is_the_one_that_is_meant(site: Site, spelled: str) -> None:
+    """Whatever the body or the query says beside it, in either spelling."""
+    meant, other = [(await site.start())["id"] for _ in range(2)]
+    hooks = f"/tasks/{meant}/pushNotificationConfigs"
+    hook = {"id": "h-1", "url": "https://example.com/hook"}
+    made = await site.rest("POST", hooks, {spelled: other, **hook})
+    assert made.json() == {**hook, "taskId": meant}
+    assert (await site.rest("GET", f"{hooks}/h-1?{spelled}={other}")).json() == made.json()
+    assert (await site.rest("GET", f"/tasks/{other}/pushNotificationConfigs")).json() == {"configs": []}
+
+
 async def test_a_number_that_there_is_not_is_wrong_input(site: Site) -> None:
     headers = {**VERSION, **site.auth("alice"), "Content-Type": "application/json"}
     for path in ("/message:send", f"/tasks/{ABSENT}:cancel"):

@@ -190,6 +190,23 @@ async def test_a_message_cannot_decide_about_an_effect(alice: Mailbox, bob: Mail
     assert await nothing_for(bob)
 
 
+@pytest.mark.parametrize("name", ["approve.*", "**", "go" * 600, "go\0"], ids=["pattern", "any", "long", "nul"])
+@pytest.mark.parametrize("begun", [True, False])
+async def test_a_message_gives_no_name_that_a_signal_cannot_have(
+    alice: Mailbox, bob: Mailbox, name: str, begun: bool
+) -> None:
+    """Contract 22: it is heard as a message, whether the run has begun or not."""
+    await alice.send_task(plain(bob, id=RUN))
+    delivery = await take(bob)
+    if begun:
+        await bob.commit_run(delivery, step(1))
+    await alice.add_message(RUN, says("yes", signal=name))
+    await bob.commit_run(delivery, step(2 if begun else 1))
+    assert (await bob.get_run(RUN)).signals == ["message"]
+    with refused("invalid_input"):
+        await alice.signal_run(RUN, name)
+
+
 async def test_only_who_sees_a_run_signals_it(alice: Mailbox, bob: Mailbox, carol: Mailbox) -> None:
     """Contract 27: for others there is none."""
     await begin(alice, bob)

@@ -24,27 +24,12 @@ from cryptography.hazmat.primitives.hashes import SHA256
 
 from covenant.a2a.fault import BAD_AGENT, Fault
 from covenant.model.agent import from_base58
+from covenant.model.card import Description
 from covenant.model.error import Malformed
 
 PublicKey: TypeAlias = str | Ed25519PublicKey | EllipticCurvePublicKey | RSAPublicKey
 _COORDINATE_BYTES: Final = 32
-_SIGNED: Final = frozenset(  # what the protocol knows of a card; a verifier does not see the rest
-    (
-        "name",
-        "description",
-        "supportedInterfaces",
-        "provider",
-        "version",
-        "documentationUrl",
-        "capabilities",
-        "securitySchemes",
-        "securityRequirements",
-        "defaultInputModes",
-        "defaultOutputModes",
-        "skills",
-        "iconUrl",
-    )
-)
+_NOT_SIGNED: Final = ("signatures", "extended")
 _SAID_ANYWAY: Final = frozenset(("streaming", "pushNotifications", "extendedAgentCard"))  # `false` says something
 
 
@@ -97,10 +82,12 @@ def _verify(algorithm: Any, key: Any, signature: bytes, data: bytes) -> None:
 
 
 def _forms(card: dict[str, Any]) -> Iterator[bytes]:
-    """As the protocol says, and as it was served."""
-    for form in (payload_of, _served):
+    """As the protocol says; the same by a signer that knows more of it than we do; and as it was served."""
+    for form in (payload_of, _told, _served):
         try:
             yield form(card)
+        except msgspec.ValidationError:
+            continue  # no card of the protocol that we know
         except (rfc8785.CanonicalizationError, RecursionError):
             raise Fault(BAD_AGENT, "the card has no canonical form") from None
 
@@ -109,10 +96,14 @@ def _served(card: dict[str, Any]) -> bytes:
     return rfc8785.dumps({name: value for name, value in card.items() if name != "signatures"})
 
 
+def _told(card: dict[str, Any]) -> bytes:
+    return rfc8785.dumps(_telling("", {name: value for name, value in card.items() if name not in _NOT_SIGNED}))
+
+
 def payload_of(card: dict[str, Any]) -> bytes:
     """What a signature covers: what the protocol knows of the card, without its signatures and without members that say
-    nothing."""
-    return rfc8785.dumps(_telling("", {name: value for name, value in card.items() if name in _SIGNED}))
+    nothing. A verifier that reads the card by the protocol does not see the rest, wherever in the card it stands."""
+    return _told(msgspec.to_builtins(msgspec.convert(card, Description)))
 
 
 def _telling(name: str, value: Any) -> Any:

@@ -23,6 +23,7 @@ from covenant.a2a.refusal import refused
 from covenant.a2a.sse import Parser, Sent
 from covenant.model.error import Malformed, Unreachable
 
+ANSWER_BYTES_MAX: Final = 256 * 1024 * 1024
 _STREAM: Final = "text/event-stream"
 _RETRY_S_MAX: Final = 60.0
 
@@ -79,7 +80,7 @@ class Wire:
 
     async def read(self, url: str) -> bytes:
         async with self.request("GET", url, None, {"Accept": "application/json"}, {}) as response:
-            data = await response.read()
+            data = await _whole(response)
             if response.status != 200:
                 raise refused(f"{url} answers {response.status}", None, status=response.status)
             return data
@@ -117,13 +118,13 @@ class JsonRpc:
     async def call(self, operation: str, request: Struct, headers: Mapping[str, str]) -> bytes:
         body = self._body(operation, request)
         async with self._wire.request("POST", self._url, body, headers, {}) as response:
-            return self._result(await response.read(), response)
+            return self._result(await _whole(response), response)
 
     async def stream(self, operation: str, request: Struct, headers: Mapping[str, str]) -> AsyncGenerator[Sent, None]:
         body = self._body(operation, request)
         async with self._wire.request("POST", self._url, body, {**headers, "Accept": _STREAM}, {}) as response:
             if response.content_type != _STREAM:
-                self._result(await response.read(), response)
+                self._result(await _whole(response), response)
                 raise Fault(BAD_AGENT, f"{operation} was not answered with a stream")
             async for sent in _events(response):
                 yield Sent(self._result(sent.data, response), sent.id)
@@ -172,13 +173,13 @@ class Rest:
 
     async def call(self, operation: str, request: Struct, headers: Mapping[str, str]) -> bytes:
         async with self._wire.request(*self._parts(operation, request, headers)) as response:
-            return self._result(await response.read(), response)
+            return self._result(await _whole(response), response)
 
     async def stream(self, operation: str, request: Struct, headers: Mapping[str, str]) -> AsyncGenerator[Sent, None]:
         parts = self._parts(operation, request, {**headers, "Accept": _STREAM})
         async with self._wire.request(*parts) as response:
             if response.content_type != _STREAM:
-                self._result(await response.read(), response)
+                self._result(await _whole(response), response)
                 raise Fault(BAD_AGENT, f"{operation} was not answered with a stream")
             async for sent in _events(response):
                 yield Sent(self._result(sent.data, response), sent.id)
@@ -212,6 +213,17 @@ class Rest:
         if response.status >= 300:
             raise _unread(data, response)
         return data
+
+
+async def _whole(response: aiohttp.ClientResponse) -> bytes:
+    """A server that is anybody's may go on without an end."""
+    pieces, size = [], 0
+    async for piece in response.content.iter_any():
+        size += len(piece)
+        if size > ANSWER_BYTES_MAX:
+            raise Fault(BAD_AGENT, f"an answer of more than {ANSWER_BYTES_MAX} bytes", limit=ANSWER_BYTES_MAX)
+        pieces.append(piece)
+    return b"".join(pieces)
 
 
 async def _events(response: aiohttp.ClientResponse) -> AsyncGenerator[Sent, None]:

@@ -43,7 +43,7 @@ class Capabilities(_Said, frozen=True):
     extensions: list[_Extension] | None = None
 
 
-class _Skill(_Said, frozen=True):
+class Skill(_Said, frozen=True):
     id: str | None = None
     name: str | None = None
     description: str | None = None
@@ -66,7 +66,7 @@ class Description(_Said, frozen=True):
     capabilities: Capabilities | None = None
     default_input_modes: list[str] | None = None
     default_output_modes: list[str] | None = None
-    skills: list[_Skill] | None = None
+    skills: list[Skill] | None = None
     supported_interfaces: Any = None
     security_schemes: Any = None
     security_requirements: Any = None

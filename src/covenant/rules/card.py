@@ -11,7 +11,7 @@ from msgspec import Struct
 from covenant.model import event as e
 from covenant.model.agent import AgentId
 from covenant.model.audit import AuditRow
-from covenant.model.card import Capabilities, Card, CardPage, Description, card_key
+from covenant.model.card import Capabilities, Card, CardPage, Description, Skill, card_key
 from covenant.model.command import PublishCard, WithdrawCard
 from covenant.model.error import Malformed, NotPermitted, TooLarge, UnknownPeer
 from covenant.model.peer import Peer, peer_key
@@ -54,10 +54,13 @@ def _check_shape(card: dict[str, Any]) -> None:
     for said in (plain, plain.get("extended") or {}):
         _check_names(Description, said)
         _check_names(Capabilities, said.get("capabilities") or {})
+        for skill in said.get("skills") or ():
+            _check_names(Skill, skill)
 
 
 def _check_names(shape: type[Struct], said: dict[str, Any]) -> None:
-    """The other spelling of ProtoJSON would stand beside what is added when the card is served."""
+    """The other spelling of ProtoJSON would stand beside what is added when the card is served, and what is read by it
+    would not be signed."""
     for field in msgspec.structs.fields(shape):
         if field.name != field.encode_name and field.name in said:
             raise Malformed(f"card: {field.name} is written {field.encode_name}", field="card")

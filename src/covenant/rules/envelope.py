@@ -22,7 +22,7 @@ from covenant.model.message import Artifact, Message, Part, Role
 from covenant.model.record import SLOT_PREFIX, CacheKey, Key
 from covenant.model.task import Idempotency, Result, Task
 from covenant.rules.context import Context
-from covenant.rules.portable import canonical_base64, is_portable
+from covenant.rules.portable import alike, canonical_base64, is_portable
 
 _UUID: Final = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 _ENCODER: Final = msgspec.json.Encoder()
@@ -172,10 +172,7 @@ def _is_bare_text(speech: Message | Artifact, limits: Limits) -> bool:
         and (len(text) + 3 * limits.key_bytes_max) * _ESCAPED_MAX + _AROUND_TEXT_MAX <= limits.content_bytes_max
         and part.raw is None
         and part.url is None
-        and part.data is UNSET
-        and part.metadata is None
-        and part.filename is None
-        and part.media_type is None
+        and _is_plain(part)
         and speech.metadata is None
         and speech.extensions == speech.reference_task_ids == ()
         and (context_id is None or _is_short(context_id, limits))
@@ -371,12 +368,35 @@ def digest_of(task: Task) -> str:
         task.recipient.pubkey,
     )
     if task.message is not None:
-        parts = (*parts, task.message)
+        parts = (*parts, _alike(task.message))
     return hashlib.sha256(_SORTED.encode(parts)).hexdigest()
 
 
 def digest_of_message(message: Message) -> str:
-    return hashlib.sha256(_SORTED.encode(message)).hexdigest()
+    return hashlib.sha256(_SORTED.encode(_alike(message))).hexdigest()
+
+
+def _alike(message: Message) -> Message:
+    """As it reads by whichever binding it came: who sends it again may take another."""
+    if message.metadata is None and all(_is_plain(part) for part in message.parts):
+        return message
+    parts = tuple([part if _is_plain(part) else _part_alike(part) for part in message.parts])
+    return structs.replace(message, parts=parts, metadata=alike(message.metadata))
+
+
+def _is_plain(part: Part) -> bool:
+    """As most are."""
+    return part.data is UNSET and part.metadata is None and part.filename is None and part.media_type is None
+
+
+def _part_alike(part: Part) -> Part:
+    return structs.replace(
+        part,
+        data=alike(part.data),
+        metadata=alike(part.metadata),
+        filename=part.filename or None,  # protobuf has no name that is empty
+        media_type=part.media_type or None,
+    )
 
 
 def cache_key_of(task: Task) -> CacheKey:

@@ -15,6 +15,7 @@ _MESSAGES_AROUND: Final = 6  # a value, in a part, in a message, in a status, in
 _OBJECT: Final = 3  # what an object is in protobuf: a struct, an entry, a value
 _LIST: Final = 2  # a list, a value
 _NUMBER_MAX: Final = 2**1024 - 2**970  # what still rounds to a number, where all of them are doubles
+_EXACT_MAX: Final = 2**53  # the integers up to here are told apart where all numbers are doubles
 _STANDARD: Final = str.maketrans("-_", "+/")
 
 
@@ -31,6 +32,17 @@ def is_portable(value: Any) -> bool:
         elif isinstance(item, (int, float)) and not abs(item) < _NUMBER_MAX:  # nor is infinity, nor what is no number
             return False
     return True
+
+
+def alike(value: Any) -> Any:
+    """The same value, however a binding tells its whole numbers: as integers, or as the doubles that protobuf has."""
+    if isinstance(value, float):
+        return int(value) if value.is_integer() and abs(value) <= _EXACT_MAX else value
+    if isinstance(value, dict):
+        return {name: alike(inner) for name, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [alike(inner) for inner in value]
+    return value
 
 
 def canonical_base64(text: str) -> str | None:

@@ -47,6 +47,7 @@ _HISTORY_FIRST: Final = 16
 _HISTORY_AT_ONCE_MAX: Final = 256
 _HISTORY_MAX: Final = 2**31
 _ORDER_MAX: Final = 2**59
+_TOTAL_MAX: Final = 2**31 - 1  # which the protocol tells in 32 bits
 RESULT_ARTIFACT: Final = "result"
 _ENDED: Final = {  # in tables: an enum takes its time to look a member up
     Outcome.ANSWERED: None,  # as its result says
@@ -395,16 +396,18 @@ def _spot_of(query: ListDialogs) -> _Spot | None:
     *numbers, mark = cursor.split(".") if isinstance(cursor, str) else [""]
     if mark != _mark_of(query) or not all(n.isascii() and n.isdigit() and len(n) < 19 for n in numbers):
         raise BadCursor("this cursor does not belong to this listing", cursor=cursor)
-    if len(numbers) != 4 or int(numbers[0]) > 1:
+    if len(numbers) != 4 or int(numbers[0]) > 1 or int(numbers[3]) > _TOTAL_MAX:
         raise BadCursor("this cursor does not belong to this listing", cursor=cursor)
     moved, head, at, total = map(int, numbers)
     return _Spot(bool(moved), head, at, total)
 
 
 def _mark_of(query: ListDialogs) -> str:
-    """Of the two whose tasks are listed: a cursor that was mixed up would lead to nothing, or into the middle."""
+    """Of the two whose tasks are listed, and which of them: a cursor that was mixed up would lead to nothing, or into
+    the middle."""
     assert query.by is not None
-    return sha256(f"{query.by.pubkey}/{query.agent}".encode()).hexdigest()[:8]
+    listing = (query.by.pubkey, query.agent, query.context_id, query.state, query.since_ms)
+    return sha256(encode(listing)).hexdigest()[:8]
 
 
 def _total(query: ListDialogs, view: View, ctx: Context) -> int:

@@ -25,7 +25,7 @@ from covenant.model.view import Pushed
 from covenant.rules.address import is_surely_private
 from covenant.rules.context import Commit, Context, View
 from covenant.rules.dialect import VERSIONS
-from covenant.rules.envelope import check_asked, check_id, check_name, check_size
+from covenant.rules.envelope import check_asked, check_id, check_name, check_size, check_text
 from covenant.rules.retention import is_retained
 from covenant.rules.sight import is_hidden, visible_task
 
@@ -82,6 +82,8 @@ def _check_url(url: str, ctx: Context) -> None:
         port = parts.port
     except ValueError:
         raise Malformed("url is no URL", field="url") from None
+    if not url.isprintable() or " " in parts.netloc:
+        raise Malformed("url has no control characters, and its host no spaces", field="url")
     if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
         raise Malformed("url is http:// or https:// with a host", field="url")
     if parts.username is not None or parts.password is not None:
@@ -99,6 +101,7 @@ def _check_secrets(config: PushConfig, ctx: Context) -> None:
         raise Malformed("authentication has a scheme and credentials", field="authentication")
     values = {"token": config.token}
     if authentication is not None:
+        check_text(authentication.scheme, "scheme", ctx.limits.text_bytes_max)
         values |= {"scheme": authentication.scheme, "credentials": authentication.credentials}
     for name, value in values.items():
         if value is not None:

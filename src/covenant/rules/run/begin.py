@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from covenant.model import event as e
 from covenant.model.record import Said, TaskRecord, said_key
-from covenant.model.run import MESSAGE, run_key, signal_key
+from covenant.model.run import run_key, signal_key
 from covenant.rules.context import Context, View
-from covenant.rules.run.signal import named_in
+from covenant.rules.run.signal import name_of
 
 
 def beginning(record: TaskRecord, view: View, ctx: Context) -> list[e.Event]:
@@ -15,6 +15,6 @@ def beginning(record: TaskRecord, view: View, ctx: Context) -> list[e.Event]:
     events: list[e.Event] = [e.Begun(task_id), e.RunBegun(run_key(task_id), task_id, record.recipient)]
     for number, said in view.pieces(said_key(task_id, ""), 1, record.said):
         if isinstance(said, Said) and said.message.role == "ROLE_USER":
-            name = named_in(said.message) or MESSAGE
+            name = name_of(said.message, ctx.limits)
             events.append(e.Signaled(signal_key(task_id, ctx.ids.lease()), name, said=number))
     return events

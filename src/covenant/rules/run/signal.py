@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from hashlib import sha256
-from typing import Final
+from typing import Any, Final
 
 from msgspec import Raw, structs
 
 from covenant.model import event as e
 from covenant.model.command import SendTask, SignalRun
-from covenant.model.error import Malformed, TaskTerminal, TooLarge
+from covenant.model.error import InvalidInput, Malformed, TaskTerminal, TooLarge
 from covenant.model.limits import Limits
 from covenant.model.message import Message
 from covenant.model.record import Said, TaskRecord, said_key
@@ -100,7 +100,7 @@ def message_signal(
     the run waits for."""
     task_id = record.task.id
     _check_room(task_id, view, ctx)
-    name = named_in(message) or MESSAGE
+    name = name_of(message, ctx.limits)
     woken = wakes(record, view, name)
     events: list[e.Event] = [e.Signaled(signal_key(task_id, ctx.ids.lease()), name, said=number)]
     if woken is not None:
@@ -108,9 +108,14 @@ def message_signal(
     return events, woken is not None
 
 
-def named_in(message: Message) -> str | None:
-    name = None if message.metadata is None else message.metadata.get("signal")
-    return name if isinstance(name, str) and name.strip() and not name.startswith(EFFECT) else None
+def name_of(message: Message, limits: Limits) -> str:
+    """The name under which a message is heard. One that a signal cannot have is none: the message may have been meant
+    for a task that is no run, and there such a member is the client's own."""
+    name: Any = None if message.metadata is None else message.metadata.get("signal")
+    try:
+        return MESSAGE if name is None else _check_name(name, "signal", limits)
+    except InvalidInput:
+        return MESSAGE
 
 
 def first_signals(

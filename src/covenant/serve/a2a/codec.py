@@ -19,10 +19,9 @@ from google.protobuf.message import DecodeError
 from msgspec import UNSET, Struct
 
 from covenant.a2a.fault import BAD_AGENT, INVALID_PARAMS, PARSE, Fault
+from covenant.rules.portable import alike
 from covenant.serve.a2a.misread import misread
 from covenant.serve.a2a.proto import AgentCard, Object, Timestamp, Value, Values, class_of
-
-_EXACT_MAX: Final = 2**53  # the integers up to here are told apart
 
 T = TypeVar("T")
 Convert: TypeAlias = Callable[[Any], Any]
@@ -114,11 +113,10 @@ def _read_value(message: Any) -> Any:
     return None
 
 
-def _read_number(number: float) -> int | float:
-    """A whole number is the same one that came as an integer over another binding."""
+def _read_number(number: float) -> Any:
     if not math.isfinite(number):
         raise Fault(INVALID_PARAMS, "JSON has no such number", field="number_value")
-    return int(number) if number.is_integer() and abs(number) <= _EXACT_MAX else number
+    return alike(number)
 
 
 def _read_moment(moment: Any) -> str:

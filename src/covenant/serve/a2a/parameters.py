@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from msgspec import Struct
@@ -19,6 +19,14 @@ class Parameters(Struct, frozen=True):
     extensions: tuple[str, ...] = ()
     key: str | None = None
     after: int | None = None  # the last generation that the client has seen of a stream
+
+
+def gathered(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """By their names. What is given twice is a list."""
+    found: dict[str, str] = {}
+    for name, value in pairs:
+        found[name] = f"{found[name]}, {value}" if name in found else value
+    return found
 
 
 def read(headers: Mapping[str, str], version: str | None = None) -> Parameters:

@@ -37,17 +37,23 @@ def query_of(query: bytes) -> dict[str, str]:
 
 def request_of(call: Call, method: str, spot: Spot, query: dict[str, str], body: bytes) -> Any:
     """What is in the path stands above what is in the body, and a request without a body is in its query."""
+    path = dict(spot.members)
     try:
         if method != "POST":
-            return calls.request_of(call, {**query, **dict(spot.members)}, strict=False)
+            return calls.request_of(call, _below(path, query), strict=False)
         if not spot.members:
             return calls.request_from(call, body)
         members = _object.decode(body) if body else {}
-        return calls.request_of(call, {**members, **dict(spot.members)})
+        return calls.request_of(call, _below(path, members))
     except msgspec.ValidationError as problem:
         raise misread(problem) from None
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as problem:
         raise Fault(PARSE, f"this is not JSON: {problem}") from None
+
+
+def _below(path: dict[str, str], given: dict[str, Any]) -> dict[str, Any]:
+    """The path first, too: of a member that is there in both of its spellings the first counts."""
+    return {**path, **given, **path}
 
 
 def answered(result: Any) -> bytes:

@@ -47,6 +47,7 @@ _PINGS_APART_MS: Final = 10_000  # a client may ask that often whether we are th
 _DETAILS: Final = (error_details_pb2.ErrorInfo, error_details_pb2.BadRequest)  # loaded, so that they can be written
 
 log = logging.getLogger("covenant.grpc")
+_grpc_log: Final = logging.getLogger("grpc._cython.cygrpc")
 
 Write: TypeAlias = Callable[[Any], bytes]
 
@@ -70,6 +71,7 @@ class Rpc:
     async def start(self, address: str, tls_cert: Path | None, tls_key: Path | None) -> int:
         """Says which port it has taken."""
         bounds = self._exchange.bounds
+        _grpc_log.addFilter(_is_worth_a_line)
         self._server = grpc.aio.server(options=_options(bounds), maximum_concurrent_rpcs=bounds.connections_total_max)
         methods = grpc.method_handlers_generic_handler(SERVICE.full_name, self._methods())
         self._server.add_generic_rpc_handlers([methods])
@@ -159,10 +161,10 @@ class Rpc:
 
     async def _open(self, reader: Reader, data: bytes, context: Any) -> tuple[Talk, Any]:
         """Who speaks, and what is asked for."""
-        metadata = {name: value for name, value in context.invocation_metadata() or () if isinstance(value, str)}
-        caller = await self._authenticate(metadata.get("authorization"))
+        metadata = [(name, value) for name, value in context.invocation_metadata() or () if isinstance(value, str)]
+        caller = await self._authenticate(dict(metadata).get("authorization"))
         self._exchange.meter(caller)
-        said = parameters.read(metadata)
+        said = parameters.read(parameters.gathered(metadata))
         request = reader.read(data)
         agent = await self._desk.directory.find(request.tenant)
         active = parameters.check(said, agent)
@@ -188,12 +190,19 @@ def _options(bounds: Bounds) -> list[tuple[str, int]]:
         ("grpc.max_metadata_size", bounds.head_bytes_max),
         ("grpc.absolute_max_metadata_size", bounds.head_bytes_max),
         ("grpc.max_concurrent_streams", bounds.waits_max),
+        ("grpc.server.max_pending_requests", bounds.waits_max),  # above the first it cancels at random
+        ("grpc.server.max_pending_requests_hard_limit", bounds.waits_max),
         ("grpc.server_handshake_timeout_ms", bounds.head_ms_max),
         ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
         ("grpc.keepalive_timeout_ms", _KEEPALIVE_ANSWER_MS),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.min_ping_interval_without_data_ms", _PINGS_APART_MS),
     ]
+
+
+def _is_worth_a_line(record: logging.LogRecord) -> bool:
+    """Not that metadata is no text: gRPC repeats it in full, secret or not, each time that anybody sends it."""
+    return not str(record.msg).startswith("Invalid encoding")
 
 
 def _ends(response: StreamResponse) -> bool:

@@ -206,14 +206,8 @@ def _bare(told: StreamResponse) -> StreamResponse:
 
 
 def _read(headers: Headers) -> dict[str, str]:
-    """Those that mean something here. One that is given twice is a list."""
-    found: dict[str, str] = {}
-    for key, value in headers:
-        name = _READ.get(key)
-        if name is not None:
-            text = value.decode("latin-1")
-            found[name] = f"{found[name]}, {text}" if name in found else text
-    return found
+    """Those that mean something here."""
+    return parameters.gathered((_READ[key], value.decode("latin-1")) for key, value in headers if key in _READ)
 
 
 def _type(headers: dict[str, str]) -> str:
