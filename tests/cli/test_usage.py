@@ -14,10 +14,15 @@ import click
 import pytest
 
 from covenant.cli import words
+from covenant.cli.entry import state_line
 from covenant.cli.main import COMMANDS
 from covenant.cli.main import covenant as program
 from covenant.cli.option import Duration
 from covenant.cli.table import Column, _fitted
+from covenant.model.agent import AgentId
+from covenant.model.record import TaskState
+from covenant.model.task import Task
+from covenant.model.view import QueueEntry
 from covenant.version import VERSION
 from tests.cli.conftest import Served
 from tests.cli.support import PROGRAM, Client, environment, run
@@ -44,6 +49,16 @@ def test_without_a_daemon_it_says_how_to_start_one(home: Path) -> None:
     )
     assert Client(home).refused("a2a", "status") == "unreachable"
     assert run("version", "--home", str(home), "--json").json["daemon"] is None
+
+
+def test_no_time_is_told_as_less_than_nothing() -> None:
+    """Where the clock here is behind that of the daemon."""
+    later_ms = words.now_ms() + 3_600_000
+    task = Task(recipient=AgentId.named("bob"), intent_text="x", sender=AgentId.named("ann"))
+    held = QueueEntry(
+        TaskState.IN_FLIGHT, task, 1, 2, later_ms, "l-1", task.recipient, leased_at_ms=later_ms, heartbeat_ms=later_ms
+    )
+    assert state_line(held) == "in flight, held by bob for 0 s, attempt 1"
 
 
 def test_wrong_usage_exits_with_2(served: Served) -> None:

@@ -149,6 +149,57 @@ async def test_what_a_thread_writes_when_the_store_gives_up_is_written_to_its_en
     assert verify(tmp_path / "data").is_sound
 
 
+class FullFor(Files):
+    """No room for what these names end in."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.full_for: tuple[str, ...] = ()
+
+    def create(self, name: str) -> AppendFile:
+        file = super().create(name)
+        if not name.endswith(self.full_for):
+            return file
+        return HalfWritten(file.path, file._fd, file.size)
+
+
+class HalfWritten(AppendFile):
+    def write(self, data: bytes) -> None:
+        super().write(data[: len(data) // 2])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+async def test_a_snapshot_without_room_gives_back_what_it_took(tmp_path: Path) -> None:
+    """Nobody needs it, and the lines of the journal do."""
+    files = FullFor(tmp_path / "data")
+    async with open_journal(tmp_path / "data", files=files) as box:
+        await cycle(box)
+        files.full_for = (".making",)
+        with pytest.raises(CovenantError) as refused:
+            await box.compact()
+        assert refused.value.code == "store_full"
+        assert files.names("", ".making") == []
+        await cycle(box)
+        assert journal_of(box).stats.reopened == 0
+
+
+async def test_housekeeping_that_failed_is_tried_again_also_when_the_clock_was_set_back(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    files, clock = FullFor(tmp_path / "data"), ManualClock()
+    async with open_journal(tmp_path / "data", files=files, clock=clock) as box:
+        files.full_for = (".making",)
+        while "housekeeping failed" not in caplog.text:
+            await cycle(box, "x" * 500)
+            await tidy(box)
+        files.full_for = ()
+        clock.advance(-3_600_000)
+        for _ in range(20):
+            await cycle(box, "x" * 500)
+            await tidy(box)
+        assert journal_of(box).stats.snapshots > 0
+
+
 async def test_a_store_that_is_closed_while_a_thread_writes_does_not_open_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
