@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import resource
 import shutil
 import sqlite3
 import subprocess
@@ -13,6 +14,7 @@ import threading
 import uuid
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -181,6 +183,55 @@ async def test_a_snapshot_without_room_gives_back_what_it_took(tmp_path: Path) -
         assert files.names("", ".making") == []
         await cycle(box)
         assert journal_of(box).stats.reopened == 0
+
+
+@contextmanager
+def no_room() -> Iterator[None]:
+    """No file grows by more than the name of its owner."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (64, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+async def test_an_archive_that_finds_no_room_at_a_start_is_not_taken_for_damaged(tmp_path: Path) -> None:
+    """To make it anew takes long, and more room."""
+    folder = tmp_path / "data"
+    async with open_journal(folder) as box:
+        for _ in range(20):
+            await cycle(box)
+        await box.compact()
+    there = sorted(os.listdir(folder))
+    with no_room(), pytest.raises(CovenantError) as refused:
+        await open_journal(folder)
+    assert refused.value.code == "store_full"
+    assert sorted(set(os.listdir(folder)) - {"archive.sqlite3-shm", "archive.sqlite3-wal"}) == there
+    async with open_journal(folder) as box:
+        assert len(await box.recent_results(100)) == 20
+
+
+async def test_an_archive_that_does_not_read_while_it_is_made_anew_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = ManualClock()
+    async with open_journal(tmp_path / "data", clock=clock) as box:
+        engine = journal_of(box)
+        task_id = await cycle(box)
+
+        def unread(*values: Any) -> Any:
+            monkeypatch.undo()
+            raise StoreUnavailable("the archive does not read", outcome="unknown")
+
+        monkeypatch.setattr("covenant.store.journal.engine.load", unread)
+        engine._on_damage(ArchiveFailed(errno.EIO, "archive"))
+        await until(lambda: not engine.is_up)
+        for _ in range(2):
+            clock.advance(engine.limits.reopen_delay_ms)
+            assert engine._reopening is not None
+            await engine._reopening
+        assert (await box.get_task(task_id)).state == TaskState.RESOLVED
 
 
 async def test_housekeeping_that_failed_is_tried_again_also_when_the_clock_was_set_back(
