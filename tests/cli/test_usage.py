@@ -61,6 +61,33 @@ def test_no_time_is_told_as_less_than_nothing() -> None:
     assert state_line(held) == "in flight, held by bob for 0 s, attempt 1"
 
 
+@pytest.mark.parametrize("form", [(), ("--json",)])
+def test_an_answer_for_which_there_is_no_room_is_told_in_one_line(served: Served, form: tuple[str, ...]) -> None:
+    command = [*PROGRAM, "--home", str(served.home), "peers", "enroll", f"late{len(form)}", *form]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, env=environment(), timeout=60)
+    told = "it was done, but the answer could not be written: No space left on device"
+    assert (done.returncode, done.stderr) == (1, f"error: {told} (store_unavailable)\n")
+
+
+def test_who_reads_no_further_is_no_trouble(served: Served) -> None:
+    for command in (("audit", "export"), ("a2a", "status"), ("a2a", "status", "--json")):
+        reading, writing = os.pipe()
+        os.close(reading)
+        done = subprocess.run(
+            [*PROGRAM, "--home", str(served.home), *command], stdout=writing, stderr=subprocess.PIPE, timeout=60
+        )
+        os.close(writing)
+        assert (done.returncode, done.stderr) == (1, b"")
+
+
+def test_a_closed_stdout_is_no_trouble(served: Served) -> None:
+    """What is opened next must not be taken for it, either."""
+    command = " ".join([*PROGRAM, "--home", str(served.home), "a2a", "status"])
+    done = subprocess.run(["sh", "-c", f"{command} <&- >&-"], stderr=subprocess.PIPE, env=environment(), timeout=60)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
 def test_wrong_usage_exits_with_2(served: Served) -> None:
     client = Client(served.home)
     wrong = client("a2a", "status", "--json", "--state", "lost", code=2)

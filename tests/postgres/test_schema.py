@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import subprocess
 from typing import Final
 
@@ -9,6 +11,7 @@ import asyncpg
 import pytest
 
 from covenant import Mailbox
+from covenant.cli.database import connected
 from covenant.model.error import StoreUnavailable, UnsupportedFormat
 from covenant.store.postgres import schema
 from covenant.store.postgres.connection import Where, connect
@@ -49,6 +52,25 @@ async def test_what_this_program_cannot_read_is_neither_verified_nor_exported() 
     for command in (("audit", "verify"), ("audit", "export")):
         newer = run(*command, "--store", store, "--json")
         assert (newer.code, newer.json["code"]) == (1, "unsupported_format")
+
+
+def test_who_reads_an_export_may_take_time_and_may_leave() -> None:
+    store = store_url()
+    run("db", "migrate", "--store", store)
+
+    async def fill() -> None:
+        async with Mailbox.open(store) as box:
+            await box.of("ann@lab").send_task(plain(box.of("bob@lab")))
+
+    asyncio.run(fill())
+    setting = "select current_setting('idle_in_transaction_session_timeout')"
+    assert connected(store, lambda connection, where: connection.fetchval(setting)) == "0"
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [*PROGRAM, "audit", "export", "--store", store]
+    left = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, timeout=60)
+    os.close(writing)
+    assert (left.returncode, left.stderr) == (1, b"")
 
 
 def test_what_is_no_database_is_wrong_usage() -> None:
