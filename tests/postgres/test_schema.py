@@ -22,6 +22,8 @@ from tests.postgres import started_server, store_url
 from tests.postgres.servers import forget
 from tests.postgres.support import as_role, role_name, sql
 
+_TABLES: Final = "select relname from pg_class where relnamespace = to_regnamespace($1) order by 1"
+
 
 def test_an_empty_database_is_made_a_store_and_said_to_be_one() -> None:
     store = store_url()
@@ -71,6 +73,31 @@ def test_who_reads_an_export_may_take_time_and_may_leave() -> None:
     left = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, timeout=60)
     os.close(writing)
     assert (left.returncode, left.stderr) == (1, b"")
+
+
+@pytest.mark.parametrize(
+    "theirs",
+    [
+        "create table meta (name text)",
+        "create table meta (version int)",
+        "create table meta (version text); insert into meta values ('2.1')",
+        "create table meta (version int); insert into meta values (1)",
+        "create view meta as select 1 as version",
+        "create table record (name text)",
+    ],
+)
+async def test_a_schema_of_somebody_else_is_said_to_be_one_and_left_alone(theirs: str) -> None:
+    store = store_url()
+    name = Where.of(store).schema
+    async with sql(store) as connection:
+        await connection.execute(f"create schema {name}; {theirs}")
+        before = await connection.fetch(_TABLES, name)
+        for command in (("db", "migrate"), ("audit", "verify"), ("audit", "export")):
+            refused = await asyncio.to_thread(run, *command, "--store", store, "--json")
+            assert (refused.code, refused.json["code"]) == (1, "store_unavailable"), refused
+            is_told = f"the schema {name} holds something else" in refused.json["message"]
+            assert is_told or (command[0] == "audit" and "there is no store" in refused.json["message"])
+        assert await connection.fetch(_TABLES, name) == before
 
 
 def test_what_is_no_database_is_wrong_usage() -> None:
