@@ -234,6 +234,42 @@ async def test_an_archive_that_does_not_read_while_it_is_made_anew_is_tried_agai
         assert (await box.get_task(task_id)).state == TaskState.RESOLVED
 
 
+@pytest.mark.parametrize("is_kept", [True, False])
+async def test_a_folder_that_is_replaced_under_a_living_store_is_not_written_to(tmp_path: Path, is_kept: bool) -> None:
+    """As by who restores a backup, and has not stopped the daemon: another may have it open by now."""
+    folder, away, clock = tmp_path / "data", tmp_path / "away", ManualClock()
+    async with open_journal(folder, clock=clock) as box:
+        await cycle(box)
+        shutil.copytree(folder, tmp_path / "backup")
+        sent = await box.of("ann@lab").send_task(task_for(box))
+        if is_kept:
+            folder.rename(away)
+        else:
+            shutil.rmtree(folder)
+        shutil.copytree(tmp_path / "backup", folder)
+        there = {path.name: path.read_bytes() for path in folder.iterdir()}
+        for _ in range(3):
+            with pytest.raises(CovenantError) as refused:
+                await cycle(box, "x" * 7000)
+            assert refused.value.code == "store_unavailable"
+            await reopened(box, clock)
+        assert {path.name: path.read_bytes() for path in folder.iterdir()} == there
+        if is_kept:
+            shutil.rmtree(folder)
+            away.rename(folder)
+            await reopened(box, clock)
+            assert (await box.get_task(sent.task_id)).state == TaskState.QUEUED
+            await cycle(box)
+
+
+async def reopened(box: OpenMailbox, clock: ManualClock) -> None:
+    """As far as it can be."""
+    engine = journal_of(box)
+    clock.advance(engine.limits.reopen_delay_ms)
+    if engine._reopening is not None:
+        await engine._reopening
+
+
 async def test_housekeeping_that_failed_is_tried_again_also_when_the_clock_was_set_back(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -335,6 +335,8 @@ class Journal(Embedded):
             await self._at_rest()
             if self._keeper is not None:
                 await self._keeper.finish()
+            assert self._lock is not None
+            self._lock.check(self._files.folder)
             here = self._writer.position
             if here.file is not None:
                 self._files.truncate(here.file, here.offset)
