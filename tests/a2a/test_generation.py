@@ -26,6 +26,7 @@ from covenant.model.record import Asks
 from covenant.model.task import Result
 from covenant.serve.a2a.operations import Event
 from covenant.store import tail
+from covenant.store.clock import ManualClock
 from tests.a2a.conftest import Town, piece, says
 from tests.a2a.stage import Client, seen
 from tests.a2a.towns import place
@@ -170,6 +171,18 @@ async def test_a_poll_ends_with_its_time_and_with_the_task(
         monkeypatch.undo()
         async with asyncio.timeout(5):
             assert (await town.get(task.id, current_generation=3)).generation == "3"
+
+
+@pytest.mark.parametrize("kept", ["memory", "file"], indirect=True)
+async def test_a_wait_ends_with_its_time_whatever_is_done_to_the_clock(
+    kept: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that was set back takes hours to come to where it was: to who waits, it stands."""
+    async with place(kept, tmp_path, clock=ManualClock()).replies().opened() as town:
+        monkeypatch.setattr(town.exchange, "bounds", Bounds(wait_ms_max=20))
+        async with asyncio.timeout(5):
+            task = await town.send()  # of an agent that may reply: what it does first is waited for
+            assert (await town.get(task.id, current_generation=1)).generation == "1"
 
 
 # --- guards --------------------------------------------------------------------------------------------------

@@ -336,6 +336,18 @@ async def test_a_webhook_that_does_not_answer_in_the_end_is_given_up_with_a_row(
     assert max(later - earlier for earlier, later in pairwise(times)) == WAIT_MS_MAX
 
 
+async def test_a_day_in_which_nobody_tried_is_not_held_against_a_webhook(house: House, receiver: Receiver) -> None:
+    """The machine was asleep, or its clock was set."""
+    receiver.answers["one"] = [status(500)] * 2
+    task = await house.send()
+    await house.hook(task.id, receiver.hook("one"))
+    await until(lambda: house.pusher.counts.failed == 1)
+    await asyncio.sleep(0)
+    house.clock.advance(GIVE_UP_MS)
+    await house.passing(lambda: house.pusher.counts.given_up == 1 or receiver.told("one") == [1, 1, 1])
+    assert house.pusher.counts.given_up == 0
+
+
 async def test_one_that_is_slow_or_dead_holds_up_nobody(house: House, receiver: Receiver) -> None:
     receiver.answers["slow"] = [never()] * 100
     receiver.answers["dead"] = [status(500)] * 100

@@ -14,10 +14,15 @@ import click
 import pytest
 
 from covenant.cli import words
+from covenant.cli.entry import state_line
 from covenant.cli.main import COMMANDS
 from covenant.cli.main import covenant as program
 from covenant.cli.option import Duration
 from covenant.cli.table import Column, _fitted
+from covenant.model.agent import AgentId
+from covenant.model.record import TaskState
+from covenant.model.task import Task
+from covenant.model.view import QueueEntry
 from covenant.version import VERSION
 from tests.cli.conftest import Served
 from tests.cli.support import PROGRAM, Client, environment, run
@@ -44,6 +49,43 @@ def test_without_a_daemon_it_says_how_to_start_one(home: Path) -> None:
     )
     assert Client(home).refused("a2a", "status") == "unreachable"
     assert run("version", "--home", str(home), "--json").json["daemon"] is None
+
+
+def test_no_time_is_told_as_less_than_nothing() -> None:
+    """Where the clock here is behind that of the daemon."""
+    later_ms = words.now_ms() + 3_600_000
+    task = Task(recipient=AgentId.named("bob"), intent_text="x", sender=AgentId.named("ann"))
+    held = QueueEntry(
+        TaskState.IN_FLIGHT, task, 1, 2, later_ms, "l-1", task.recipient, leased_at_ms=later_ms, heartbeat_ms=later_ms
+    )
+    assert state_line(held) == "in flight, held by bob for 0 s, attempt 1"
+
+
+@pytest.mark.parametrize("form", [(), ("--json",)])
+def test_an_answer_for_which_there_is_no_room_is_told_in_one_line(served: Served, form: tuple[str, ...]) -> None:
+    command = [*PROGRAM, "--home", str(served.home), "peers", "enroll", f"late{len(form)}", *form]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, env=environment(), timeout=60)
+    told = "it was done, but the answer could not be written: No space left on device"
+    assert (done.returncode, done.stderr) == (1, f"error: {told} (store_unavailable)\n")
+
+
+def test_who_reads_no_further_is_no_trouble(served: Served) -> None:
+    for command in (("audit", "export"), ("a2a", "status"), ("a2a", "status", "--json")):
+        reading, writing = os.pipe()
+        os.close(reading)
+        done = subprocess.run(
+            [*PROGRAM, "--home", str(served.home), *command], stdout=writing, stderr=subprocess.PIPE, timeout=60
+        )
+        os.close(writing)
+        assert (done.returncode, done.stderr) == (1, b"")
+
+
+def test_a_closed_stdout_is_no_trouble(served: Served) -> None:
+    """What is opened next must not be taken for it, either."""
+    command = " ".join([*PROGRAM, "--home", str(served.home), "a2a", "status"])
+    done = subprocess.run(["sh", "-c", f"{command} <&- >&-"], stderr=subprocess.PIPE, env=environment(), timeout=60)
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 def test_wrong_usage_exits_with_2(served: Served) -> None:

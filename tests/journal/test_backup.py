@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from itertools import count
@@ -286,6 +287,22 @@ async def test_a_backup_overwrites_nothing(folder: Path, target: Path) -> None:
     refused("backup_failed", lambda: backup(folder, target))
     refused("backup_failed", lambda: backup(folder, target / "precious"))
     assert contents(target) == {"precious": b"mine"}
+
+
+async def test_a_disk_that_is_mounted_there_is_not_filled_beside(
+    folder: Path, target: Path, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All would be copied to another disk, and then could not take its place."""
+    await make_journal(folder)
+    backup(folder, target)
+    for mounted in (tmp_path / "disk", place):
+        mounted.mkdir()
+    before = sorted(tmp_path.rglob("*"))
+    monkeypatch.setattr(Files, "make_folder", lambda files: pytest.fail(f"{files.folder} is made"))
+    monkeypatch.setattr(os.path, "ismount", lambda path: path in (tmp_path / "disk", place))
+    assert "mounted" in refused("backup_failed", lambda: backup(folder, tmp_path / "disk")).message
+    assert "mounted" in refused("backup_failed", lambda: restore(target, place)).message
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_there_must_be_a_journal(folder: Path, target: Path, place: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import resource
 import shutil
 import sqlite3
 import subprocess
@@ -13,6 +14,7 @@ import threading
 import uuid
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -147,6 +149,142 @@ async def test_what_a_thread_writes_when_the_store_gives_up_is_written_to_its_en
         assert (await box.get_task(sent.task_id)).state == TaskState.QUEUED
         await cycle(box)
     assert verify(tmp_path / "data").is_sound
+
+
+class FullFor(Files):
+    """No room for what these names end in."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.full_for: tuple[str, ...] = ()
+
+    def create(self, name: str) -> AppendFile:
+        file = super().create(name)
+        if not name.endswith(self.full_for):
+            return file
+        return HalfWritten(file.path, file._fd, file.size)
+
+
+class HalfWritten(AppendFile):
+    def write(self, data: bytes) -> None:
+        super().write(data[: len(data) // 2])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+async def test_a_snapshot_without_room_gives_back_what_it_took(tmp_path: Path) -> None:
+    """Nobody needs it, and the lines of the journal do."""
+    files = FullFor(tmp_path / "data")
+    async with open_journal(tmp_path / "data", files=files) as box:
+        await cycle(box)
+        files.full_for = (".making",)
+        with pytest.raises(CovenantError) as refused:
+            await box.compact()
+        assert refused.value.code == "store_full"
+        assert files.names("", ".making") == []
+        await cycle(box)
+        assert journal_of(box).stats.reopened == 0
+
+
+@contextmanager
+def no_room() -> Iterator[None]:
+    """No file grows by more than the name of its owner."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (64, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+async def test_an_archive_that_finds_no_room_at_a_start_is_not_taken_for_damaged(tmp_path: Path) -> None:
+    """To make it anew takes long, and more room."""
+    folder = tmp_path / "data"
+    async with open_journal(folder) as box:
+        for _ in range(20):
+            await cycle(box)
+        await box.compact()
+    there = sorted(os.listdir(folder))
+    with no_room(), pytest.raises(CovenantError) as refused:
+        await open_journal(folder)
+    assert refused.value.code == "store_full"
+    assert sorted(set(os.listdir(folder)) - {"archive.sqlite3-shm", "archive.sqlite3-wal"}) == there
+    async with open_journal(folder) as box:
+        assert len(await box.recent_results(100)) == 20
+
+
+async def test_an_archive_that_does_not_read_while_it_is_made_anew_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = ManualClock()
+    async with open_journal(tmp_path / "data", clock=clock) as box:
+        engine = journal_of(box)
+        task_id = await cycle(box)
+
+        def unread(*values: Any) -> Any:
+            monkeypatch.undo()
+            raise StoreUnavailable("the archive does not read", outcome="unknown")
+
+        monkeypatch.setattr("covenant.store.journal.engine.load", unread)
+        engine._on_damage(ArchiveFailed(errno.EIO, "archive"))
+        await until(lambda: not engine.is_up)
+        for _ in range(2):
+            clock.advance(engine.limits.reopen_delay_ms)
+            assert engine._reopening is not None
+            await engine._reopening
+        assert (await box.get_task(task_id)).state == TaskState.RESOLVED
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+async def test_a_folder_that_is_replaced_under_a_living_store_is_not_written_to(tmp_path: Path, is_kept: bool) -> None:
+    """As by who restores a backup, and has not stopped the daemon: another may have it open by now."""
+    folder, away, clock = tmp_path / "data", tmp_path / "away", ManualClock()
+    async with open_journal(folder, clock=clock) as box:
+        await cycle(box)
+        shutil.copytree(folder, tmp_path / "backup")
+        sent = await box.of("ann@lab").send_task(task_for(box))
+        if is_kept:
+            folder.rename(away)
+        else:
+            shutil.rmtree(folder)
+        shutil.copytree(tmp_path / "backup", folder)
+        there = {path.name: path.read_bytes() for path in folder.iterdir()}
+        for _ in range(3):
+            with pytest.raises(CovenantError) as refused:
+                await cycle(box, "x" * 7000)
+            assert refused.value.code == "store_unavailable"
+            await reopened(box, clock)
+        assert {path.name: path.read_bytes() for path in folder.iterdir()} == there
+        if is_kept:
+            shutil.rmtree(folder)
+            away.rename(folder)
+            await reopened(box, clock)
+            assert (await box.get_task(sent.task_id)).state == TaskState.QUEUED
+            await cycle(box)
+
+
+async def reopened(box: OpenMailbox, clock: ManualClock) -> None:
+    """As far as it can be."""
+    engine = journal_of(box)
+    clock.advance(engine.limits.reopen_delay_ms)
+    if engine._reopening is not None:
+        await engine._reopening
+
+
+async def test_housekeeping_that_failed_is_tried_again_also_when_the_clock_was_set_back(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    files, clock = FullFor(tmp_path / "data"), ManualClock()
+    async with open_journal(tmp_path / "data", files=files, clock=clock) as box:
+        files.full_for = (".making",)
+        while "housekeeping failed" not in caplog.text:
+            await cycle(box, "x" * 500)
+            await tidy(box)
+        files.full_for = ()
+        clock.advance(-3_600_000)
+        for _ in range(20):
+            await cycle(box, "x" * 500)
+            await tidy(box)
+        assert journal_of(box).stats.snapshots > 0
 
 
 async def test_a_store_that_is_closed_while_a_thread_writes_does_not_open_again(

@@ -24,6 +24,7 @@ from covenant.serve.daemon import Daemon, Settings
 from covenant.store.clock import ManualClock
 from covenant.store.journal.engine import Journal
 from covenant.store.journal.snapshot import Saved
+from covenant.store.postgres import connection as connections
 from covenant.store.postgres import copy as copying
 from covenant.store.postgres.copy import copy
 from tests.cli.support import environment, run
@@ -253,6 +254,36 @@ async def test_what_does_not_arrive_whole_is_not_kept(full: Full, monkeypatch: p
     assert (await copy(full.folder, store)).is_whole
 
 
+async def test_a_copy_whose_line_is_cut_at_its_end_is_not_said_to_be_not_stored(
+    full: Full, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody can tell whether the last word has arrived."""
+    store, whole = store_url(), copying._Copy.run
+
+    async def cut(self: Any) -> Any:
+        report = await whole(self)
+        async with sql(store) as other:
+            await other.execute("select pg_terminate_backend($1)", self._connection.get_server_pid())
+        return report
+
+    monkeypatch.setattr(copying._Copy, "run", cut)
+    with pytest.raises(StoreUnavailable) as lost:
+        await copy(full.folder, store)
+    assert lost.value.details["outcome"] == "unknown"
+
+
+async def test_a_copy_that_was_made_is_told_though_its_tables_cannot_be_looked_over(
+    full: Full, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As while the database tidies one of them up by itself."""
+    store = store_url()
+    await asyncio.to_thread(run, "db", "migrate", "--store", store)
+    monkeypatch.setitem(connections._SETTINGS, "lock_timeout", "10ms")
+    async with sql(store) as other, other.transaction():
+        await other.execute("lock table record in share update exclusive mode")
+        assert (await copy(full.folder, store)).is_whole
+
+
 async def test_large_batches_are_split(full: Full, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(copying, "BATCH_ROWS", 3)
     monkeypatch.setattr(copying, "BATCH_BYTES", 1000)
@@ -261,6 +292,7 @@ async def test_large_batches_are_split(full: Full, monkeypatch: pytest.MonkeyPat
 
 HALF_WAY = """
 import asyncio, sys
+from covenant.store.postgres import connection as connections
 from covenant.store.postgres import copy as copying
 async def stop(self):
     print("half", flush=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import subprocess
 from typing import Final
 
@@ -9,6 +11,7 @@ import asyncpg
 import pytest
 
 from covenant import Mailbox
+from covenant.cli.database import connected
 from covenant.model.error import StoreUnavailable, UnsupportedFormat
 from covenant.store.postgres import schema
 from covenant.store.postgres.connection import Where, connect
@@ -18,6 +21,8 @@ from tests.docs.support import blocks, page
 from tests.postgres import started_server, store_url
 from tests.postgres.servers import forget
 from tests.postgres.support import as_role, role_name, sql
+
+_TABLES: Final = "select relname from pg_class where relnamespace = to_regnamespace($1) order by 1"
 
 
 def test_an_empty_database_is_made_a_store_and_said_to_be_one() -> None:
@@ -49,6 +54,50 @@ async def test_what_this_program_cannot_read_is_neither_verified_nor_exported() 
     for command in (("audit", "verify"), ("audit", "export")):
         newer = run(*command, "--store", store, "--json")
         assert (newer.code, newer.json["code"]) == (1, "unsupported_format")
+
+
+def test_who_reads_an_export_may_take_time_and_may_leave() -> None:
+    store = store_url()
+    run("db", "migrate", "--store", store)
+
+    async def fill() -> None:
+        async with Mailbox.open(store) as box:
+            await box.of("ann@lab").send_task(plain(box.of("bob@lab")))
+
+    asyncio.run(fill())
+    setting = "select current_setting('idle_in_transaction_session_timeout')"
+    assert connected(store, lambda connection, where: connection.fetchval(setting)) == "0"
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [*PROGRAM, "audit", "export", "--store", store]
+    left = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, timeout=60)
+    os.close(writing)
+    assert (left.returncode, left.stderr) == (1, b"")
+
+
+@pytest.mark.parametrize(
+    "theirs",
+    [
+        "create table meta (name text)",
+        "create table meta (version int)",
+        "create table meta (version text); insert into meta values ('2.1')",
+        "create table meta (version int); insert into meta values (1)",
+        "create view meta as select 1 as version",
+        "create table record (name text)",
+    ],
+)
+async def test_a_schema_of_somebody_else_is_said_to_be_one_and_left_alone(theirs: str) -> None:
+    store = store_url()
+    name = Where.of(store).schema
+    async with sql(store) as connection:
+        await connection.execute(f"create schema {name}; {theirs}")
+        before = await connection.fetch(_TABLES, name)
+        for command in ("db migrate", "audit verify", "audit export"):
+            refused = await asyncio.to_thread(run, *command.split(), "--store", store, "--json")
+            assert (refused.code, refused.json["code"]) == (1, "store_unavailable"), refused
+            is_told = f"the schema {name} holds something else" in refused.json["message"]
+            assert is_told or (command != "db migrate" and "there is no store" in refused.json["message"])
+        assert await connection.fetch(_TABLES, name) == before
 
 
 def test_what_is_no_database_is_wrong_usage() -> None:

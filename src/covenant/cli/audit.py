@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import aclosing
 from typing import Any, Final
 
 import click
@@ -12,6 +13,7 @@ from msgspec import Struct
 from covenant.cli.database import connected, is_database, tell_lanes
 from covenant.cli.folder import KeyType, journal_of, tell_integrity
 from covenant.cli.option import answers, limit_option
+from covenant.cli.output import written
 from covenant.cli.session import Session
 from covenant.cli.table import Cell, Column, print_table
 from covenant.cli.words import ago, safe
@@ -121,6 +123,11 @@ def export(session: Session, after: int, store: str | None) -> None:
         session.answer(Export(after, list(rows)), lambda: None)
         return
     for row in rows:
+        _write(row)
+
+
+def _write(row: AuditRow) -> None:
+    with written():
         click.echo(msgspec.json.encode(row))
 
 
@@ -149,14 +156,12 @@ def _export_lanes(session: Session, store: str, after: int) -> None:
 
         await check_current(connection, where.schema)
         kept: list[AuditRow] = []
-        async for logged in commits_of(connection, after):
-            for row in rows_of(logged):
-                if row.seq <= after:
-                    continue
-                if session.given.as_json:
-                    kept.append(row)
-                else:
-                    click.echo(msgspec.json.encode(row))
+        take = kept.append if session.given.as_json else _write
+        async with aclosing(commits_of(connection, after)) as commits:
+            async for logged in commits:
+                for row in rows_of(logged):
+                    if row.seq > after:
+                        take(row)
         if session.given.as_json:
             session.answer(Export(after, kept), lambda: None)
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _SCHEMES: Final = ("postgresql:", "postgres:")
+_PATIENT: Final = {"idle_in_transaction_session_timeout": "0"}  # who reads what is exported may take its time
 
 database_option = click.option(
     "--store", metavar="URL", required=True, help="The database: postgresql://USER@HOST/NAME?schema=SCHEMA."
@@ -43,7 +44,7 @@ def connected(store: str, work: Callable[[Any, Any], Awaitable[T]]) -> T:
 
     async def once() -> T:
         where = Where.of(store)
-        async with borrowed(where) as connection:
+        async with borrowed(where, **_PATIENT) as connection:
             return await work(connection, where)
 
     return asyncio.run(once())

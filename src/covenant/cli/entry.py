@@ -37,7 +37,12 @@ def state_cell(entry: QueueEntry) -> Cell:
 
 def silent_ms(entry: QueueEntry) -> int:
     """How long a lease has had no sign of life."""
-    return 0 if entry.heartbeat_ms is None else max(0, now_ms() - entry.heartbeat_ms)
+    return _since(entry.heartbeat_ms)
+
+
+def _since(at_ms: int | None) -> int:
+    """Never negative: the clock of the daemon may be ahead of the one here, or have been."""
+    return 0 if at_ms is None else max(0, now_ms() - at_ms)
 
 
 def is_stale(entry: QueueEntry) -> bool:
@@ -60,7 +65,7 @@ def state_line(entry: QueueEntry) -> str:
     if entry.outcome is not None:
         parts.append(f"{entry.outcome.replace('_', ' ')} {ago(entry.finished_ms)}".strip())
     if entry.leased_to is not None:
-        parts.append(f"held by {short(entry.leased_to)} for {span(now_ms() - (entry.leased_at_ms or 0))}")
+        parts.append(f"held by {short(entry.leased_to)} for {span(_since(entry.leased_at_ms))}")
     if entry.attempt:
         parts.append(f"attempt {entry.attempt}")
     parts += _odd(entry)

@@ -12,6 +12,7 @@ from typing import Final
 import click
 
 from covenant.cli.option import Given, connection, json_option
+from covenant.cli.output import Unwritten, have_streams, silence
 from covenant.model.error import BadSetting, CovenantError, StoreUnavailable
 from covenant.version import VERSION
 
@@ -79,6 +80,8 @@ def run(arguments: Sequence[str]) -> int:
         return 130
     except CovenantError as refusal:
         return _refuse(given, refusal)
+    except Unwritten as lost:
+        return _end_unheard(given, lost.failed)
     except OSError as failed:
         from covenant.cli.words import failure
 
@@ -100,7 +103,17 @@ def _refuse(given: Given, refusal: CovenantError) -> int:
     return Session(given).refuse(refusal)
 
 
+def _end_unheard(given: Given, failed: OSError) -> int:
+    silence()
+    if isinstance(failed, BrokenPipeError):
+        return 1  # who read it has heard enough
+    given.as_json = False
+    why = f"it was done, but the answer could not be written: {failed.strerror}"
+    return _refuse(given, StoreUnavailable(why))
+
+
 def main() -> None:
+    have_streams()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # not every terminal can show what agents write

@@ -17,6 +17,7 @@ import click
 import msgspec
 
 from covenant.cli.option import FOR_EVER, Given
+from covenant.cli.output import written
 from covenant.cli.words import failure, now_ms, safe
 from covenant.client.polls import polls
 from covenant.client.remote import OPERATOR_TOKEN, TOKEN_VARIABLE
@@ -120,10 +121,11 @@ class Session:
 
     def answer(self, reply: Any, tell: Callable[[], None]) -> None:
         """One JSON object for a program, or the telling of it for a person."""
-        if self.given.as_json:
-            click.echo(msgspec.json.encode(reply))
-        else:
-            tell()
+        with written():
+            if self.given.as_json:
+                click.echo(msgspec.json.encode(reply))
+            else:
+                tell()
 
     def command(self, rest: str) -> str:
         """What to type next, for the daemon that was asked now."""

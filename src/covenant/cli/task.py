@@ -15,6 +15,7 @@ import msgspec
 from covenant.cli.content import blocks_in, file_option, value_of
 from covenant.cli.entry import print_entry, print_result, short, state_cell, state_line
 from covenant.cli.option import FOR_EVER, Duration, answers, wait_option
+from covenant.cli.output import written
 from covenant.cli.session import Daemon, Session, moment, waits
 from covenant.cli.words import brief, clock, now_ms
 from covenant.model.agent import AgentId
@@ -172,7 +173,8 @@ def watch(session: Session, task_id: str) -> None:
             last = entry
             if not session.given.as_json:
                 told = click.style(clock(now_ms()), dim=True)
-                click.echo(f"{told}  generation {entry.generation}  {state_line(entry)}")
+                with written():
+                    click.echo(f"{told}  generation {entry.generation}  {state_line(entry)}")
         return last
 
     last = session.run(follow)

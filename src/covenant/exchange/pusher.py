@@ -37,7 +37,7 @@ from covenant.store.clock import Clock
 
 FIRST_WAIT_MS: Final = 1000
 WAIT_MS_MAX: Final = 10 * 60 * 1000
-GIVE_UP_MS: Final = 24 * 60 * 60 * 1000  # after the first try of what is not taken
+GIVE_UP_MS: Final = 24 * 60 * 60 * 1000  # of waiting, after the first try of what is not taken
 UPDATES_PER_TURN: Final = 16  # after which it is noted how far it was told; a crash repeats no more than these
 TURN_MS_MAX: Final = 1000
 GRACE_S: Final = 2.0  # for the posts that are under way when the daemon ends
@@ -74,7 +74,7 @@ class _Line:
         self.is_over = False  # nothing comes after what was told
         self.is_direct = False  # there is no task, but a message
         self.steps: Steps | None = None  # to tell next
-        self.failing_ms: int | None = None  # since when it takes nothing
+        self.waited_ms = 0  # in vain, since it last took something
         self.wait_ms = FIRST_WAIT_MS
         self.hopeless: str | None = None  # why it is given up
         self.running: asyncio.Task[None] | None = None
@@ -284,22 +284,21 @@ class Pusher:
             line.is_posting = False
         if trouble is None:
             self.counts.taken += 1
-            line.failing_ms, line.wait_ms = None, FIRST_WAIT_MS
+            line.waited_ms, line.wait_ms = 0, FIRST_WAIT_MS
         else:
             self.counts.failed += 1
             log.info("%s did not take generation %d: %s", line, update.generation, trouble)
         return trouble
 
     def _is_hopeless(self, line: _Line) -> bool:
-        """Whether it has failed for so long that there is no use in trying."""
-        now_ms = self._clock.now_ms()
-        if line.failing_ms is None:
-            line.failing_ms = now_ms
-        return now_ms - line.failing_ms >= GIVE_UP_MS
+        """Whether it has failed for so long that there is no use in trying. What counts is the time in which it was
+        tried: not that in which the machine slept, or over which its clock was set."""
+        return line.waited_ms >= GIVE_UP_MS
 
     async def _back_off(self, line: _Line) -> None:
         wait_ms = int(line.wait_ms * (1 + self._dice()) / 2)
         line.wait_ms = min(2 * line.wait_ms, WAIT_MS_MAX)
+        line.waited_ms += wait_ms
         await sleep_until(self._clock, self._clock.now_ms() + wait_ms)
 
     async def _note(self, line: _Line) -> None:

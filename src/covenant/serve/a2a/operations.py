@@ -7,9 +7,10 @@ protocol shows of it is a projection of that one record.
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Coroutine, Iterator
 from contextlib import suppress
 from datetime import datetime
+from time import monotonic
 from typing import Any, Final
 
 from msgspec import Struct, structs
@@ -155,9 +156,10 @@ class Operations:
     async def _begin(self, caller: Caller, task_id: str, generation: int, has_place: bool = False) -> None:
         """Until somebody has done more than take it."""
         exchange = self._exchange
-        deadline = exchange.now_ms() + exchange.bounds.wait_ms_max
         after = max(0, generation - 1)
-        while (left := deadline - exchange.now_ms()) > 0 and not exchange.is_draining:
+        for left in _time_left(exchange.bounds.wait_ms_max):
+            if exchange.is_draining:
+                return
             entry = await exchange.watch(caller, task_id, after, left, has_place=has_place)
             if entry.outcome is not None or entry.asks is not None:
                 return
@@ -180,8 +182,9 @@ class Operations:
     async def _hold(self, caller: Caller, task_id: str, known: int) -> None:
         """Until the generation is higher. A watch also ends for other reasons, which are no news here."""
         exchange = self._exchange
-        deadline = exchange.now_ms() + exchange.bounds.wait_ms_max
-        while (left := deadline - exchange.now_ms()) > 0 and not exchange.is_draining:
+        for left in _time_left(exchange.bounds.wait_ms_max):
+            if exchange.is_draining:
+                return
             entry = await exchange.watch(caller, task_id, known, left)
             if entry.generation > known or entry.outcome is not None:
                 return
@@ -338,6 +341,13 @@ def _whole(request: wire.SendMessage) -> Message:
         return message
     said = {name: value for name, value in ((REQUEST_METADATA, beside), (OUTPUT_MODES, modes)) if value}
     return structs.replace(message, metadata={**(message.metadata or {}), **said})
+
+
+def _time_left(wait_ms: int) -> Iterator[int]:
+    """Of a request that waits, in whole milliseconds, until there is none; by a clock that nobody sets back."""
+    end = monotonic() + wait_ms / 1000
+    while (left_ms := round((end - monotonic()) * 1000)) > 0:
+        yield left_ms
 
 
 def _check_history(length: int | None) -> None:

@@ -116,10 +116,11 @@ class ArchiveFailed(OSError):
 
     @classmethod
     def of(cls, failed: sqlite3.Error) -> ArchiveFailed:
-        full = getattr(failed, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
+        full = getattr(failed, "sqlite_errorcode", None) in _NO_ROOM
         return cls(errno.ENOSPC if full else errno.EIO, f"archive: {failed}")
 
 
+_NO_ROOM: Final = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_SHMSIZE)  # the other is for the file beside the log
 _DAMAGE: Final = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 _DOES_NOT_READ: Final = (KeyError, UnicodeDecodeError, msgspec.MsgspecError)
 

@@ -95,7 +95,7 @@ def restore(source: str | Path, folder: str | Path, *, files: FilesOf = Files) -
     renamed: there is no store, or a whole one."""
     copy, place = files(Path(source)), Path(folder).resolve()
     with _told_as_failed(place):
-        _must_be_empty(place)
+        _must_be_free(place)
         manifest = _read_manifest(copy)
         with _made_beside(place, RESTORING, files) as beside:
             _fill(beside, copy, manifest)
@@ -113,7 +113,7 @@ def _told_as_failed(folder: Path) -> Iterator[None]:
 @contextmanager
 def _made_beside(place: Path, suffix: str, files: FilesOf) -> Iterator[Files]:
     """A folder to fill, which then takes its place: there is none, or a whole one."""
-    _must_be_empty(place)
+    _must_be_free(place)
     beside = files(place.with_name(f"{place.name}{suffix}"))
     _clear_what_was_left(beside)
     with _owned(beside):
@@ -141,6 +141,12 @@ def _owned(copy: Files) -> Iterator[None]:
             raise
     finally:
         lock.release()
+
+
+def _must_be_free(place: Path) -> None:
+    _must_be_empty(place)
+    if os.path.ismount(place):  # nothing can be renamed to it, and what is beside it is on another disk
+        raise BackupFailed(f"a disk is mounted at {place}: name a folder on it", folder=str(place))
 
 
 def _must_be_empty(folder: Path, but: str = "") -> None:

@@ -335,15 +335,18 @@ class Journal(Embedded):
             await self._at_rest()
             if self._keeper is not None:
                 await self._keeper.finish()
+            assert self._lock is not None
+            self._lock.check(self._files.folder)
             here = self._writer.position
             if here.file is not None:
                 self._files.truncate(here.file, here.offset)
             await self._load()
             self._writer.begin_segment(self._clock.now_ms())
-        except OSError as failed:
+        except (OSError, StoreUnavailable) as failed:
             log.error("the journal cannot reopen yet: %s", failed)
             if not isinstance(self._refusal, StoreClosed):
-                self._refusal = _refusal_of(failed, outcome="not_stored")
+                if isinstance(failed, OSError):
+                    self._refusal = _refusal_of(failed, outcome="not_stored")
                 self._reopen_later()
         except CovenantError as damaged:
             log.error("the journal cannot reopen: %s", damaged)

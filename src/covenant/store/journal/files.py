@@ -25,6 +25,7 @@ class AppendFile:
         self.path = path
         self.size = size
         self._fd = fd
+        self._place = _place_of(fd)
 
     def write(self, data: bytes) -> None:
         view = memoryview(data)
@@ -35,8 +36,8 @@ class AppendFile:
 
     def sync(self) -> None:
         os.fdatasync(self._fd)
-        if _is_gone(self._fd):
-            raise FileNotFoundError(errno.ENOENT, f"{self.path.name} was removed while it was in use")
+        if _is_gone(self._fd, self._place):
+            raise FileNotFoundError(errno.ENOENT, f"{self.path.name} was moved or removed while it was in use")
 
     def close(self) -> None:
         if self._fd >= 0:
@@ -66,6 +67,11 @@ class Lock:
     def __init__(self, fd: int) -> None:
         self._fd = fd
         self._owner = os.getpid()
+
+    def check(self, folder: Path) -> None:
+        """The folder must still be the one that is locked: another one in its place may be somebody else's."""
+        if not os.path.samestat(os.fstat(self._fd), os.stat(folder)):
+            raise FileNotFoundError(errno.ENOENT, f"{folder} is not the folder that was opened")
 
     def release(self) -> None:
         if self._fd >= 0:
@@ -178,13 +184,19 @@ class Files:
 FilesOf: TypeAlias = Callable[[Path], Files]  # how several folders are reached
 
 
-def _is_gone(fd: int) -> bool:
-    """Whether what is written to a file would be lost with it. Asked of /proc where there is one: after an `fstat`,
-    which tells times too, newer kernels give the next write a time of its own, and that makes its sync slower."""
+def _place_of(fd: int) -> str | None:
+    """Where a file lies now; asked of /proc, and None where there is none. After an `fstat`, which tells times too,
+    newer kernels give the next write a time of its own, and that makes its sync slower."""
     try:
-        return os.readlink(f"/proc/self/fd/{fd}").endswith(" (deleted)")
+        return os.readlink(f"/proc/self/fd/{fd}")
     except OSError:
-        return os.fstat(fd).st_nlink == 0
+        return None
+
+
+def _is_gone(fd: int, place: str | None) -> bool:
+    """Whether what is written to a file would be lost with it, or be where nobody looks."""
+    now = _place_of(fd)
+    return os.fstat(fd).st_nlink == 0 if now is None or place is None else now != place
 
 
 def _sync_folder(path: Path) -> None:

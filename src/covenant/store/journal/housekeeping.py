@@ -77,7 +77,7 @@ class Housekeeper:
         self._rested_max = rested_max(house.limits)
         self._archive_turn = asyncio.Lock()  # one at a time writes to the archive
         self._progress = asyncio.Event()
-        self._not_before_ms = 0
+        self._failed_ms: int | None = None
         self._headers: dict[str, Header] = {}  # of segments
         self._archiving: asyncio.Task[None] | None = None
         self._saving: asyncio.Task[None] | None = None
@@ -101,12 +101,12 @@ class Housekeeper:
         else:
             self._saving = None
         if not job.cancelled() and job.exception() is not None:
-            self._not_before_ms = self._clock.now_ms() + self._limits.reopen_delay_ms
+            self._failed_ms = self._clock.now_ms()
             log.error("housekeeping failed and will be tried again: %s", job.exception())
 
     def _is_time(self) -> bool:
-        """Not right after it failed."""
-        return self._not_before_ms == 0 or self._clock.now_ms() >= self._not_before_ms
+        """Not right after it failed; a clock that was set back since does not tell when that was."""
+        return self._failed_ms is None or not 0 <= self._clock.now_ms() - self._failed_ms < self._limits.reopen_delay_ms
 
     async def finish(self) -> None:
         """Until no job is running."""

@@ -35,7 +35,7 @@ from covenant.model.record import (
 )
 from covenant.model.run import Entry, Mark, Run, Signal, Step
 from covenant.store.journal.breath import breathe
-from covenant.store.journal.files import Files
+from covenant.store.journal.files import AppendFile, Files
 from covenant.store.journal.line import FORMAT_VERSION, split_lines
 from covenant.store.journal.segment import Position
 from covenant.store.journal.sharing import Sharing
@@ -247,24 +247,31 @@ def write_snapshot(files: Files, prefix: str, header: SnapshotHeader, records: I
     files.remove(making)
     file = files.create(making)
     try:
-        first = _encoder.encode(header) + b"\n"
-        digest = sha256(first)
-        file.write(first)
-        count = 0
-        while chunk := list(islice(records, _CHUNK)):
-            count += len(chunk)
-            block = _encoder.encode_lines(chunk)
-            digest.update(block)
-            file.write(block)
-            breathe()
-        file.write(_encoder.encode(Footer(count, digest.hexdigest())) + b"\n")
-        file.sync()
-        size = file.size
-    finally:
-        file.close()
-    files.rename(making, name)
+        try:
+            _write(file, header, records)
+        finally:
+            file.close()
+        files.rename(making, name)
+    except OSError:
+        files.remove(making)  # on a full disk it would take what room there is from the lines that everybody needs
+        raise
     files.sync_folder()
-    return size
+    return file.size
+
+
+def _write(file: AppendFile, header: SnapshotHeader, records: Iterator[Saved]) -> None:
+    first = _encoder.encode(header) + b"\n"
+    digest = sha256(first)
+    file.write(first)
+    count = 0
+    while chunk := list(islice(records, _CHUNK)):
+        count += len(chunk)
+        block = _encoder.encode_lines(chunk)
+        digest.update(block)
+        file.write(block)
+        breathe()
+    file.write(_encoder.encode(Footer(count, digest.hexdigest())) + b"\n")
+    file.sync()
 
 
 def snapshot_names(files: Files, prefix: str) -> list[str]:

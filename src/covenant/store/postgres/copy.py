@@ -7,6 +7,7 @@ chain and the signatures in it stay what they were; events keep their numbers, a
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator
 from hashlib import sha256
 from itertools import groupby
@@ -26,13 +27,15 @@ from covenant.store.journal.contents import Contents, Link
 from covenant.store.journal.engine import Head
 from covenant.store.journal.line import GENESIS
 from covenant.store.journal.snapshot import saved
-from covenant.store.postgres.connection import Where, borrowed
+from covenant.store.postgres.connection import LOST, Where, borrowed, told
 from covenant.store.postgres.line import marks_of
 from covenant.store.postgres.numbers import BLOCK
 from covenant.store.postgres.rows import KINDS, decoded, encoded, note_of, places_of, task_row
 from covenant.store.postgres.schema import migrate
 from covenant.store.postgres.verify import Verifier
 from covenant.store.process import label_of_process
+
+log = logging.getLogger("covenant.store")
 
 BATCH_ROWS: Final = 1000
 BATCH_BYTES: Final = 4 << 20
@@ -81,10 +84,33 @@ async def copy(folder: str | Path, url: str) -> CopyReport:
     with Contents(folder) as source:
         async with borrowed(where, **_PATIENT) as connection:
             await migrate(connection, where.schema)
-            async with connection.transaction():
-                report = await _Copy(connection, source, str(folder)).run()
-            await connection.execute("analyze record, place, task, log")
+            report = await _copied(connection, source, str(folder))
+            await _look_over(connection)
             return report
+
+
+async def _copied(connection: asyncpg.Connection[Any], source: Contents, folder: str) -> CopyReport:
+    transaction = connection.transaction()
+    await transaction.start()
+    try:
+        report = await _Copy(connection, source, folder).run()
+    except BaseException:
+        if not connection.is_closed():
+            await transaction.rollback()
+        raise
+    try:
+        await transaction.commit()
+    except LOST as failed:
+        raise told(failed, "unknown") from failed
+    return report
+
+
+async def _look_over(connection: asyncpg.Connection[Any]) -> None:
+    """So that the first plans are good. The copy is made, whatever comes of it: the database does the same in time."""
+    try:
+        await connection.execute("analyze record, place, task, log")
+    except (*LOST, asyncpg.PostgresError) as failed:
+        log.warning("the tables were not looked over after the copy: %s", failed)
 
 
 class _Copy:

@@ -9,7 +9,7 @@ the last one that was drawn. Who follows one task needs no such care: its commit
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from itertools import islice
 from typing import Any, Final
 
@@ -103,7 +103,7 @@ class CommitLog:
         return found
 
 
-async def commits_of(connection: asyncpg.Connection[Any], after: int) -> AsyncIterator[Logged]:
+async def commits_of(connection: asyncpg.Connection[Any], after: int) -> AsyncGenerator[Logged, None]:
     """The whole log behind this event, in the order of its numbers, as it is now."""
     async with connection.transaction(isolation="repeatable_read", readonly=True):
         sql = "select lines from log where last > $1 order by seq"

@@ -12,7 +12,12 @@ from covenant.model.error import StoreUnavailable, UnsupportedFormat
 
 _LOCK: Final = 0x436F7665  # one for all stores of a database: making a schema is rare
 # Asked of the catalog itself: what a session once found absent by name, it remembers over the wait for a lock.
-_IS_THERE: Final = "select exists (select from pg_tables where schemaname = $1 and tablename = 'meta')"
+_COLUMNS: Final = """
+    select a.attname::text as name from pg_attribute a join pg_class c on c.oid = a.attrelid
+    join pg_namespace n on n.oid = c.relnamespace
+    where n.nspname = $1 and c.relname = 'meta' and a.attnum > 0 and not a.attisdropped
+"""
+_OURS: Final = {"version", "store"}  # by which our table is known, in any version
 _FOLDER: Final = files("covenant.store.postgres") / "migrations"
 
 
@@ -36,14 +41,17 @@ def migrations() -> dict[int, str]:
 
 async def state_of(connection: asyncpg.Connection[Any], schema: str) -> SchemaState:
     try:
-        there = await connection.fetchval(_IS_THERE, schema)
-        version = await connection.fetchval(f'select version from "{schema}".meta') if there else 0
+        columns = {row["name"] for row in await connection.fetch(_COLUMNS, schema)}
+        is_ours = columns >= _OURS
+        version = await connection.fetchval(f'select version from "{schema}".meta') if is_ours else 0
     except asyncpg.InsufficientPrivilegeError as refused:
         why = f"this role may not use the schema {schema}: its owner has to grant that ({refused})"
         raise StoreUnavailable(why, outcome="not_stored") from refused
     except asyncpg.LockNotAvailableError as locked:
         why = f"the schema {schema} is being changed or filled by somebody: try again when that is done"
         raise StoreUnavailable(why, outcome="not_stored") from locked
+    if version is None or (columns and not is_ours):
+        raise _somebody_elses(schema)
     return SchemaState(schema, version, max(migrations()))
 
 
@@ -82,8 +90,17 @@ async def migrate(connection: asyncpg.Connection[Any], schema: str) -> SchemaSta
             what = f"the schema {schema} must be made or changed, and this role may not"
             why = f"{what}: run `covenant db migrate` as its owner"
             raise StoreUnavailable(why, outcome="not_stored") from refused
+        except (asyncpg.DuplicateTableError, asyncpg.DuplicateObjectError) as taken:
+            raise _somebody_elses(schema) from taken
     await connection.execute("reset statement_timeout; reset lock_timeout")
     return await state_of(connection, schema)
+
+
+def _somebody_elses(schema: str) -> StoreUnavailable:
+    why = (
+        f"the schema {schema} holds something else than a store: give the store one of its own (schema=NAME in its URL)"
+    )
+    return StoreUnavailable(why, outcome="not_stored")
 
 
 def check(state: SchemaState) -> None:
