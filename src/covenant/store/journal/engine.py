@@ -36,6 +36,7 @@ from covenant.store.journal.loading import load, remove_archive
 from covenant.store.journal.log import Log
 from covenant.store.journal.segment import Position
 from covenant.store.journal.writer import Batch, Writer
+from covenant.store.loop import check_home
 from covenant.store.tail import Tail
 
 T = TypeVar("T")
@@ -159,8 +160,7 @@ class Journal(Embedded):
             self._refusal = StoreClosed("the mailbox was closed")
             self._let_go()
             return
-        if asyncio.get_running_loop() is not self._loop:
-            raise self._elsewhere()
+        check_home(self._loop)
         try:
             await self.write_out()
         except CovenantError as failed:
