@@ -531,7 +531,8 @@ def _one_of(kind: type[K], name: K | str | None, field: str) -> K | None:
     try:
         return None if name is None else kind(name)
     except ValueError:
-        raise Malformed(f"no such {field}: {name}", field=field) from None
+        there_are = ", ".join(f"`{one}`" for one in kind)
+        raise Malformed(f"no such {field}: {name}; there are {there_are}", field=field) from None
 
 
 def _kinds(kinds: Collection[str]) -> frozenset[str]:

@@ -46,7 +46,7 @@ from covenant.store.audit import newest_rows
 from covenant.store.clock import Clock, Timer
 from covenant.store.engine import Notes, Place
 from covenant.store.growth import Growth
-from covenant.store.loop import check_home
+from covenant.store.loop import NOT_OPEN, check_home
 from covenant.store.process import label_of_process
 from covenant.store.roll import Roll
 from covenant.store.state import State, Tally
@@ -71,7 +71,7 @@ class Embedded(Roll):
         self._clock = clock
         self.context = Context(0, ids, limits)  # whoever opens the store may say more about trust in it
         self._ctx = self.context
-        self._refusal: CovenantError | None = StoreClosed("the mailbox is not open")
+        self._refusal: CovenantError | None = StoreClosed(NOT_OPEN)
         self._ready_waiters = Waiters(limits.waiters_max, self._watch)
         self._answer_waiters = Waiters(limits.waiters_max, self._watch)
         self._change_waiters = Waiters(limits.waiters_max, self._watch)

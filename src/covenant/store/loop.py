@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from asyncio import AbstractEventLoop, get_running_loop
+from typing import Final
 
 from covenant.model.error import Malformed
+
+NOT_OPEN: Final = "the mailbox is not open: use `async with`, or `await` it (in covenant.sync, `with`)"
 
 
 def check_home(home: AbstractEventLoop | None) -> None:

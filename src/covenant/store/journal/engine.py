@@ -126,7 +126,9 @@ class Journal(Embedded):
         except OSError as failed:
             self._let_go()
             kind = StoreFull if failed.errno in _NO_ROOM else StoreUnavailable
-            raise kind(f"{self._files.folder} does not open: {failed.strerror}", outcome="not_stored") from failed
+            is_file = isinstance(failed, FileExistsError | NotADirectoryError)
+            why = "a file is there, and no folder" if is_file else failed.strerror
+            raise kind(f"{self._files.folder} does not open: {why}", outcome="not_stored") from failed
         except BaseException:
             self._let_go()
             raise

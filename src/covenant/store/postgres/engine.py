@@ -33,7 +33,7 @@ from covenant.store.clock import Clock, SystemClock
 from covenant.store.directory import TRUSTED, Directory
 from covenant.store.embedded import SYSTEM
 from covenant.store.engine import Notes, Place
-from covenant.store.loop import check_home
+from covenant.store.loop import NOT_OPEN, check_home
 from covenant.store.postgres.ahead import Ahead
 from covenant.store.postgres.batch import Batches
 from covenant.store.postgres.bell import Bell
@@ -192,7 +192,7 @@ class Postgres(Roll):
             self._refreshing = None
 
     def closed_error(self) -> CovenantError:
-        return StoreClosed("the mailbox was closed")
+        return StoreClosed(NOT_OPEN if self._home is None else "the mailbox was closed")
 
     def _check_open(self) -> None:
         if self.is_closing:
