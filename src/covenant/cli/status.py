@@ -39,8 +39,8 @@ class Status(Struct, tag="a2a_status", tag_field="kind"):
 
 @click.command()
 @limit_option(w.PAGE)
-@click.option("--min-lease-age-ms", type=click.IntRange(0), help="Of leases, only those silent for so long.")
-@click.option("--deadline-within-ms", type=click.IntRange(0), help="Only what is due by then.")
+@click.option("--min-lease-age-ms", type=click.IntRange(0), help="Of leases, only those silent for so many ms.")
+@click.option("--deadline-within-ms", type=click.IntRange(0), help="Only what is due within so many ms.")
 @click.option("--state", type=Spelled(_STATES), help="Only what is in this state.")
 @cursor_option
 @answers
