@@ -31,7 +31,7 @@ def peers() -> None:
     type=ActionType(),
     multiple=True,
     metavar="ACTION",
-    help="What it may do; give several.",
+    help="What it may do; may be given more than once.",
 )
 @answers
 def enroll(session: Session, name: str, key: str | None, grants: tuple[str, ...]) -> None:
