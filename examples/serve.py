@@ -65,7 +65,9 @@ async def go_round(url: str, planner_token: str, writer: AgentId, writer_token: 
         await writing.send_result(Result.ok(delivery, [Text("the brief, drafted")]))
         print(f"{writing.agent} answered")
         answer = await planning.recv_result()
-        print(f"{planning.agent} received: {answer.status}, {answer.content[0]}")
+        brief = answer.content[0]
+        assert isinstance(brief, Text)
+        print(f"{planning.agent} received: {answer.status}, {brief.text!r}")
 
 
 def main() -> int:

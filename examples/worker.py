@@ -2,7 +2,8 @@
 
     python examples/worker.py [store URL]        # default: memory:
 
-Nothing here knows where the mailbox lives: with the URL of a daemon the same worker runs on another machine.
+The function knows nothing of where the mailbox lives. Behind a daemon, each side has a box of its own, opened with its
+token: `Worker(box, measure)` is the same with `Mailbox.open("http://host:8421", token=...)`, on any machine.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import os
 import signal
@@ -11,8 +12,9 @@ from pathlib import Path
 import pytest
 
 import covenant
-from covenant import CovenantError, Result, Task, Text
+from covenant import AgentId, CovenantError, Limits, Result, Task, Text
 from covenant.sync import Mailbox
+from tests.daemons import OPERATOR_TOKEN, Realmful, start_daemon
 
 
 def test_a_script_sends_receives_and_answers(tmp_path: Path) -> None:
@@ -49,6 +51,27 @@ def test_a_box_that_does_not_open_leaves_no_thread_behind(tmp_path: Path) -> Non
         with pytest.raises(CovenantError), Mailbox.open(f"file:{tmp_path}/data"):
             pass
         assert threading.active_count() == before
+
+
+def test_it_is_opened_with_the_same_arguments() -> None:
+    assert (
+        inspect.signature(Mailbox.open).parameters.keys() == inspect.signature(covenant.Mailbox.open).parameters.keys()
+    )
+
+
+async def test_a_script_brings_its_token_to_a_daemon() -> None:
+    daemon = await start_daemon("memory:", Limits())
+    realm = Realmful()
+    await realm.enroll(daemon)
+
+    def script() -> str:
+        with Mailbox.open(str(daemon.url), token=realm.tokens["alice@lab"]) as alice:
+            alice.send_task(Task(recipient=AgentId("bob@lab"), intent_text="draft"))
+        with Mailbox.open(str(daemon.url), token=OPERATOR_TOKEN, tokens=realm.tokens) as box:
+            return box.of("bob@lab").recv_task().task.intent_text
+
+    assert await asyncio.to_thread(script) == "draft"
+    await daemon.stop()
 
 
 def test_every_verb_of_the_mailbox_is_there() -> None:

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 from msgspec import Raw
 from msgspec.json import encode
 
-from covenant.client.remote import REMOTE, Tokens, remote_engine
+from covenant.client.remote import ADDRESS, REMOTE, Tokens, remote_engine
 from covenant.model import command as c
 from covenant.model import query as q
 from covenant.model.agent import AgentId, check_agent
@@ -92,19 +92,22 @@ class Mailbox:
         token: str | None = None,
         tokens: Tokens | None = None,
     ) -> OpenMailbox:
-        """`memory:`, `file:./data`, `http://host:port` or `unix:/path/to/sock`. Use it with `async with`, or `await` it
-        and close it yourself.
+        """`memory:`, `file:./data`, `postgresql://user@host/name`, `http://host:port` or `unix:/path/to/sock`. Use it
+        with `async with`, or `await` it and close it yourself.
 
         A daemon wants a `token`: that of the operator opens the whole box, that of a peer the box of that peer.
         `tokens` are those of the agents that `of` is asked for."""
         ids = ids or RandomIds()
-        if url.startswith(REMOTE):
+        if limits is not None and not isinstance(limits, Limits):
+            raise Malformed("limits is a Limits, such as Limits(page_max=100)", field="limits")
+        if isinstance(url, str) and url.startswith(REMOTE):
             if limits is not None or clock is not None:
                 raise Malformed("a daemon has its own limits and its own clock", field="limits")
             return OpenMailbox(remote_engine(url, token, tokens), ids.lease())
         if token is not None or tokens is not None:
-            raise Malformed("only a daemon takes tokens", field="token")
-        engine = engine_for(url, limits or Limits(), clock or SystemClock(), ids)
+            raise Malformed(f"only a daemon takes tokens: {ADDRESS}", field="token")
+        besides = f"; or a daemon: {ADDRESS}"
+        engine = engine_for(url, limits or Limits(), clock or SystemClock(), ids, besides)
         return OpenMailbox(engine, ids.lease())
 
     def of(self, agent: AgentId | str, *, incarnation: str | None = None) -> Mailbox:
@@ -528,7 +531,8 @@ def _one_of(kind: type[K], name: K | str | None, field: str) -> K | None:
     try:
         return None if name is None else kind(name)
     except ValueError:
-        raise Malformed(f"no such {field}: {name}", field=field) from None
+        there_are = ", ".join(f"`{one}`" for one in kind)
+        raise Malformed(f"no such {field}: {name}; there are {there_are}", field=field) from None
 
 
 def _kinds(kinds: Collection[str]) -> frozenset[str]:

@@ -17,9 +17,12 @@ from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from covenant import mailbox
+from covenant.client.remote import Tokens
 from covenant.model.agent import AgentId
 from covenant.model.error import Malformed, StoreClosed
 from covenant.model.limits import Limits
+from covenant.rules.context import Ids
+from covenant.store.clock import Clock
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -105,8 +108,17 @@ class Mailbox:
         self._thread = thread
 
     @staticmethod
-    def open(url: str, *, limits: Limits | None = None) -> OpenMailbox:
-        return OpenMailbox(mailbox.Mailbox.open(url, limits=limits), _LoopThread())
+    def open(
+        url: str,
+        *,
+        limits: Limits | None = None,
+        clock: Clock | None = None,
+        ids: Ids | None = None,
+        token: str | None = None,
+        tokens: Tokens | None = None,
+    ) -> OpenMailbox:
+        box = mailbox.Mailbox.open(url, limits=limits, clock=clock, ids=ids, token=token, tokens=tokens)
+        return OpenMailbox(box, _LoopThread())
 
     def of(self, agent: AgentId | str, *, incarnation: str | None = None) -> Mailbox:
         return Mailbox(self._box.of(agent, incarnation=incarnation), self._thread)

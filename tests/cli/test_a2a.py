@@ -167,6 +167,18 @@ def test_status_leads_with_what_is_stuck(covenant: Client, served: Served) -> No
     assert more["tasks"] and more["tasks"] != found["tasks"]
 
 
+def test_status_tells_of_every_stale_lease_however_far_down_it_stands(covenant: Client, served: Served) -> None:
+    whole = covenant.text("a2a", "status", "--state", "in-flight", "--min-lease-age-ms", "300000", "-n", "50")
+    (stale,) = re.findall(r"\d+ stale leases", whole)
+    first, *rest = covenant.text("a2a", "status", "-n", "1").splitlines()
+    assert first.startswith("on this page: ") and first.endswith(f"; in all {stale}")
+    assert served.stale.kept in "".join(rest)
+    assert any(line.endswith("a2a status --state in-flight --min-lease-age-ms 300000") for line in rest)
+
+    queued = covenant.text("a2a", "status", "--state", "queued", "-n", "1")
+    assert "stale" not in queued
+
+
 def test_a_stuck_lease_is_repaired(covenant: Client, served: Served) -> None:
     stale = served.stale
     story = covenant.text("why", stale.unsafe)

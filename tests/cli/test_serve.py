@@ -67,7 +67,8 @@ def test_a_port_in_use_is_told_in_one_line(home: Path) -> None:
         for option in (("--http", address), ("--http", "127.0.0.1:0", "--grpc", address)):
             refused = run("serve", "--home", str(home), *option)
             assert refused.code == 2 and refused.out == ""
-            assert refused.err == f"error: cannot listen on {address}: Address already in use (bad_setting)\n"
+            advice = f"choose another with {option[-2]}"
+            assert refused.err == f"error: cannot listen on {address}: Address already in use; {advice} (bad_setting)\n"
 
 
 def test_a_home_in_use_stays_with_the_daemon_that_has_it(home: Path) -> None:
@@ -119,7 +120,10 @@ def test_a_card_names_the_address_that_the_operator_says(home: Path) -> None:
 def test_a_secret_that_others_can_read_is_refused(home: Path) -> None:
     (home / "operator.token").write_text("cov_known_to_all\n")
     (home / "operator.token").chmod(0o644)
-    for refused in (run("serve", "--home", str(home)), run("a2a", "status", "--home", str(home))):
+    for refused in (
+        run("serve", "--home", str(home), "--http", "127.0.0.1:0"),
+        run("a2a", "status", "--home", str(home)),
+    ):
         assert refused.code == 1 and "(unsafe_file)" in refused.err and "chmod 600" in refused.err
 
 

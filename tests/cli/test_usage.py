@@ -281,7 +281,16 @@ def test_a_time_is_told_as_a_person_tells_it(passed_ms: int, told: str) -> None:
     assert words.ago(10_000_000_000 - passed_ms, 10_000_000_000) == told
 
 
-def test_a_duration_has_a_unit_or_the_usual_one() -> None:
+def test_a_duration_has_a_unit() -> None:
+    """`--older-than 7` could be meant as days, and let go of all that is older than 7 ms."""
+    duration = Duration()
+    assert [duration.convert(text, None, None) for text in ("0", "7d", "1.5s")] == [0, 604_800_000, 1500]
+    for bare in ("7", "60", "1.5"):
+        with pytest.raises(click.BadParameter, match="needs a unit: 90s, 5m, 36h or 7d"):
+            duration.convert(bare, None, None)
+
+
+def test_a_wait_has_a_unit_or_is_in_seconds() -> None:
     seconds = Duration("s")
     told = {"90": 90_000, "1.5": 1500, "250ms": 250, "5m": 300_000, "36h": 129_600_000, "7d": 604_800_000}
     assert {text: seconds.convert(text, None, None) for text in told} == told

@@ -21,7 +21,7 @@ from covenant.serve.daemon import Daemon
 from covenant.store.clock import ManualClock
 from tests.client.proxy import Proxy
 from tests.conformance.support import DONE, plain, refused, soon, take, turn, uid
-from tests.daemons import Realmful, start_daemon, url_of
+from tests.daemons import OPERATOR_TOKEN, Realmful, start_daemon, url_of
 from tests.test_worker import serving
 
 MIB = 1024 * 1024
@@ -138,6 +138,42 @@ async def test_a_place_without_a_daemon_is_refused_with_a_code(url: str) -> None
     with pytest.raises(CovenantError) as caught:
         await soon(Mailbox.open(url, token="t").__aenter__())
     assert caught.value.code in ("unreachable", "unknown_store")
+
+
+@pytest.mark.parametrize("url", ["http://", "http://:80", "http://127.0.0.1:99999", "http://[::"])
+def test_an_address_that_cannot_be_one_is_told_before_anybody_is_called(url: str) -> None:
+    with pytest.raises(CovenantError, match="is no address of a daemon: http://HOST:PORT") as caught:
+        Mailbox.open(url, token="t")
+    assert caught.value.code == "unknown_store"
+
+
+@pytest.mark.parametrize("url", ["localhost:8421", "127.0.0.1:8421", "HTTP://127.0.0.1:8421", "http:127.0.0.1", "data"])
+def test_who_means_a_daemon_is_told_how_it_is_named(url: str) -> None:
+    for token in (None, "t"):
+        with pytest.raises(CovenantError, match="http://HOST:PORT or unix:PATH") as caught:
+            Mailbox.open(url, token=token)
+        assert caught.value.code in ("unknown_store", "malformed")
+
+
+@pytest.mark.parametrize("wrong", [{"url": None}, {"url": Path("data")}, {"url": "memory:", "limits": {"page_max": 3}}])
+def test_what_opens_a_mailbox_has_the_right_type(wrong: dict[str, Any]) -> None:
+    with refused("malformed"):
+        Mailbox.open(**wrong)
+
+
+async def test_a_token_may_have_the_end_of_its_line_with_it(daemon: Daemon, realm: Realmful, scheme: str) -> None:
+    """As whoever reads it from a file has it."""
+    url, tokens = url_of(daemon, scheme), {name: f"{token}\n" for name, token in realm.tokens.items()}
+    async with Mailbox.open(url, token=tokens["bob@lab"]) as far:
+        assert far.agent.display == "bob@lab"
+    async with Mailbox.open(url, token=f" {OPERATOR_TOKEN}\r\n", tokens=tokens) as box:
+        assert await box.of("alice@lab").recent_tasks() == []
+
+
+async def test_a_token_is_text(daemon: Daemon, scheme: str) -> None:
+    wrong: Any = 4711
+    with refused("malformed"):
+        Mailbox.open(url_of(daemon, scheme), token=wrong)
 
 
 @pytest.mark.parametrize("token", ["", "x", "x\ny", "x\0", "é", "\ud800", "日本"])

@@ -143,6 +143,37 @@ async def test_a_holder_who_waits_learns_of_a_graceful_cancel(alice: Mailbox, bo
     assert (await soon(waiting)).cancel_requested
 
 
+async def test_a_box_says_on_another_event_loop_that_it_is_at_home_elsewhere(
+    box: OpenMailbox, alice: Mailbox, bob: Mailbox
+) -> None:
+    """Contract 22: nobody who waits at home would be woken from there."""
+
+    async def used() -> None:
+        for call in (alice.send_task(plain(bob)), box.recent_tasks(), bob.recv_tasks(1, 0), alice.recv_results(1, 0)):
+            with refused("malformed"):
+                await call
+
+    await asyncio.to_thread(asyncio.run, used())
+    assert await nothing_for(bob)
+
+
+def test_a_box_in_memory_whose_event_loop_has_ended_can_still_be_closed() -> None:
+    """As `asyncio.run` leaves it behind when it is called twice."""
+
+    async def opened() -> OpenMailbox:
+        box: OpenMailbox = await Mailbox.open("memory:")
+        return box
+
+    async def used(box: OpenMailbox) -> None:
+        with refused("malformed"):
+            await box.recent_tasks()
+        await box.close()
+        with refused("store_closed"):
+            await box.recent_tasks()
+
+    asyncio.run(used(asyncio.run(opened())))
+
+
 @pytest.mark.parametrize(
     "wrong", [{"step_records_max": 0}, {"page_max": "x"}, {"retention_ms": -5}, {"batch_max": None}, {"dedup_ms": 1}]
 )

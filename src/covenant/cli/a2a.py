@@ -26,8 +26,8 @@ def a2a() -> None:
 @click.option(
     "--older-than",
     "older_than_ms",
-    type=Duration("ms"),
-    help="Such as 7d; a bare number is in ms. Default: the retention.",
+    type=Duration(),
+    help="Only those that ended so long ago: 7d. Default: the retention.",
 )
 @answers
 def compact(session: Session, older_than_ms: int | None) -> None:

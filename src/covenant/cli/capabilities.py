@@ -7,7 +7,7 @@ from typing import Any
 import click
 import msgspec
 
-from covenant.cli.option import Duration, answers, cursor_option, limit_option
+from covenant.cli.option import RISKS, Duration, Spelled, answers, cursor_option, limit_option
 from covenant.cli.session import Session, moment
 from covenant.cli.table import Column, print_fields, print_table
 from covenant.cli.words import ago, now_ms, safe
@@ -56,7 +56,7 @@ def capabilities() -> None:
 @click.argument("subject")
 @click.argument("action", type=ActionType())
 @click.option("--scope", type=ScopeType(), default=Scope(), help='What it is narrowed to: {"max_uses": 3}, …')
-@click.option("--expires-in", "expires_in_ms", type=Duration("ms"), help="How long it holds: 30d.")
+@click.option("--expires-in", "expires_in_ms", type=Duration(), help="How long it holds: 30d.")
 @click.option("--expires-ms", type=int, help="The same as Unix time in ms.")
 @click.option("--delegable", is_flag=True, help="SUBJECT may pass it on.")
 @click.option("--parent", metavar="GRANT", help="The grant that it is passed on from.")
@@ -143,9 +143,9 @@ def _tell_page(session: Session, page: w.Grants) -> None:
 @click.argument("action", type=ActionType())
 @click.option("--subject", help="Whose right it is. Default: your own.")
 @click.option("--counterparty", help="The other side. Default: the peer that ACTION ends with.")
-@click.option("--task-id", metavar="ID")
-@click.option("--lease-id", metavar="LEASE")
-@click.option("--duplicate-risk", type=click.Choice(("idempotent", "operator-accepted", "operator_accepted")))
+@click.option("--task-id", metavar="ID", help="The task that the call is about.")
+@click.option("--lease-id", metavar="LEASE", help="The lease that the call names.")
+@click.option("--duplicate-risk", type=Spelled(RISKS), help="Of a requeue: what is said about doing it twice.")
 @answers
 def check(
     session: Session,

@@ -100,7 +100,7 @@ def beat(session: Session, lease_id: str) -> None:
 @click.command()
 @click.argument("lease_id")
 @reason_option
-@click.option("--delay", "delay_ms", type=Duration("s"), help="Let nobody have it before this time is over.")
+@click.option("--delay", "delay_ms", type=Duration(), help="Let nobody have it for so long: 30s, 5m.")
 @answers
 def release(session: Session, lease_id: str, reason: str, delay_ms: int | None) -> None:
     """Give a task back without a result."""

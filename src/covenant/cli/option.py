@@ -15,6 +15,7 @@ _UNIT_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|w)?")
 _DURATION_MS_MAX: Final = 100 * 365 * _UNIT_MS["d"]
 FOR_EVER: Final = -1
+RISKS: Final = ("idempotent", "operator-accepted")
 
 
 class Spelled(click.Choice[str]):
@@ -36,11 +37,11 @@ class Given:
 
 
 class Duration(click.ParamType[int]):
-    """`90`, `90s`, `5m`, `36h`, `7d`, `2w`; in milliseconds. A bare number is in the given unit."""
+    """`90s`, `5m`, `36h`, `7d`, `2w`; in milliseconds. Without a unit it is in `bare`; or else refused, if not 0."""
 
     name = "duration"
 
-    def __init__(self, bare: str) -> None:
+    def __init__(self, bare: str | None = None) -> None:
         self._bare = bare
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
@@ -49,7 +50,12 @@ class Duration(click.ParamType[int]):
         found = _DURATION.fullmatch(value)
         if found is None:
             self.fail(f"{value!r} is not a duration like 90s, 5m, 36h or 7d", param, ctx)
-        ms = round(float(found[1]) * _UNIT_MS[found[2] or self._bare])
+        unit = found[2] or self._bare
+        if unit is None:
+            if float(found[1]):
+                self.fail(f"{value!r} needs a unit: 90s, 5m, 36h or 7d", param, ctx)
+            return 0
+        ms = round(float(found[1]) * _UNIT_MS[unit])
         if ms > _DURATION_MS_MAX:
             self.fail(f"{value!r} is too long", param, ctx)
         return ms
@@ -71,7 +77,7 @@ def home_option(hidden: bool = False) -> Callable[[F], F]:
 def connection(hidden: bool) -> Callable[[F], F]:
     """Where the daemon is, and whose token: understood before and behind the name of a command."""
     url = "The daemon: http://HOST:PORT or unix:PATH (or COVENANT_URL). Default: <home>/sock."
-    token = "Whose call it is (or COVENANT_TOKEN). Default: <home>/operator.token."
+    token = "Whose call it is (or COVENANT_TOKEN). Default, over a socket: the operator's, from <home>/operator.token."
 
     def added(function: F) -> F:
         function = _kept("--token", "TOKEN", token, hidden)(function)

@@ -25,7 +25,14 @@ def peers() -> None:
 @peers.command()
 @click.argument("name")
 @click.option("--key", metavar="PUBKEY", help="Its Ed25519 key in base58. Without one it is known by its token alone.")
-@click.option("--grant", "grants", type=ActionType(), multiple=True, metavar="ACTION", help="What it may do at once.")
+@click.option(
+    "--grant",
+    "grants",
+    type=ActionType(),
+    multiple=True,
+    metavar="ACTION",
+    help="What it may do; may be given more than once.",
+)
 @answers
 def enroll(session: Session, name: str, key: str | None, grants: tuple[str, ...]) -> None:
     """Let a peer in, and get the token that it comes with."""

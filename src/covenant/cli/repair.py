@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar, cast
 import click
 
 from covenant.cli.entry import print_result
-from covenant.cli.option import Spelled, answers, lease_guard, reason_option
+from covenant.cli.option import RISKS, Spelled, answers, lease_guard, reason_option
 from covenant.cli.session import Session
 from covenant.cli.table import Column, print_table
 from covenant.cli.words import brief, counted
@@ -25,7 +25,6 @@ from covenant.model.span import span
 from covenant.serve import wire as w
 
 _DEFAULT: Final = RetryPolicy()
-_RISKS: Final = ("idempotent", "operator-accepted")
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -37,7 +36,7 @@ F = TypeVar("F", bound=Callable[..., Any])
     "--duplicate-risk",
     "risk",
     required=True,
-    type=Spelled(_RISKS),
+    type=Spelled(RISKS),
     help="idempotent: doing it twice is safe. operator-accepted: it may not be, and you accept that.",
 )
 @lease_guard
@@ -84,7 +83,7 @@ def _bound(name: str, default: int, told: str) -> Callable[[F], F]:
 
 @click.command()
 @click.option("--enable", is_flag=True, help="Do it. Without this it only tells what it would do.")
-@_bound("--min-lease-age-ms", _DEFAULT.min_lease_age_ms, "Only leases silent for so long.")
+@_bound("--min-lease-age-ms", _DEFAULT.min_lease_age_ms, "Only leases silent for so many ms.")
 @_bound("--max-attempts", _DEFAULT.max_attempts, "Leave alone what was tried so often.")
 @_bound("--max-requeues", _DEFAULT.max_requeues, "Queue no more than so many.")
 @_bound("--scan-limit", _DEFAULT.scan_limit, "Look at no more leases than so many.")

@@ -38,7 +38,11 @@ log = logging.getLogger("covenant.serve")
 @click.option(
     "--http", default=DEFAULT_HTTP, show_default=True, metavar="HOST:PORT|off", help="Port 0 takes a free one."
 )
-@click.option("--grpc", metavar="HOST:PORT", help="The A2A protocol over gRPC. Port 0 takes a free one.")
+@click.option(
+    "--grpc",
+    metavar="HOST:PORT",
+    help="The A2A protocol over gRPC. Default: off. Port 0 takes a free one.",
+)
 @click.option("--ipc", metavar="PATH|off", help="The Unix socket. Default: <home>/sock.")
 @click.option("--tls-cert", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="For HTTP and gRPC.")
 @click.option("--tls-key", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Its key.")
@@ -56,7 +60,7 @@ def serve(given: Given, /, form: str, **options: Any) -> None:
     """Run a daemon until it is told to end.
 
     The first start makes the home with a key and the operator's token. SIGTERM or Ctrl-C ends it in order, a second
-    one at once.
+    one at once. The retry scheduler is off unless COVENANT_A2A_AUTO_RETRY_SCHEDULER is 1.
     """
     if given.url is not None or given.token is not None:
         raise click.UsageError("--url and --token are for those who talk to a daemon")

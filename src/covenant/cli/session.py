@@ -11,7 +11,6 @@ import shlex
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
-from urllib.parse import urlsplit
 
 import click
 import msgspec
@@ -20,7 +19,7 @@ from covenant.cli.option import FOR_EVER, Given
 from covenant.cli.output import written
 from covenant.cli.words import failure, now_ms, safe
 from covenant.client.polls import polls
-from covenant.client.remote import OPERATOR_TOKEN, TOKEN_VARIABLE
+from covenant.client.remote import ADDRESS, OPERATOR_TOKEN, TOKEN_VARIABLE, has_host, without_ends
 from covenant.exchange.realm import read_secret
 from covenant.model.error import BadSetting, CovenantError, PeerConflict, Unauthenticated, UnknownStore, Unreachable
 from covenant.serve.home import Home
@@ -74,8 +73,8 @@ class Session:
         """Given, from the environment, or the operator's own; the operator's never goes to a URL unasked."""
         if self.given.token is not None:
             self.given.token_from = "--token"
-            return self.given.token
-        token = os.environ.get(TOKEN_VARIABLE)
+            return without_ends(self.given.token)
+        token = without_ends(os.environ.get(TOKEN_VARIABLE, ""))
         if token:
             self.given.token_from = TOKEN_VARIABLE
             return token
@@ -176,19 +175,11 @@ def _transport(address: str) -> Transport:
         from covenant.client.unix import UnixTransport
 
         return UnixTransport(path)
-    if not address.startswith(("http://", "https://")) or not _has_host(address):
-        raise BadSetting(f"{address!r} is no address of a daemon: http://HOST:PORT or unix:PATH", name="--url")
+    if not address.startswith(("http://", "https://")) or not has_host(address):
+        raise BadSetting(f"{address!r} is no address of a daemon: {ADDRESS}", name="--url")
     from covenant.client.http import HttpTransport
 
     return HttpTransport(address)
-
-
-def _has_host(url: str) -> bool:
-    try:
-        parts = urlsplit(url)
-        return bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        return False
 
 
 def moment(name: str, at_ms: int | None, in_ms: int | None) -> int | None:

@@ -21,6 +21,7 @@ from covenant.serve import wire as w
 from covenant.serve.why import reason_of
 
 _ADVISED_MAX: Final = 3
+_STALE_MAX: Final = 100  # that are looked for beside a page
 _STATES: Final = ("queued", "in-flight", "parked", "result-pending")
 
 
@@ -38,8 +39,8 @@ class Status(Struct, tag="a2a_status", tag_field="kind"):
 
 @click.command()
 @limit_option(w.PAGE)
-@click.option("--min-lease-age-ms", type=click.IntRange(0), help="Of leases, only those silent for so long.")
-@click.option("--deadline-within-ms", type=click.IntRange(0), help="Only what is due by then.")
+@click.option("--min-lease-age-ms", type=click.IntRange(0), help="Of leases, only those silent for so many ms.")
+@click.option("--deadline-within-ms", type=click.IntRange(0), help="Only what is due within so many ms.")
 @click.option("--state", type=Spelled(_STATES), help="Only what is in this state.")
 @cursor_option
 @answers
@@ -64,12 +65,22 @@ def status(
         w.QueueReply,
     )
     found = Status(limit, min_lease_age_ms, deadline_within_ms, wanted, page.tasks, page.results, page.cursor)
-    session.answer(found, lambda: _tell(session, found))
+    session.answer(found, lambda: _tell(session, found, is_whole=cursor is None and page.cursor is None))
 
 
-def _tell(session: Session, found: Status) -> None:
+def _tell(session: Session, found: Status, is_whole: bool) -> None:
+    has_leases = found.state_filter in (None, TaskState.IN_FLIGHT)
     stale = [entry for entry in found.tasks if is_stale(entry)]
-    click.echo(_summary(found, len(stale)))
+    if is_whole:
+        click.echo(_summary(found, len(stale) if has_leases else None))
+    elif not has_leases:
+        click.echo(f"on this page: {_summary(found, None)}")
+    else:  # what is stuck may stand behind any number of others
+        of_leases = w.Queue(limit=_STALE_MAX, state=TaskState.IN_FLIGHT, min_lease_age_ms=STALE_MS)
+        page = session.ask(of_leases, w.QueueReply)
+        stale = [entry for entry in page.tasks if is_stale(entry)]
+        lost = f"{'at least ' if page.cursor else ''}{_counted_stale(len(stale))}"
+        click.echo(f"on this page: {_summary(found, None)}; in all {lost}")
     if found.tasks:
         click.echo()
         _print_tasks(found.tasks)
@@ -82,16 +93,20 @@ def _tell(session: Session, found: Status) -> None:
     session.tell_more("a2a status", found.cursor, filtered=True)
 
 
-def _summary(found: Status, stale: int) -> str:
-    count = Counter(entry.state for entry in found.tasks)
+def _counted_stale(stale: int) -> str:
     lost = counted(stale, "stale lease")
+    return click.style(lost, fg="red", bold=True) if stale else lost
+
+
+def _summary(found: Status, stale: int | None) -> str:
+    count = Counter(entry.state for entry in found.tasks)
     parked = count[TaskState.PARKED]
     return ", ".join(
         (
             f"{count[TaskState.QUEUED]} queued",
             f"{count[TaskState.IN_FLIGHT]} in flight",
             *((f"{parked} parked",) if parked else ()),
-            click.style(lost, fg="red", bold=True) if stale else lost,
+            *(() if stale is None else (_counted_stale(stale),)),
             f"{counted(len(found.results), 'result')} pending",
         )
     )
@@ -126,6 +141,8 @@ def _advise(session: Session, stale: list[QueueEntry]) -> None:
         command = reason_of(entry).command or ""
         click.echo(f"  {session.command(command.removeprefix('covenant '))}")
     if len(stale) > _ADVISED_MAX:
-        click.echo(f"  and for {len(stale) - _ADVISED_MAX} more: {session.command('why TASK_ID')}")
+        every = f"a2a status --state in-flight --min-lease-age-ms {STALE_MS}"
+        click.echo(f"  and so on; each of them: {session.command('why TASK_ID')}")
+        click.echo(f"all that are stale: {session.command(every)}")
     if any(entry.task.is_idempotent for entry in stale):
         click.echo(f"What may be done twice, all at once: {session.command('a2a retry-stale')}")

@@ -39,7 +39,7 @@ _BREATH_S: Final = 0.2
 @click.option("--kind", help="What sort of task it is; part of the cache key.")
 @click.option("--key", metavar="KEY", help="Declare it idempotent under this key: it may be done twice, and cached.")
 @click.option("--deadline-ms", type=int, help="Unix time in ms after which it ends unless somebody works on it.")
-@click.option("--deadline-in", "deadline_in_ms", type=Duration("ms"), help="The same from now on: 5m, 2h.")
+@click.option("--deadline-in", "deadline_in_ms", type=Duration(), help="The same from now on: 5m, 2h.")
 @click.option("--not-before-ms", type=int, help="Unix time in ms before which nobody gets it.")
 @click.option("--parent", metavar="ID", help="The task or intent that it belongs to.")
 @click.option("--id", "task_id", metavar="ID", help="Its id, a UUID; the same id again is the same send.")

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from covenant.client.polls import polls
-from covenant.client.remote import Tokens
+from covenant.client.remote import Tokens, without_ends
 from covenant.client.transport import Transport
 from covenant.client.unheard import Unheard
 from covenant.client.verbs.results import answers
@@ -41,6 +41,7 @@ from covenant.rules.envelope import (
 from covenant.rules.wait import has_come, has_moved
 from covenant.serve import wire as w
 from covenant.store.clock import RandomIds
+from covenant.store.loop import check_home
 
 
 class RemoteEngine:
@@ -93,11 +94,9 @@ class RemoteEngine:
 
     def _check_loop(self) -> None:
         """Connections live on the event loop that made them."""
-        loop = asyncio.get_running_loop()
         if self._loop is None:
-            self._loop = loop
-        elif self._loop is not loop:
-            raise Malformed("this mailbox was opened on another event loop: open one of its own here", field="loop")
+            self._loop = asyncio.get_running_loop()
+        check_home(self._loop)
 
     async def _token_of(self, by: AgentId | None) -> str:
         if by is None or (self.agent is not None and by == self.agent):
@@ -110,7 +109,7 @@ class RemoteEngine:
                     raise NotPermitted(f"there is no token for {by} here: open the box with tokens={{…}}")
             else:
                 token = await self._tokens(by)
-            self._known[by.pubkey] = token
+            token = self._known[by.pubkey] = without_ends(token)
         return token
 
     # --- doing --------------------------------------------------------------------------------------------

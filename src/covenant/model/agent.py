@@ -19,6 +19,7 @@ from covenant.model.error import BadAgent
 
 _DISPLAY: Final = re.compile(r"[A-Za-z0-9_.-]{1,128}@[A-Za-z0-9_.-]{1,128}")
 _CHARS_MAX: Final = 257  # of a label; a key has fewer
+_SHOWN_MAX: Final = 64  # of a label that is none
 _ALPHABET: Final = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
 _BASE58: Final = re.compile(f"[{_ALPHABET}]{{32,44}}")
 _LABEL_KEY_DOMAIN: Final = b"covenant.label-key.v1:"
@@ -65,7 +66,9 @@ def _full(label: str) -> str:
 def _named(label: str) -> AgentId:
     display = _full(label)
     if not _DISPLAY.fullmatch(display):
-        raise BadAgent("an agent is named like name@host: letters, digits, `_`, `.` and `-`", label=repr(label))
+        shown = repr(label if len(label) <= _SHOWN_MAX else f"{label[:_SHOWN_MAX]}…")
+        why = f"{shown} is no name of an agent: bob, or bob@lab, of letters, digits, `_`, `.` and `-`"
+        raise BadAgent(why, label=repr(label))
     agent = AgentId(display, base58(hashlib.sha256(_LABEL_KEY_DOMAIN + display.encode()).digest()))
     check_agent(agent)
     return agent

@@ -34,6 +34,7 @@ _ESCAPED_MAX: Final = 6  # bytes that a character of ASCII has in JSON
 _AROUND_TEXT_MAX: Final = 256  # bytes of JSON around a text and the ids of its message
 _SORTED: Final = msgspec.json.Encoder(order="sorted")
 _TIME_MS_MAX: Final = 2**53 - 1
+_BLOCKS: Final = "a list of blocks, such as [Text('…')]"
 
 
 def seal_task(task: Task, by: AgentId | None, ctx: Context) -> Task:
@@ -219,13 +220,15 @@ def seal_content(content: Sequence[Content], limits: Limits) -> tuple[Content, .
         check_size(content[0].text, "content", limits.content_bytes_max)
         return content
     if not isinstance(content, (list, tuple)):
-        raise Malformed("content is a list of blocks", field="content")
+        raise Malformed(f"content is {_BLOCKS}", field="content")
     if len(content) > limits.content_blocks_max:
         raise TooLarge(
             f"content has {len(content)} blocks", field="content", size=len(content), limit=limits.content_blocks_max
         )
     try:
         for block in content:
+            if not isinstance(block, msgspec.Struct | dict):
+                raise TypeError(f"{type(block).__name__} is no block; it is {_BLOCKS}")
             _check_value(getattr(block, "value", None), limits.content_depth_max)
             _check_value(getattr(block, "annotations", None), limits.content_depth_max)
         body = msgspec.json.encode(content)

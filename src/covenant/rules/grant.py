@@ -50,6 +50,7 @@ _FAMILIES: Final = frozenset(
     for action in (*ACTIONS, *(f"{start}x" for start in PEER_ACTIONS))
     for prefix in (action.split(".")[0], action.rpartition(".")[0])
 )
+_THERE_ARE: Final = ", ".join((*(f"{start}NAME" for start in PEER_ACTIONS), *ACTIONS))
 _CHAIN_MAX: Final = 8
 _RECALLED_MAX: Final = 100_000
 _UNPINNED: Final = ""
@@ -229,7 +230,7 @@ def check_action(action: str) -> None:
         tail = action[len(start) :]
         if action.startswith(start) and tail and tail.isprintable() and "*" not in tail and " " not in tail:
             return
-    raise BadAction(f"no such action: {action}", action=action)
+    raise BadAction(f"no such action: {action}; there are {_THERE_ARE}", action=action)
 
 
 def _check_scope(scope: Scope) -> None:

@@ -340,7 +340,8 @@ def _listen(address: str, name: str, backlog: int) -> socket.socket:
     except OSError as failed:
         number = failed.errno or 0  # its text has the address once more; that of a name which is not known has not
         why = os.strerror(number) if number in errno.errorcode else failed.strerror
-        raise BadSetting(f"cannot listen on {address}: {why}", name=name) from failed
+        advice = f"; choose another with {name}" if number == errno.EADDRINUSE else ""
+        raise BadSetting(f"cannot listen on {address}: {why}{advice}", name=name) from failed
 
 
 def keep_memory_steady() -> None:

@@ -28,7 +28,7 @@ from covenant.model.command import (
     SweepRun,
 )
 from covenant.model.daemon import DaemonState, DaemonView
-from covenant.model.error import CovenantError, Malformed, StoreClosed
+from covenant.model.error import CovenantError, StoreClosed
 from covenant.model.event import Event
 from covenant.model.limits import Limits
 from covenant.model.peer import Caller
@@ -46,6 +46,7 @@ from covenant.store.audit import newest_rows
 from covenant.store.clock import Clock, Timer
 from covenant.store.engine import Notes, Place
 from covenant.store.growth import Growth
+from covenant.store.loop import NOT_OPEN, check_home
 from covenant.store.process import label_of_process
 from covenant.store.roll import Roll
 from covenant.store.state import State, Tally
@@ -70,7 +71,7 @@ class Embedded(Roll):
         self._clock = clock
         self.context = Context(0, ids, limits)  # whoever opens the store may say more about trust in it
         self._ctx = self.context
-        self._refusal: CovenantError | None = StoreClosed("the mailbox is not open")
+        self._refusal: CovenantError | None = StoreClosed(NOT_OPEN)
         self._ready_waiters = Waiters(limits.waiters_max, self._watch)
         self._answer_waiters = Waiters(limits.waiters_max, self._watch)
         self._change_waiters = Waiters(limits.waiters_max, self._watch)
@@ -87,7 +88,7 @@ class Embedded(Roll):
         self._pubkey = ""
         self._ids = ids
         self._daemon_id: str | None = None
-        self._home: asyncio.AbstractEventLoop | None = None  # of a store that lives on the loop that opened it
+        self._home: asyncio.AbstractEventLoop | None = None  # the loop that opened it
         self._opened_ms: int | None = None
 
     is_shared = False
@@ -154,9 +155,12 @@ class Embedded(Roll):
     # --- life ---------------------------------------------------------------------------------------------
 
     async def open(self) -> None:
+        self._home = get_running_loop()
         self._start()
 
     async def close(self) -> None:
+        if self._home is not None and not self._home.is_closed():  # where it is, nobody waits there any more
+            check_home(self._home)
         self._stop(StoreClosed("the mailbox was closed"))
 
     def _start(self) -> None:
@@ -185,10 +189,6 @@ class Embedded(Roll):
         why = self._refusal
         assert why is not None
         return type(why)(why.message, **why.details)
-
-    def _elsewhere(self) -> CovenantError:
-        """Only at home commands take turns, and callers are woken."""
-        return Malformed("this mailbox was opened on another event loop: open one of its own here", field="loop")
 
     def _stop(self, why: CovenantError) -> None:
         self._refusal = why
@@ -330,9 +330,7 @@ class Embedded(Roll):
     async def ask(self, query: Query, caller: Caller | None = None) -> Any:
         if self._refusal is not None:
             raise self._refused()
-        home = self._home
-        if home is not None and home is not get_running_loop():
-            raise self._elsewhere()
+        check_home(self._home)
         self._ctx.now = self._clock.now_ms()
         try:
             if caller is not None:
@@ -451,9 +449,7 @@ class Embedded(Roll):
     def _commit(self, command: Command | Call, by: str | None = None) -> Commit:
         if self._refusal is not None:
             raise self._refused()
-        home = self._home
-        if home is not None and home is not get_running_loop():
-            raise self._elsewhere()
+        check_home(self._home)
         ctx = self._ctx
         now = self._clock.now_ms()
         due = self._timer_ms

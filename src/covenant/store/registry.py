@@ -20,13 +20,13 @@ _TRY: Final = "memory:, file:./data or postgresql://USER@HOST/NAME"
 EngineFactory = Callable[[str, Limits, Clock, Ids], Engine]
 
 
-def engine_for(url: str, limits: Limits, clock: Clock, ids: Ids) -> Engine:
-    """The engine of a store URL; not opened yet."""
+def engine_for(url: str, limits: Limits, clock: Clock, ids: Ids, besides: str = "") -> Engine:
+    """The engine of a store URL; not opened yet. `besides` says what else than a store would do, to who names none."""
     if not isinstance(url, str):
-        raise Malformed("a store is named by a URL", field="url")
+        raise Malformed("a store is named by a URL, a text such as file:./data", field="url")
     scheme, colon, rest = url.partition(":")
     if not colon:
-        raise UnknownStore(f"{url!r} is no store URL; try {_TRY}", url=url)
+        raise UnknownStore(f"{url!r} is no store URL; try {_TRY}{besides}", url=url)
     if scheme == "memory":
         from covenant.store.memory import Memory
 
@@ -45,7 +45,7 @@ def engine_for(url: str, limits: Limits, clock: Clock, ids: Ids) -> Engine:
     for entry in entry_points(group=ENTRY_POINT_GROUP, name=scheme):
         factory = cast(EngineFactory, entry.load())
         return factory(url, limits, clock, ids)
-    raise UnknownStore(f"no store engine for {scheme}: there are {_BUILT_IN}", url=without_passwords(url))
+    raise UnknownStore(f"no store engine for {scheme}: there are {_BUILT_IN}{besides}", url=without_passwords(url))
 
 
 def _folder(url: str, rest: str) -> str:

@@ -36,6 +36,7 @@ from covenant.store.journal.loading import load, remove_archive
 from covenant.store.journal.log import Log
 from covenant.store.journal.segment import Position
 from covenant.store.journal.writer import Batch, Writer
+from covenant.store.loop import check_home
 from covenant.store.tail import Tail
 
 T = TypeVar("T")
@@ -125,7 +126,9 @@ class Journal(Embedded):
         except OSError as failed:
             self._let_go()
             kind = StoreFull if failed.errno in _NO_ROOM else StoreUnavailable
-            raise kind(f"{self._files.folder} does not open: {failed.strerror}", outcome="not_stored") from failed
+            is_file = isinstance(failed, FileExistsError | NotADirectoryError)
+            why = "a file is there, and no folder" if is_file else failed.strerror
+            raise kind(f"{self._files.folder} does not open: {why}", outcome="not_stored") from failed
         except BaseException:
             self._let_go()
             raise
@@ -159,8 +162,7 @@ class Journal(Embedded):
             self._refusal = StoreClosed("the mailbox was closed")
             self._let_go()
             return
-        if asyncio.get_running_loop() is not self._loop:
-            raise self._elsewhere()
+        check_home(self._loop)
         try:
             await self.write_out()
         except CovenantError as failed:

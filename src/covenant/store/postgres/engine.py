@@ -33,6 +33,7 @@ from covenant.store.clock import Clock, SystemClock
 from covenant.store.directory import TRUSTED, Directory
 from covenant.store.embedded import SYSTEM
 from covenant.store.engine import Notes, Place
+from covenant.store.loop import NOT_OPEN, check_home
 from covenant.store.postgres.ahead import Ahead
 from covenant.store.postgres.batch import Batches
 from covenant.store.postgres.bell import Bell
@@ -82,6 +83,7 @@ class Postgres(Roll):
         self.member = Member(ids, clock)
         self._refreshing: asyncio.Task[int] | None = None
         self.is_closing = True
+        self._home: asyncio.AbstractEventLoop | None = None  # the loop that opened it
         self.space = crc32(self.where.schema.encode()) & 0x7FFFFFFF
         self.channel = f"covenant_{self.where.schema}"
         self._clock = clock
@@ -132,6 +134,7 @@ class Postgres(Roll):
         if self.limits.retention_bytes != RETENTION_BYTES:
             why = "retention_bytes is a bound of the journal: on PostgreSQL, retention_ms bounds what is kept"
             raise BadSetting(why, name="retention_bytes")
+        self._home = asyncio.get_running_loop()
         try:
             connection = await self._reader.connected()
             if not (await checked(connection, self.where.schema)).is_current:
@@ -189,11 +192,17 @@ class Postgres(Roll):
             self._refreshing = None
 
     def closed_error(self) -> CovenantError:
-        return StoreClosed("the mailbox was closed")
+        return StoreClosed(NOT_OPEN if self._home is None else "the mailbox was closed")
+
+    def _check_open(self) -> None:
+        if self.is_closing:
+            raise self.closed_error()
+        check_home(self._home)
 
     async def close(self) -> None:
         if self.is_closing and not self._jobs:
             return
+        check_home(self._home)
         await self.replies.finish()
         self.is_closing = True
         await self.ahead.close(_ENDING_S)
@@ -233,8 +242,7 @@ class Postgres(Roll):
         return Entry(command, by or actor(command), self._ids, asyncio.get_running_loop())
 
     def submit(self, command: Command | Call, by: str | None = None) -> Entry:
-        if self.is_closing:
-            raise self.closed_error()
+        self._check_open()
         entry = self.entry(command, by)
         if not self.ahead.take(entry):
             entry.is_exclusive = is_exclusive(command)
@@ -266,6 +274,7 @@ class Postgres(Roll):
         wait_ms: int | None = None,
         undoing: list[Command] | None = None,
     ) -> list[Any]:
+        self._check_open()
         if not wait_ms:
             entry = None
             if self._is_expected(command):  # who will hardly have to wait needs no place for it
@@ -403,8 +412,7 @@ class Postgres(Roll):
     # --- questions ------------------------------------------------------------------------------------------
 
     async def ask(self, query: Query, caller: Caller | None = None) -> Any:
-        if self.is_closing:
-            raise self.closed_error()
+        self._check_open()
         await self.due.passed()  # the clock came first
         return await self._reader.ask(query, caller)
 
@@ -483,6 +491,7 @@ class Postgres(Roll):
     # --- the log --------------------------------------------------------------------------------------------
 
     async def audit(self, limit: int) -> list[AuditRow]:
+        self._check_open()
         return await newest_rows(self.log_back, limit)
 
     async def log_back(self, before: int | None, limit: int) -> list[Logged]:
