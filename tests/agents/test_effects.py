@@ -12,6 +12,7 @@ import pytest
 from covenant.agents import AgentContext, EffectFailed, agent
 from covenant.model.error import Malformed, NotInDoubt
 from covenant.model.run import RunStatus
+from covenant.testing import survives_crashes
 from tests.agents.house import House, pause
 from tests.agents.test_reference import Killed, Killer, soon
 
@@ -302,3 +303,121 @@ async def test_whatever_an_effect_raises_is_remembered(house: House, failure: Ba
 
     _, told = await house.through(tries)
     assert (told, len(calls)) == (message, 1)
+
+
+# --- starts that came to nothing ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("moment", ["before a commit", "after a commit"])
+async def test_an_effect_that_was_called_off_before_it_began_is_not_in_doubt(house: House, moment: str) -> None:
+    done: list[str] = []
+    starting: list[asyncio.Future[Any]] = []
+
+    def call_off(now: str) -> None:
+        house.hear(now)
+        if now == moment and starting:
+            starting.pop().cancel()
+
+    @agent("pays")
+    async def pays(ctx: AgentContext) -> str:
+        await ctx.checkpoint("begun")
+        paying = asyncio.ensure_future(ctx.run("pay", lambda: done.append("paid")))
+        starting.append(paying)
+        with pytest.raises(asyncio.CancelledError):
+            await paying
+        await pause(ctx)
+        return "never"
+
+    @agent("pays")
+    async def goes_on(ctx: AgentContext) -> str:
+        assert ctx.state == "begun"
+        await ctx.run("pay", lambda: done.append("paid"))
+        await pause(ctx)
+        return "paid"
+
+    async with house.worker(pays, probe=call_off):
+        run_id = await house.begin(pays)
+        await house.paused(run_id)
+    assert not done
+    async with house.worker(goes_on):
+        await house.signal(run_id, "pause")
+        seen = await house.until(run_id, RunStatus.ENDED, RunStatus.EFFECT_IN_DOUBT)
+        assert seen.status is RunStatus.ENDED
+    assert done == ["paid"]
+
+
+async def test_an_effect_that_was_called_off_and_then_done_is_done_once(house: House) -> None:
+    """Called again after a crash, nobody calls it off: it finds what the second call came to."""
+    keys: list[str] = []
+    starting: list[asyncio.Future[Any]] = []
+
+    def call_off(now: str) -> None:
+        house.hear(now)
+        if now == "before a commit" and starting:
+            starting.pop().cancel()
+
+    @agent("pays")
+    async def pays(ctx: AgentContext) -> str:
+        if not keys:
+            paying = asyncio.ensure_future(ctx.run("pay", keys.append))
+            starting.append(paying)
+            with pytest.raises(asyncio.CancelledError):
+                await paying
+        await ctx.run("pay", keys.append)
+        await pause(ctx)
+        return "paid"
+
+    async with house.worker(pays, probe=call_off):
+        run_id = await house.begin(pays)
+        await house.paused(run_id)
+    async with house.worker(pays):
+        await house.signal(run_id, "pause")
+        seen = await house.until(run_id, RunStatus.ENDED, RunStatus.EFFECT_IN_DOUBT)
+        assert seen.status is RunStatus.ENDED
+    assert len(keys) == 1
+
+
+async def test_a_crash_around_a_start_that_is_called_off_repeats_nothing() -> None:
+    @agent("pays")
+    async def pays(ctx: AgentContext) -> str:
+        paying = asyncio.ensure_future(ctx.run("pay", lambda: "receipt"))
+        await asyncio.sleep(0)
+        paying.cancel()
+        await asyncio.wait([paying])
+        return str(await ctx.run("pay", lambda: "receipt") if paying.cancelled() else paying.result())
+
+    report = await survives_crashes(pays)
+    assert report.outcome["result"]["value"] == "receipt"
+
+
+async def test_an_effect_in_doubt_that_is_not_waited_for_is_in_doubt_when_it_is_asked_for_again(
+    house: House, tmp_path: Path
+) -> None:
+    """Not another one, that would be done at once."""
+    done: list[str] = []
+    dies = asyncio.Event()
+
+    def pay() -> None:
+        done.append("paid")
+        dies.set()
+        raise Killed
+
+    @agent("pays")
+    async def pays(ctx: AgentContext) -> str:
+        if dies.is_set():
+            paying = asyncio.ensure_future(ctx.run("pay", pay))
+            await asyncio.sleep(0)
+            paying.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await paying
+        return str(await ctx.run("pay", pay))
+
+    async with house.worker(pays, home=tmp_path / "home"):
+        run_id = await house.begin(pays)
+        await soon(dies)
+    async with house.worker(pays, home=tmp_path / "home"):
+        seen = await house.until(run_id, RunStatus.EFFECT_IN_DOUBT, RunStatus.ENDED)
+        assert list(seen.doubts) == ["pay"]
+        await house.bob.judge_effect(run_id, "pay", "done", reason="seen", value="by hand")
+        assert await house.result(run_id) == "by hand"
+    assert len(done) == 1

@@ -57,6 +57,11 @@ class Waits:
         self.is_commit_due = True
         await self._wait_in(waiting)
 
+    def commit_soon(self) -> None:
+        """The same for nobody to wait for."""
+        self.is_commit_due = True
+        self._hold.news.set()
+
     async def make_room(self, size: int = 0) -> None:
         """What is heard may become an entry, and must not be refused then; nor is there an operation that could be
         refused for each thing that is noted. `size`: of what comes, in bytes."""
