@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from covenant.agents import AgentContext, EffectFailed, agent
+from covenant.agents import AgentContext, AgentWorker, EffectFailed, agent, task
 from covenant.model.error import Malformed, NotInDoubt
-from covenant.model.run import RunStatus
+from covenant.model.run import RunCommit, RunStatus, Standing
 from covenant.testing import survives_crashes
 from tests.agents.house import House, pause
 from tests.agents.test_reference import Killed, Killer, soon
@@ -421,3 +422,68 @@ async def test_an_effect_in_doubt_that_is_not_waited_for_is_in_doubt_when_it_is_
         await house.bob.judge_effect(run_id, "pay", "done", reason="seen", value="by hand")
         assert await house.result(run_id) == "by hand"
     assert len(done) == 1
+
+
+# --- a worker that stops ------------------------------------------------------------------------------------
+
+
+async def _stopped_in_a_commit(
+    house: House, worker: AgentWorker, agent_name: str, is_it: Callable[[RunCommit], bool]
+) -> str:
+    """A run whose worker has stopped before it heard that such a commit was made."""
+    made = asyncio.Event()
+    async with worker:
+        commit_run = worker.box.commit_run
+
+        async def unheard(lease_id: Any, commit: RunCommit) -> Standing:
+            standing = await commit_run(lease_id, commit)
+            if is_it(commit) and not made.is_set():
+                made.set()
+                await asyncio.get_running_loop().create_future()
+            return standing
+
+        worker.box.commit_run = unheard  # type: ignore[method-assign]
+        run_id = await house.begin(agent_name)
+        await soon(made)
+    return run_id
+
+
+async def test_an_effect_that_a_worker_did_not_begin_before_it_stopped_is_not_in_doubt(
+    house: House, caplog: pytest.LogCaptureFixture
+) -> None:
+    done: list[str] = []
+
+    @agent("pays")
+    async def pays(ctx: AgentContext) -> str:
+        await ctx.run("pay", lambda: done.append("paid"))
+        return "paid"
+
+    worker = house.worker(pays, grace_ms=0)
+    run_id = await _stopped_in_a_commit(
+        house, worker, "pays", lambda made: any(memo.begun is not None for memo in made.memos)
+    )
+    assert not done and "stays in flight" not in caplog.text
+    async with house.worker(pays):
+        seen = await house.until(run_id, RunStatus.ENDED, RunStatus.EFFECT_IN_DOUBT)
+        assert seen.status is RunStatus.ENDED
+    assert done == ["paid"]
+
+
+async def test_a_task_that_a_worker_did_not_begin_before_it_stopped_is_not_in_doubt(house: House) -> None:
+    done: list[str] = []
+
+    @task("pay")
+    def pay() -> str:
+        done.append("paid")
+        return "receipt"
+
+    @agent("pays")
+    async def pays(ctx: AgentContext) -> str:
+        return str(await ctx.task("pay"))
+
+    worker = house.worker(pays, tasks=[pay], grace_ms=0)
+    run_id = await _stopped_in_a_commit(house, worker, "pays", lambda made: bool(made.begins))
+    assert not done
+    async with house.worker(pays, tasks=[pay]):
+        assert await house.result(run_id) == "receipt"
+    assert done == ["paid"]

@@ -83,6 +83,10 @@ class Driver:
             self._function.cancel()
         self._run.waits.drop()
 
+    async def call_off(self) -> None:
+        """After it was canceled: take back what it was about to begin."""
+        await self._commits.call_off()
+
     def hear_cancel(self) -> None:
         self._hold.cancel_requested = True
         self._hold.news.set()
