@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from covenant import Delivery
 from covenant.agents import AgentContext, AgentWorker, EffectFailed, agent, task
 from covenant.model.error import Malformed, NotInDoubt
 from covenant.model.run import RunCommit, RunStatus, Standing
@@ -428,28 +429,32 @@ async def test_an_effect_in_doubt_that_is_not_waited_for_is_in_doubt_when_it_is_
 
 
 async def _stopped_in_a_commit(
-    house: House, worker: AgentWorker, agent_name: str, is_it: Callable[[RunCommit], bool]
+    house: House,
+    worker: AgentWorker,
+    agent_name: str,
+    is_it: Callable[[RunCommit], bool],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> str:
     """A run whose worker has stopped before it heard that such a commit was made."""
     made = asyncio.Event()
     async with worker:
         commit_run = worker.box.commit_run
 
-        async def unheard(lease_id: Any, commit: RunCommit) -> Standing:
-            standing = await commit_run(lease_id, commit)
+        async def unheard(lease: Delivery | str, commit: RunCommit) -> Standing:
+            standing = await commit_run(lease, commit)
             if is_it(commit) and not made.is_set():
                 made.set()
                 await asyncio.get_running_loop().create_future()
             return standing
 
-        worker.box.commit_run = unheard  # type: ignore[method-assign]
+        monkeypatch.setattr(worker.box, "commit_run", unheard)
         run_id = await house.begin(agent_name)
         await soon(made)
     return run_id
 
 
 async def test_an_effect_that_a_worker_did_not_begin_before_it_stopped_is_not_in_doubt(
-    house: House, caplog: pytest.LogCaptureFixture
+    house: House, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done: list[str] = []
 
@@ -460,7 +465,7 @@ async def test_an_effect_that_a_worker_did_not_begin_before_it_stopped_is_not_in
 
     worker = house.worker(pays, grace_ms=0)
     run_id = await _stopped_in_a_commit(
-        house, worker, "pays", lambda made: any(memo.begun is not None for memo in made.memos)
+        house, worker, "pays", lambda made: any(memo.begun is not None for memo in made.memos), monkeypatch
     )
     assert not done and "stays in flight" not in caplog.text
     async with house.worker(pays):
@@ -469,7 +474,9 @@ async def test_an_effect_that_a_worker_did_not_begin_before_it_stopped_is_not_in
     assert done == ["paid"]
 
 
-async def test_a_task_that_a_worker_did_not_begin_before_it_stopped_is_not_in_doubt(house: House) -> None:
+async def test_a_task_that_a_worker_did_not_begin_before_it_stopped_is_not_in_doubt(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
     done: list[str] = []
 
     @task("pay")
@@ -482,7 +489,7 @@ async def test_a_task_that_a_worker_did_not_begin_before_it_stopped_is_not_in_do
         return str(await ctx.task("pay"))
 
     worker = house.worker(pays, tasks=[pay], grace_ms=0)
-    run_id = await _stopped_in_a_commit(house, worker, "pays", lambda made: bool(made.begins))
+    run_id = await _stopped_in_a_commit(house, worker, "pays", lambda made: bool(made.begins), monkeypatch)
     assert not done
     async with house.worker(pays, tasks=[pay]):
         assert await house.result(run_id) == "receipt"

@@ -113,8 +113,7 @@ class AgentContext:
         return await self.append(EntryRole.SYSTEM, summary, type=EntryType.COMPACTION)
 
     async def branch(self, entry: AgentEntry | str) -> None:
-        """Go on from an earlier entry: what follows is below that one. An id that several have, as messages may, is that
-        of the first."""
+        """Go on from an earlier entry: what follows is below that one. An id that several have is that of the first."""
         self._operate()
         await self._run.entries.branch(entry)
 
