@@ -215,6 +215,25 @@ async def test_tasks_of_many_runs_that_end_at_once_wake_them_in_a_few_looks(deci
         assert len(decided) <= 50
 
 
+async def test_a_cascade_takes_few_transactions_however_many_children_there_are(loads: list[None]) -> None:
+    """Each child is a step of it, which looks for children of its own."""
+    async with Mailbox.open(f"{store_url()}&lanes=1") as box:
+        alice, bob = box.of("alice@lab"), box.of("bob@lab")
+        await alice.send_task(plain(bob, id=uid(1)))
+        await alice.send_tasks([plain(bob, id=uid(100 + n), parent=uid(1)) for n in range(_COUNT)])
+        await alice.send_tasks([plain(bob, id=uid(1000 + n), parent=uid(100 + n)) for n in range(0, _COUNT, 20)])
+        loads.clear()
+        await soon(alice.cancel_task(uid(1), cascade=True))
+
+        async def are_all_canceled() -> bool:
+            return not (await bob.task_queue(1)).tasks
+
+        await is_so(are_all_canceled)
+        await soon(box._engine.replies.finish())  # type: ignore[attr-defined]
+        assert len(loads) <= 25
+        assert len(await alice.recv_results(1000)) == 1 + _COUNT + _COUNT // 20
+
+
 async def test_grants_with_a_bound_on_their_uses_are_loaded_at_once(looks: list[None], decided: list[None]) -> None:
     """They are listed, looked through for a call, and ended with their peer."""
     async with Mailbox.open(f"{store_url()}&lanes=1") as box:
