@@ -434,17 +434,21 @@ async def _stopped_in_a_commit(
     agent_name: str,
     is_it: Callable[[RunCommit], bool],
     monkeypatch: pytest.MonkeyPatch,
+    *,
+    is_made: bool = True,
 ) -> str:
-    """A run whose worker has stopped before it heard that such a commit was made."""
+    """A run whose worker has stopped before it heard of such a commit, which was made or not."""
     made = asyncio.Event()
     async with worker:
         commit_run = worker.box.commit_run
 
         async def unheard(lease: Delivery | str, commit: RunCommit) -> Standing:
-            standing = await commit_run(lease, commit)
-            if is_it(commit) and not made.is_set():
+            is_lost = is_it(commit) and not made.is_set()
+            standing = await commit_run(lease, commit) if is_made or not is_lost else None
+            if is_lost:
                 made.set()
                 await asyncio.get_running_loop().create_future()
+            assert standing is not None
             return standing
 
         monkeypatch.setattr(worker.box, "commit_run", unheard)
@@ -494,3 +498,41 @@ async def test_a_task_that_a_worker_did_not_begin_before_it_stopped_is_not_in_do
     async with house.worker(pays, tasks=[pay]):
         assert await house.result(run_id) == "receipt"
     assert done == ["paid"]
+
+
+@pytest.mark.parametrize("is_made", [True, False])
+async def test_an_effect_that_was_done_before_its_worker_stopped_is_not_in_doubt(
+    house: House, is_made: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+
+    @agent("pays")
+    async def pays(ctx: AgentContext) -> str:
+        await ctx.run("pay", lambda: done.append("paid"))
+        return "paid"
+
+    worker = house.worker(pays, grace_ms=0)
+    run_id = await _stopped_in_a_commit(house, worker, "pays", lambda made: bool(done), monkeypatch, is_made=is_made)
+    async with house.worker(pays):
+        seen = await house.until(run_id, RunStatus.ENDED, RunStatus.EFFECT_IN_DOUBT)
+        assert seen.status is RunStatus.ENDED
+    assert done == ["paid"]
+
+
+@pytest.mark.parametrize("is_made", [True, False])
+async def test_a_run_whose_worker_stopped_while_it_was_being_parked_goes_on(
+    house: House, is_made: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @agent("waits")
+    async def waits(ctx: AgentContext) -> str:
+        await pause(ctx)
+        return "went on"
+
+    worker = house.worker(waits, grace_ms=0)
+    run_id = await _stopped_in_a_commit(
+        house, worker, "waits", lambda made: made.wait is not None, monkeypatch, is_made=is_made
+    )
+    assert "given back" not in caplog.text
+    async with house.worker(waits):
+        await house.signal(run_id, "pause")
+        assert await house.result(run_id) == "went on"

@@ -68,22 +68,21 @@ class Commits:
         hold.probe("after a commit")
         return standing
 
-    async def call_off(self) -> None:
-        """The worker stops before it heard of its last commit: what that starts has not begun, and is nobody's to
-        judge."""
+    async def call_off(self) -> bool:
+        """The worker stops before it heard of its last commit. It is said again, so that what was done is told; what it
+        starts has not begun, and is taken back. Whether the run is still held."""
         unheard, hold = self._unheard, self._run.hold
         if unheard is None:
-            return
-        starts = tuple(Memo(memo.key) for memo in unheard.memos if memo.begun is not None)
-        if not starts and not unheard.begins:
-            return
+            return True
         standing = await hold.box.commit_run(hold.lease_id, unheard)
         await asyncio.gather(
             *(hold.box.release(lease_id, reason="worker stopped") for lease_id in standing.leases.values())
         )
+        starts = tuple(Memo(memo.key) for memo in unheard.memos if memo.begun is not None)
         if starts:
             taken_back = RunCommit(number=standing.number + 1, memos=starts, leaf=unheard.leaf)
             await hold.box.commit_run(hold.lease_id, taken_back)
+        return not standing.parked and not standing.ended
 
     def _begin(self, batch: Batch, standing: Standing) -> None:
         """The tasks that this worker was given to do itself."""

@@ -224,8 +224,8 @@ class AgentWorker:
         """The worker stops: what was not committed was not done, and anybody may go on."""
         try:
             async with asyncio.timeout(5):
-                if driver is not None:
-                    await driver.call_off()
+                if driver is not None and not await driver.call_off():
+                    return
                 await self.box.release(work.lease_id, reason="worker stopped")
         except (CovenantError, TimeoutError) as failed:
             log.warning("run %s could not be given back: %s", work.task.id, failed)
