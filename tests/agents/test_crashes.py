@@ -127,11 +127,8 @@ async def entries_first(commits: Commits, commit: RunCommit) -> Standing:
     return await SEND(commits, commit)
 
 
-async def unsafe_at_once(
-    effects: Effects, key: str, shown: str, function: Callable[..., Any], idempotent: bool
-) -> Memo:
-    """An effect is done before its start is written down."""
-    return await effects._noted(key, function, idempotent)
+async def unsafe_at_once(effects: Effects, key: str, shown: str, idempotent: bool) -> None:
+    """An effect is done, and its start was not written down."""
 
 
 def no_winner(notes: Notes, key: str, value: Any) -> Memo:
@@ -150,7 +147,7 @@ MUTANTS = [
     pytest.param(Notes, "remember", no_memos, [[["append", "user", 1], ["signal", "a", None]]], id="no-memos"),
     pytest.param(Commits, "_send", signals_first, [[["signal", "a", None], ["say", "x"]]], id="signals-first"),
     pytest.param(Commits, "_send", entries_first, [[["say", "x"], ["sleep", 10]]], id="entries-first"),
-    pytest.param(Effects, "_perform", unsafe_at_once, [[["effect", "e", False, False]]], id="unsafe-at-once"),
+    pytest.param(Effects, "_start", unsafe_at_once, [[["effect", "e", False, False]]], id="unsafe-at-once"),
     pytest.param(
         Notes,
         "note",

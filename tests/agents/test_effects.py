@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from covenant.agents import AgentContext, EffectFailed, agent
+from covenant import Delivery
+from covenant.agents import AgentContext, AgentWorker, EffectFailed, agent, task
 from covenant.model.error import Malformed, NotInDoubt
-from covenant.model.run import RunStatus
+from covenant.model.run import RunCommit, RunStatus, Standing
+from covenant.testing import survives_crashes
 from tests.agents.house import House, pause
 from tests.agents.test_reference import Killed, Killer, soon
 
@@ -302,3 +305,234 @@ async def test_whatever_an_effect_raises_is_remembered(house: House, failure: Ba
 
     _, told = await house.through(tries)
     assert (told, len(calls)) == (message, 1)
+
+
+# --- starts that came to nothing ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("moment", ["before a commit", "after a commit"])
+async def test_an_effect_that_was_called_off_before_it_began_is_not_in_doubt(house: House, moment: str) -> None:
+    done: list[str] = []
+    starting: list[asyncio.Future[Any]] = []
+
+    def call_off(now: str) -> None:
+        house.hear(now)
+        if now == moment and starting:
+            starting.pop().cancel()
+
+    @agent("pays")
+    async def pays(ctx: AgentContext) -> str:
+        await ctx.checkpoint("begun")
+        paying = asyncio.ensure_future(ctx.run("pay", lambda: done.append("paid")))
+        starting.append(paying)
+        with pytest.raises(asyncio.CancelledError):
+            await paying
+        await pause(ctx)
+        return "never"
+
+    @agent("pays")
+    async def goes_on(ctx: AgentContext) -> str:
+        assert ctx.state == "begun"
+        await ctx.run("pay", lambda: done.append("paid"))
+        await pause(ctx)
+        return "paid"
+
+    async with house.worker(pays, probe=call_off):
+        run_id = await house.begin(pays)
+        await house.paused(run_id)
+    assert not done
+    async with house.worker(goes_on):
+        await house.signal(run_id, "pause")
+        seen = await house.until(run_id, RunStatus.ENDED, RunStatus.EFFECT_IN_DOUBT)
+        assert seen.status is RunStatus.ENDED
+    assert done == ["paid"]
+
+
+async def test_an_effect_that_was_called_off_and_then_done_is_done_once(house: House) -> None:
+    """Called again after a crash, nobody calls it off: it finds what the second call came to."""
+    keys: list[str] = []
+    starting: list[asyncio.Future[Any]] = []
+
+    def call_off(now: str) -> None:
+        house.hear(now)
+        if now == "before a commit" and starting:
+            starting.pop().cancel()
+
+    @agent("pays")
+    async def pays(ctx: AgentContext) -> str:
+        if not keys:
+            paying = asyncio.ensure_future(ctx.run("pay", keys.append))
+            starting.append(paying)
+            with pytest.raises(asyncio.CancelledError):
+                await paying
+        await ctx.run("pay", keys.append)
+        await pause(ctx)
+        return "paid"
+
+    async with house.worker(pays, probe=call_off):
+        run_id = await house.begin(pays)
+        await house.paused(run_id)
+    async with house.worker(pays):
+        await house.signal(run_id, "pause")
+        seen = await house.until(run_id, RunStatus.ENDED, RunStatus.EFFECT_IN_DOUBT)
+        assert seen.status is RunStatus.ENDED
+    assert len(keys) == 1
+
+
+async def test_a_crash_around_a_start_that_is_called_off_repeats_nothing() -> None:
+    @agent("pays")
+    async def pays(ctx: AgentContext) -> str:
+        paying = asyncio.ensure_future(ctx.run("pay", lambda: "receipt"))
+        await asyncio.sleep(0)
+        paying.cancel()
+        await asyncio.wait([paying])
+        return str(await ctx.run("pay", lambda: "receipt") if paying.cancelled() else paying.result())
+
+    report = await survives_crashes(pays)
+    assert report.outcome["result"]["value"] == "receipt"
+
+
+async def test_an_effect_in_doubt_that_is_not_waited_for_is_in_doubt_when_it_is_asked_for_again(
+    house: House, tmp_path: Path
+) -> None:
+    """Not another one, that would be done at once."""
+    done: list[str] = []
+    dies = asyncio.Event()
+
+    def pay() -> None:
+        done.append("paid")
+        dies.set()
+        raise Killed
+
+    @agent("pays")
+    async def pays(ctx: AgentContext) -> str:
+        if dies.is_set():
+            paying = asyncio.ensure_future(ctx.run("pay", pay))
+            await asyncio.sleep(0)
+            paying.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await paying
+        return str(await ctx.run("pay", pay))
+
+    async with house.worker(pays, home=tmp_path / "home"):
+        run_id = await house.begin(pays)
+        await soon(dies)
+    async with house.worker(pays, home=tmp_path / "home"):
+        seen = await house.until(run_id, RunStatus.EFFECT_IN_DOUBT, RunStatus.ENDED)
+        assert list(seen.doubts) == ["pay"]
+        await house.bob.judge_effect(run_id, "pay", "done", reason="seen", value="by hand")
+        assert await house.result(run_id) == "by hand"
+    assert len(done) == 1
+
+
+# --- a worker that stops ------------------------------------------------------------------------------------
+
+
+async def _stopped_in_a_commit(
+    house: House,
+    worker: AgentWorker,
+    agent_name: str,
+    is_it: Callable[[RunCommit], bool],
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    is_made: bool = True,
+) -> str:
+    """A run whose worker has stopped before it heard of such a commit, which was made or not."""
+    made = asyncio.Event()
+    async with worker:
+        commit_run = worker.box.commit_run
+
+        async def unheard(lease: Delivery | str, commit: RunCommit) -> Standing:
+            is_lost = is_it(commit) and not made.is_set()
+            standing = await commit_run(lease, commit) if is_made or not is_lost else None
+            if is_lost:
+                made.set()
+                await asyncio.get_running_loop().create_future()
+            assert standing is not None
+            return standing
+
+        monkeypatch.setattr(worker.box, "commit_run", unheard)
+        run_id = await house.begin(agent_name)
+        await soon(made)
+    return run_id
+
+
+async def test_an_effect_that_a_worker_did_not_begin_before_it_stopped_is_not_in_doubt(
+    house: House, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+
+    @agent("pays")
+    async def pays(ctx: AgentContext) -> str:
+        await ctx.run("pay", lambda: done.append("paid"))
+        return "paid"
+
+    worker = house.worker(pays, grace_ms=0)
+    run_id = await _stopped_in_a_commit(
+        house, worker, "pays", lambda made: any(memo.begun is not None for memo in made.memos), monkeypatch
+    )
+    assert not done and "stays in flight" not in caplog.text
+    async with house.worker(pays):
+        seen = await house.until(run_id, RunStatus.ENDED, RunStatus.EFFECT_IN_DOUBT)
+        assert seen.status is RunStatus.ENDED
+    assert done == ["paid"]
+
+
+async def test_a_task_that_a_worker_did_not_begin_before_it_stopped_is_not_in_doubt(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+
+    @task("pay")
+    def pay() -> str:
+        done.append("paid")
+        return "receipt"
+
+    @agent("pays")
+    async def pays(ctx: AgentContext) -> str:
+        return str(await ctx.task("pay"))
+
+    worker = house.worker(pays, tasks=[pay], grace_ms=0)
+    run_id = await _stopped_in_a_commit(house, worker, "pays", lambda made: bool(made.begins), monkeypatch)
+    assert not done
+    async with house.worker(pays, tasks=[pay]):
+        assert await house.result(run_id) == "receipt"
+    assert done == ["paid"]
+
+
+@pytest.mark.parametrize("is_made", [True, False])
+async def test_an_effect_that_was_done_before_its_worker_stopped_is_not_in_doubt(
+    house: House, is_made: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+
+    @agent("pays")
+    async def pays(ctx: AgentContext) -> str:
+        await ctx.run("pay", lambda: done.append("paid"))
+        return "paid"
+
+    worker = house.worker(pays, grace_ms=0)
+    run_id = await _stopped_in_a_commit(house, worker, "pays", lambda made: bool(done), monkeypatch, is_made=is_made)
+    async with house.worker(pays):
+        seen = await house.until(run_id, RunStatus.ENDED, RunStatus.EFFECT_IN_DOUBT)
+        assert seen.status is RunStatus.ENDED
+    assert done == ["paid"]
+
+
+@pytest.mark.parametrize("is_made", [True, False])
+async def test_a_run_whose_worker_stopped_while_it_was_being_parked_goes_on(
+    house: House, is_made: bool, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @agent("waits")
+    async def waits(ctx: AgentContext) -> str:
+        await pause(ctx)
+        return "went on"
+
+    worker = house.worker(waits, grace_ms=0)
+    run_id = await _stopped_in_a_commit(
+        house, worker, "waits", lambda made: made.wait is not None, monkeypatch, is_made=is_made
+    )
+    assert "given back" not in caplog.text
+    async with house.worker(waits):
+        await house.signal(run_id, "pause")
+        assert await house.result(run_id) == "went on"

@@ -6,6 +6,7 @@ import uuid
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from covenant.agents import AgentContext, AgentEntry, EntryRole, EntryType, agent
 from covenant.model.error import KeyReused, Malformed
@@ -326,6 +327,69 @@ async def test_a_branch_to_the_other_branch(house: House) -> None:
 
     _, result = await house.through(branches)
     assert result == ["root", "left"]
+
+
+def named(message_id: str, text: str) -> Message:
+    return Message(message_id=message_id, role="ROLE_AGENT", parts=(Part(text=text),))
+
+
+@pytest.mark.parametrize("has_checkpoint", [False, True])
+async def test_of_entries_with_one_id_a_branch_goes_on_from_the_first(house: House, has_checkpoint: bool) -> None:
+    """Whoever sends messages chooses their ids, and can so move nobody to another entry."""
+
+    @agent("branches")
+    async def branches(ctx: AgentContext) -> list[Any]:
+        if ctx.state is None:
+            await ctx.say(named("m", "one"))
+            await ctx.append("assistant", "between")
+            if has_checkpoint:
+                await ctx.checkpoint("half")
+        await ctx.say(named("m", "two"))
+        await ctx.branch("m")
+        await ctx.append("assistant", "below")
+        await pause(ctx)
+        await ctx.say(named("m", "three"))
+        await ctx.branch("m")
+        return texts(await ctx.load_messages())
+
+    run_id, result = await house.through(branches)
+    assert result == [{"text": "one"}]
+    entries = {str(content_of(entry)): entry for entry in await house.entries(run_id, every=True)}
+    assert entries["below"].parent == 1
+
+
+async def test_a_branch_to_an_entry_itself_is_to_that_one_whatever_its_id(house: House) -> None:
+    @agent("branches")
+    async def branches(ctx: AgentContext) -> list[Any]:
+        for text in ("one", "two", "three"):
+            await ctx.say(named("m", text))
+        _, second, _ = await ctx.load_messages()
+        await pause(ctx)
+        await ctx.branch(second)
+        await ctx.append("assistant", "below")
+        with pytest.raises(Malformed):
+            await ctx.branch(structs.replace(second, id="of another run"))
+        with pytest.raises(Malformed):
+            await ctx.branch(structs.replace(second, number=99))
+        return texts(await ctx.load_messages())
+
+    _, result = await house.through(branches)
+    assert result == [{"text": "one"}, {"text": "two"}, "below"]
+
+
+async def test_a_branch_to_nowhere_is_refused_again_though_the_entry_has_come(house: House) -> None:
+    @agent("branches")
+    async def branches(ctx: AgentContext) -> str:
+        told = "found"
+        try:
+            await ctx.branch("m")
+        except Malformed:
+            told = "no such entry"
+        await ctx.say(named("m", "here"))
+        await pause(ctx)
+        return told
+
+    assert (await house.through(branches))[1] == "no such entry"
 
 
 async def test_a_branch_to_nowhere_is_refused(house: House) -> None:

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from covenant import Result, Text
-from covenant.agents import AgentContext, agent
+from covenant.agents import AgentContext, TaskFailed, agent, task
 from covenant.agents.local import HOUSE
 from covenant.model.record import TaskState
-from covenant.testing import AgentTest
+from covenant.testing import AgentTest, Tell, survives_crashes
 from covenant.testing.gate import Gate
 
 CAROL = "carol@lab"
@@ -189,3 +189,33 @@ async def test_a_function_whose_run_was_taken_away_hears_nothing_of_it(monkeypat
         await test.advance(0)
         assert (await test.box.get_run(run_id)).incarnation == "another"
     assert caught == []
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+async def test_a_run_is_not_parked_while_its_function_leaves_a_group_of_tasks(depth: int) -> None:
+    """It takes the event loop some turns: parked meanwhile, with a death behind it, the run would wait for ever for
+    what its function had turned away from."""
+
+    @task("fails")
+    async def fails() -> None:
+        raise ValueError("no")
+
+    @agent("groups")
+    async def groups(ctx: AgentContext) -> str:
+        async def turn_away() -> None:
+            await ctx.wait_for_signal("go")
+            await ctx.task("fails")
+
+        async def group(depth: int) -> None:
+            async with asyncio.TaskGroup() as together:
+                together.create_task(ctx.wait_for_signal(f"never {depth}"))
+                together.create_task(turn_away() if depth == 1 else group(depth - 1))
+
+        try:
+            await group(depth)
+        except* TaskFailed:
+            await ctx.append("assistant", "turned away")
+        return "done"
+
+    report = await survives_crashes(groups, tasks=[fails], script=[Tell("go")])
+    assert report.outcome["result"]["value"] == "done"

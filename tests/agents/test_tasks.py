@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
@@ -19,6 +19,7 @@ from covenant.agents import (
     task,
 )
 from covenant.model.error import Malformed, TaskConflict
+from covenant.model.message import Message, Part
 from covenant.model.record import Outcome, TaskState
 from covenant.model.run import RunStatus
 from covenant.rules.content_key import task_id, task_key
@@ -641,3 +642,29 @@ async def test_an_agent_that_fails_of_anything_has_failed(house: House) -> None:
         run_id = await house.begin(breaks)
         assert await house.failure(run_id) == "Panic: lost my head"
     assert await house.told(run_id) == [("assistant", "before")]
+
+
+async def test_a_message_that_answers_a_task_is_what_the_run_gets(house: House) -> None:
+    """Its data, or else its text: what an agent is called with that is sent the same."""
+
+    @task("greet")
+    async def greet(work: WorkContext, name: str) -> None:
+        work.reply(f"hello {name}")
+
+    @task("greet again")
+    async def again(work: WorkContext, name: str) -> NoReturn:
+        work.reply(f"hello again {name}")
+
+    async def data(work: WorkContext) -> Message:
+        return Message(message_id="m", role="ROLE_AGENT", parts=(Part(text="see"), Part(data={"n": 1})))
+
+    @agent("asks")
+    async def asks(ctx: AgentContext) -> list[Any]:
+        answers = [await ctx.task("greet", "owl"), await ctx.task("greet again", "owl")]
+        answers += [await ctx.task("data", recipient=CAROL)]
+        await pause(ctx)
+        return answers
+
+    async with Worker(house.carol, data):
+        _, result = await house.through(asks, tasks=[greet, again])
+    assert result == ["hello owl", "hello again owl", {"n": 1}]

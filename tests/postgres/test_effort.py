@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import asyncpg
 import pytest
 
-from covenant import AgentId, Mailbox, Result, TaskState
+from covenant import AgentId, Limits, Mailbox, Result, TaskState
 from covenant.model import command as c
 from covenant.model import query as q
 from covenant.model.message import Artifact, Part
@@ -69,6 +70,20 @@ def loaded_signals(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(Working, "take_in", noted)
     return keys
+
+
+@pytest.fixture
+def fetches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The statements that were asked of a connection."""
+    asked: list[str] = []
+    fetch = asyncpg.Connection.fetch
+
+    async def noted(connection: Any, query: str, *args: Any, **how: Any) -> Any:
+        asked.append(query)
+        return await fetch(connection, query, *args, **how)
+
+    monkeypatch.setattr(asyncpg.Connection, "fetch", noted)
+    return asked
 
 
 async def test_commands_that_each_see_what_is_committed_are_not_decided_for_one_another(decided: list[None]) -> None:
@@ -216,6 +231,25 @@ async def test_tasks_of_many_runs_that_end_at_once_wake_them_in_a_few_looks(deci
         assert len(decided) <= 50
 
 
+async def test_a_cascade_takes_few_transactions_however_many_children_there_are(loads: list[None]) -> None:
+    """Each child is a step of it, which looks for children of its own."""
+    async with Mailbox.open(f"{store_url()}&lanes=1") as box:
+        alice, bob = box.of("alice@lab"), box.of("bob@lab")
+        await alice.send_task(plain(bob, id=uid(1)))
+        await alice.send_tasks([plain(bob, id=uid(100 + n), parent=uid(1)) for n in range(_COUNT)])
+        await alice.send_tasks([plain(bob, id=uid(1000 + n), parent=uid(100 + n)) for n in range(0, _COUNT, 20)])
+        loads.clear()
+        await soon(alice.cancel_task(uid(1), cascade=True))
+
+        async def are_all_canceled() -> bool:
+            return not (await bob.task_queue(1)).tasks
+
+        await is_so(are_all_canceled)
+        await soon(box._engine.replies.finish())  # type: ignore[attr-defined]
+        assert len(loads) <= 25
+        assert len(await alice.recv_results(1000)) == 1 + _COUNT + _COUNT // 20
+
+
 async def test_grants_with_a_bound_on_their_uses_are_loaded_at_once(looks: list[None], decided: list[None]) -> None:
     """They are listed, looked through for a call, and ended with their peer."""
     async with Mailbox.open(f"{store_url()}&lanes=1") as box:
@@ -288,6 +322,36 @@ async def test_runs_are_listed_in_a_few_looks_and_as_in_memory(looks: list[None]
             paged = [await listed(bob, limit, status) for limit in (1, 5) for status in (None, RunStatus.RUNNING)]
             shown.append([whole, *paged])
     assert shown[0] == shown[1]
+
+
+async def test_a_page_of_runs_takes_a_few_statements_however_many_there_are(fetches: list[str]) -> None:
+    """Each with the signals that wait for it."""
+    async with Mailbox.open(store_url()) as box:
+        alice, bob = box.of("alice@lab"), box.of("bob@lab")
+        await alice.send_tasks([plain(bob, id=uid(n)) for n in range(_COUNT)])
+        for run in await bob.recv_tasks(_COUNT):
+            await bob.commit_run(run, step(1, wait=Wait(signals=("no",))))
+            for number in range(22):
+                await alice.signal_run(run.task.id, f"s{number}", key=f"{number}")
+        fetches.clear()
+        page = await soon(bob.list_runs(limit=1000))
+        assert len(fetches) <= 12
+        assert len(page.runs) == _COUNT
+        assert all(list(run.signals) == [f"s{number}" for number in range(20)] for run in page.runs)
+
+
+@pytest.mark.parametrize("url", ["postgresql", "memory:"])
+async def test_a_page_of_runs_ends_early_where_much_waits_for_them(url: str) -> None:
+    limits = Limits(page_bytes_max=100_000)
+    async with Mailbox.open(store_url() if url == "postgresql" else url, limits=limits) as box:
+        alice, bob = box.of("alice@lab"), box.of("bob@lab")
+        await alice.send_tasks([plain(bob, id=uid(n)) for n in range(_COUNT)])
+        for run in await bob.recv_tasks(_COUNT):
+            await bob.commit_run(run, step(1, wait=Wait(signals=("no",))))
+            await alice.signal_run(run.task.id, "large", "x" * 50_000)
+        pages = await listed(bob, 1000, None)
+        assert [len(page) for page in pages] == [16, 16, 16, 12]
+        assert sorted(run_id for page in pages for run_id in page) == sorted(uid(n) for n in range(_COUNT))
 
 
 async def test_dialogs_are_listed_in_a_few_looks(looks: list[None]) -> None:

@@ -5,6 +5,7 @@ If the store does not take a task, the others go without it: that one has failed
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import Final
 
@@ -12,7 +13,7 @@ from covenant.agents.batch import Batch
 from covenant.agents.hold import LOST
 from covenant.agents.run import Run
 from covenant.model.error import CovenantError, NotPermitted, UnknownPeer
-from covenant.model.run import RunCommit, Standing, Wait
+from covenant.model.run import Memo, RunCommit, Standing, Wait
 from covenant.model.task import Result
 
 # Of these every other task for the same recipient would hear, too.
@@ -28,6 +29,7 @@ class Reduced(Exception):
 class Commits:
     def __init__(self, run: Run) -> None:
         self._run = run
+        self._unheard: RunCommit | None = None  # of which nobody was told whether it was made
 
     async def commit(self, wait: Wait | None, result: Result | None = None) -> Standing:
         """Everything that was noted so far, and what the run waits for or ends with."""
@@ -58,9 +60,29 @@ class Commits:
     async def _send(self, commit: RunCommit) -> Standing:
         hold = self._run.hold
         hold.probe("before a commit")
-        standing = await hold.ask(lambda: hold.box.commit_run(hold.lease_id, commit))
+        try:
+            standing = await hold.ask(lambda: hold.box.commit_run(hold.lease_id, commit))
+        except asyncio.CancelledError:
+            self._unheard = commit
+            raise
         hold.probe("after a commit")
         return standing
+
+    async def call_off(self) -> bool:
+        """The worker stops before it heard of its last commit. It is said again, so that what was done is told; what it
+        starts has not begun, and is taken back. Whether the run is still held."""
+        unheard, hold = self._unheard, self._run.hold
+        if unheard is None:
+            return True
+        standing = await hold.box.commit_run(hold.lease_id, unheard)
+        await asyncio.gather(
+            *(hold.box.release(lease_id, reason="worker stopped") for lease_id in standing.leases.values())
+        )
+        starts = tuple(Memo(memo.key) for memo in unheard.memos if memo.begun is not None)
+        if starts:
+            taken_back = RunCommit(number=standing.number + 1, memos=starts, leaf=unheard.leaf)
+            await hold.box.commit_run(hold.lease_id, taken_back)
+        return not standing.parked and not standing.ended
 
     def _begin(self, batch: Batch, standing: Standing) -> None:
         """The tasks that this worker was given to do itself."""

@@ -106,16 +106,16 @@ class AgentContext:
         draft = EntryDraft(entry_id, EntryRole.ASSISTANT, says=message, key=key)
         entered = values.content_of(message)
         self._operate()
-        return await self._run.entries.append(draft, entered)
+        return await self._run.entries.append(draft, entered, is_named=message is what)
 
     async def compact(self, summary: Any) -> str:
         """An entry that stands for all before it: `load_messages` begins with it."""
         return await self.append(EntryRole.SYSTEM, summary, type=EntryType.COMPACTION)
 
     async def branch(self, entry: AgentEntry | str) -> None:
-        """Go on from an earlier entry: what follows is below that one."""
+        """Go on from an earlier entry: what follows is below that one. An id that several have is that of the first."""
         self._operate()
-        await self._run.entries.branch(entry.id if isinstance(entry, AgentEntry) else entry)
+        await self._run.entries.branch(entry)
 
     async def load_messages(self, limit: int | None = None) -> list[AgentEntry]:
         """The way from the root, or from the last compaction, to where this run is; of it the last `limit`. Called

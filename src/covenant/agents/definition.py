@@ -63,7 +63,7 @@ def agent(name: str, *, state: Any = None, description: str = "") -> Callable[[F
         takes_input = len(parameters) == 2
         given = hints.get(parameters[1]) if takes_input else None
         doc = description or inspect.getdoc(function) or ""
-        return Agent(_checked(name), function, given, hints.get("return"), state, doc, takes_input)
+        return Agent(_checked(name), function, given, _output(hints), state, doc, takes_input)
 
     return define
 
@@ -89,7 +89,7 @@ def task(
             _checked(name),
             function,
             given,
-            hints.get("return"),
+            _output(hints),
             safety,
             attempts,
             backoff_ms,
@@ -108,6 +108,12 @@ def _signature(function: Callable[..., Any]) -> tuple[list[str], dict[str, Any]]
     except NameError as unknown:
         raise TypeError(f"{function.__name__}: a type in its annotations is not known: {unknown}") from None
     return parameters, hints
+
+
+def _output(hints: dict[str, Any]) -> Any:
+    """The type of what a function returns. One that returns nothing may yet answer by a message."""
+    declared = hints.get("return")
+    return None if declared in (type(None), typing.NoReturn, typing.Never) else declared
 
 
 def _checked(name: str) -> str:

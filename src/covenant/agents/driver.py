@@ -24,6 +24,7 @@ from covenant.agents.ending import Ending
 from covenant.agents.hold import LOST
 from covenant.agents.host import Host
 from covenant.agents.run import Run
+from covenant.model.error import CovenantError
 from covenant.model.run import Wait
 from covenant.model.task import Task
 
@@ -82,6 +83,14 @@ class Driver:
         if self._function is not None and not self._function.done():
             self._function.cancel()
         self._run.waits.drop()
+
+    async def call_off(self) -> bool:
+        """After it was canceled: whether the run is still held. What it was about to begin is taken back."""
+        try:
+            return await self._commits.call_off()
+        except CovenantError as refused:
+            log.info("run %s: its last commit was refused: %s", self.run_id, refused.code)
+            return not isinstance(refused, LOST)
 
     def hear_cancel(self) -> None:
         self._hold.cancel_requested = True

@@ -5,6 +5,7 @@ The start of one that may not be done twice is committed before it: if nobody kn
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -39,27 +40,51 @@ class Effects:
         count = key.partition("#")[2]
         shown = f"{name}#{count}" if count else name
         notes.check_name(shown, "name")
-        memo = notes.memory.recall(key)
-        if memo is not None and memo.begun is not None and not idempotent:
-            memo = await self._judged(key, shown)
-        if memo is None or memo.begun is not None:
-            memo = await self._perform(key, shown, function, idempotent)
-        outcome = values.unraw(memo.value)
+        checkpoints = self._checkpoints.count
+        try:
+            outcome = await self._known(key, shown, idempotent)
+            if outcome is None:
+                await self._start(key, shown, idempotent)
+        except asyncio.CancelledError:
+            if checkpoints == self._checkpoints.count:  # behind one, another has the key
+                notes.memory.give_back(key)
+            raise
+        if outcome is None:
+            outcome = await self._perform(key, function, idempotent)
         if "error" in outcome:
             raise EffectFailed(name, outcome["error"])
         return outcome.get("value")
 
-    async def _perform(self, key: str, shown: str, function: Callable[..., Any], idempotent: bool) -> Memo:
-        await self._waits.make_room(self._hold.box.limits.content_bytes_max)
-        if not idempotent:
-            self._notes.remember(Memo(key, begun=shown))
-            await self._waits.flush()
-        memo = await self._noted(key, function, idempotent)
-        if not idempotent:
-            await self._waits.flush()
-        return memo
+    async def _known(self, key: str, shown: str, idempotent: bool) -> dict[str, Any] | None:
+        """What it came to before; None where it has not begun, or is to be done again."""
+        memo = self._notes.memory.recall(key)
+        if memo is not None and memo.begun is not None and not idempotent:
+            memo = await self._judged(key, shown)
+        return None if memo is None else values.unraw(memo.value)
 
-    async def _noted(self, key: str, function: Callable[..., Any], idempotent: bool) -> Memo:
+    async def _start(self, key: str, shown: str, idempotent: bool) -> None:
+        """Whoever asked may be canceled before it begins: then the start is taken back, as soon as that can be
+        committed."""
+        await self._waits.make_room(self._hold.box.limits.content_bytes_max)
+        if idempotent:
+            return
+        start = Memo(key, begun=shown)
+        self._notes.remember(start)
+        try:
+            await self._waits.flush()
+        except asyncio.CancelledError:
+            if self._notes.memory.recall(key) is start:  # no checkpoint has let go of it
+                self._notes.remember(Memo(key))
+                self._waits.commit_soon()
+            raise
+
+    async def _perform(self, key: str, function: Callable[..., Any], idempotent: bool) -> dict[str, Any]:
+        outcome = await self._noted(key, function, idempotent)
+        if not idempotent:
+            await self._waits.flush()
+        return outcome
+
+    async def _noted(self, key: str, function: Callable[..., Any], idempotent: bool) -> dict[str, Any]:
         """Done now: what it returned, or how it failed."""
         self._hold.probe("an effect")
         self.under_way += 1
@@ -75,16 +100,17 @@ class Effects:
         finally:
             self.under_way -= 1
             self._hold.news.set()
-        return self._notes.note(key, outcome)
+        kept: dict[str, Any] = values.unraw(self._notes.note(key, outcome).value)
+        return kept
 
-    async def _judged(self, key: str, shown: str) -> Memo | None:
-        """Nobody knows what became of it: wait until somebody says. None is: do it again."""
+    async def _judged(self, key: str, shown: str) -> Memo:
+        """Nobody knows what became of it: wait until somebody says."""
         signal = await self._signals.hear(Wait(signals=(f"{EFFECT}{key}",), doubt=shown))
         assert signal is not None
         self._signals.consume(signal)
         said = values.unraw(signal.value)
         if said["verdict"] == "retry":
-            return None
+            return self._notes.note(key, None)
         told = said.get("value")
         outcome = {"value": told} if said["verdict"] == "done" else {"error": str(told or "failed")}
         return self._notes.note(key, outcome)

@@ -48,6 +48,10 @@ def _size_of(draft: EntryDraft) -> int:
     return len(memoryview(draft.content)) + (0 if draft.says is None else len(json.encode(draft.says)))
 
 
+def _nowhere(entry_id: str) -> Malformed:
+    return Malformed(f"no entry {entry_id} in this run", field="entry")
+
+
 class Entries:
     def __init__(self, hold: Hold, notes: Notes, times: Times, waits: Waits, lookout: Lookout) -> None:
         self.leaf = 0
@@ -58,14 +62,17 @@ class Entries:
         self._waits = waits
         self._lookout = lookout
         self._count = 0
-        self._numbers: dict[str, int] = {}
+        self._own: dict[str, int] = {}  # under ids that were made here: nobody else has those
+        self._numbers: dict[str, int] = {}  # of those that are known
+        self._is_whole = False  # all are
         self._known: dict[int, AgentEntry] = {}
         self._once: dict[str, EntryFound] = {}  # by their key
 
     # --- writing ------------------------------------------------------------------------------------------
 
-    async def append(self, draft: EntryDraft, content: Any) -> str:
-        """Add an entry, or find the one that the same operation has added, and get its id."""
+    async def append(self, draft: EntryDraft, content: Any, *, is_named: bool = False) -> str:
+        """Add an entry, or find the one that the same operation has added, and get its id. `is_named`: the id is
+        somebody's choice."""
         notes = self._notes
         if draft.key is not None:
             notes.check_name(draft.key, "key")
@@ -76,13 +83,19 @@ class Entries:
             found = None if draft.key is None else await self._find_same(draft.key, draft)
             if found is None:
                 await self._waits.room_for(_size_of(draft))
-                return self.enter(key, draft, content)
+                self.enter(key, draft, content)
+                if not is_named:
+                    self._own[draft.id] = self.leaf
+                return draft.id
             memo = Memo(key, values.raw(self.leaf), found)
             notes.remember(memo)
         assert memo.entry is not None
         leaf = values.unraw(memo.value)
         self.leaf = memo.entry if leaf is None else leaf
-        return notes.memory.entry_ids[memo.entry]
+        entry_id = notes.memory.entry_ids[memo.entry]
+        if leaf is None and not is_named:
+            self._own[entry_id] = memo.entry
+        return entry_id
 
     def enter(self, key: str | None, draft: EntryDraft, content: Any) -> str:
         notes, limits = self._notes, self._hold.box.limits
@@ -130,7 +143,11 @@ class Entries:
 
     def _learn_id(self, number: int, entry_id: str) -> None:
         self._notes.memory.entry_ids[number] = entry_id
-        self._numbers[entry_id] = number
+        self._number(number, entry_id)
+
+    def _number(self, number: int, entry_id: str) -> None:
+        """Whoever sends messages chooses their ids: an id is that of the first entry that had it."""
+        self._numbers[entry_id] = min(number, self._numbers.get(entry_id, number))
 
     # --- reading ------------------------------------------------------------------------------------------
 
@@ -150,17 +167,39 @@ class Entries:
             await self._fetch(number, 1, every=True)
         return values.fresh(self._known[number].content)
 
-    async def branch(self, entry_id: str) -> None:
-        self.leaf = await self._number_of(entry_id)
-
-    async def _number_of(self, entry_id: str) -> int:
-        number = self._numbers.get(entry_id)
-        if number is None and self._hold.number:
-            await self._fetch(self._count, None, every=True)
-            number = self._numbers.get(entry_id)
+    async def branch(self, to: AgentEntry | str) -> None:
+        if isinstance(to, AgentEntry) and to.number:
+            self.leaf = await self._checked_number(to)
+            return
+        entry_id = to if isinstance(to, str) else to.id
+        notes = self._notes
+        key = notes.memory.key("branch", entry_id)
+        memo = notes.memory.recall(key)
+        if memo is None:
+            await self._waits.make_room()
+            memo = notes.note(key, await self._number_of(entry_id))
+        number = values.unraw(memo.value)
         if number is None:
-            raise Malformed(f"no entry {entry_id} in this run", field="entry")
-        return number
+            raise _nowhere(entry_id)
+        self.leaf = number
+
+    async def _checked_number(self, to: AgentEntry) -> int:
+        if not 0 < to.number <= self._count:
+            raise _nowhere(to.id)
+        if to.number not in self._known:
+            await self._fetch(to.number, 1, every=True)
+        if self._known[to.number].id != to.id:
+            raise _nowhere(to.id)
+        return to.number
+
+    async def _number_of(self, entry_id: str) -> int | None:
+        if entry_id in self._own:
+            return self._own[entry_id]
+        while not self._is_whole:
+            numbers = self._numbers
+            await self._fetch(self._count, None, every=True)
+            self._is_whole = numbers is self._numbers  # else a checkpoint of another place has let go of them
+        return self._numbers.get(entry_id)
 
     async def _path_to(self, leaf: int, limit: int | None) -> list[AgentEntry]:
         path: list[AgentEntry] = []
@@ -186,7 +225,7 @@ class Entries:
             page = await hold.ask(partial(hold.box.run_entries, hold.run_id, size, before=before, every=every))
             for entry in page.entries:
                 self._known[entry.number] = entry_of(entry)
-                self._numbers[entry.id] = entry.number
+                self._number(entry.number, entry.id)
             left = None if left is None else left - len(page.entries)
             before = page.before
 
@@ -195,7 +234,9 @@ class Entries:
     def learn(self, loaded: RunLoaded, message: Message | None) -> None:
         """Where the run stands. The message that it began with is its first entry."""
         self._count, self.leaf = loaded.entries, loaded.leaf
-        self._numbers = {entry_id: number for number, entry_id in self._notes.memory.entry_ids.items()}
+        self._is_whole = not loaded.entries
+        for number, entry_id in self._notes.memory.entry_ids.items():
+            self._number(number, entry_id)
         if message is None:
             return
         if not self._hold.is_resuming:
@@ -206,7 +247,9 @@ class Entries:
     def forget(self) -> None:
         """They are fetched again when somebody asks for them."""
         self._known.clear()
-        self._numbers.clear()
+        self._own.clear()
+        self._numbers = {}
+        self._is_whole = False
         self._notes.memory.entry_ids.clear()
 
     def give_up(self) -> None:

@@ -24,6 +24,7 @@ class Memory:
     def __init__(self) -> None:
         self._memos: dict[str, Memo] = {}
         self._seen: Counter[str] = Counter()
+        self._free: dict[str, list[int]] = {}  # what was counted and came to nothing
         self.entry_ids: dict[int, str] = {}
         self.outcomes: dict[str, Result] = {}  # of the run's tasks that have ended
 
@@ -38,9 +39,18 @@ class Memory:
         """The key of an operation that comes now. It counts: ask once for each."""
         hashed = bytes.fromhex(content_hash(operation, content))[:_KEY_BYTES]
         digest = urlsafe_b64encode(hashed).decode()
-        count = self._seen[digest]
-        self._seen[digest] += 1
+        if free := self._free.get(digest):
+            count = min(free)
+            free.remove(count)
+        else:
+            count = self._seen[digest]
+            self._seen[digest] += 1
         return f"{digest}#{count}" if count else digest
+
+    def give_back(self, key: str) -> None:
+        """The operation never came to anything: the next that is the same has its key."""
+        digest, _, count = key.partition("#")
+        self._free.setdefault(digest, []).append(int(count or 0))
 
     def count(self, name: str) -> int:
         """How often this has been asked for in this call of the function."""
@@ -57,6 +67,7 @@ class Memory:
         """A checkpoint: what lies before it is not looked for any more."""
         self._memos.clear()
         self._seen.clear()
+        self._free.clear()
 
 
 def noted(key: str, value: Any) -> Memo:

@@ -87,6 +87,9 @@ def blocks_of(value: Any) -> tuple[Content, ...]:
 
 
 def value_of(result: Result) -> Any:
+    """Its content; or, where a message is the whole answer, what that says."""
+    if result.message is not None and not result.content:
+        return _said_in(result.message)
     return value_in(result.content)
 
 
@@ -107,12 +110,15 @@ def input_of(task: Task) -> Any:
     for block in task.content:
         if isinstance(block, Json):
             return block.value
-    if task.message is not None:
-        for part in task.message.parts:
-            if part.data is not UNSET:
-                return part.data
-        return text_of(task.message)
-    return task.intent_text
+    return task.intent_text if task.message is None else _said_in(task.message)
+
+
+def _said_in(message: Message) -> Any:
+    """Its data, or else its text."""
+    for part in message.parts:
+        if part.data is not UNSET:
+            return part.data
+    return text_of(message)
 
 
 def content_of(message: Message) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Container
-from typing import Any
+from typing import Any, Final
 
 from covenant.agents.error import CancelRequested, Suspended
 from covenant.agents.hold import Hold
@@ -13,6 +13,9 @@ from covenant.agents.notes import Notes
 from covenant.model.run import Wait
 from covenant.rules.run.wait import checked_wait
 
+_TURNS: Final = 2
+_TURNS_OF_BRANCHES: Final = 32
+
 
 class Waiting:
     """One place in the function that waits."""
@@ -20,6 +23,7 @@ class Waiting:
     def __init__(self, wait: Wait | None, is_there: Callable[[], bool]) -> None:
         self.wait = wait  # None: for a commit
         self.is_there = is_there
+        self.task = asyncio.current_task()
         self.future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def go_on(self) -> None:
@@ -36,6 +40,7 @@ class Waits:
         self._notes = notes
         self._inbox = inbox
         self._waits: list[Waiting] = []
+        self._has_branches = False  # tasks of the function's own have waited
 
     # --- for the function ---------------------------------------------------------------------------------
 
@@ -56,6 +61,11 @@ class Waits:
         self._waits.append(waiting)
         self.is_commit_due = True
         await self._wait_in(waiting)
+
+    def commit_soon(self) -> None:
+        """The same for nobody to wait for."""
+        self.is_commit_due = True
+        self._hold.news.set()
 
     async def make_room(self, size: int = 0) -> None:
         """What is heard may become an entry, and must not be refused then; nor is there an operation that could be
@@ -78,8 +88,9 @@ class Waits:
         try:
             await waiting.future
         finally:
-            if waiting in self._waits:
+            if waiting in self._waits:  # it was canceled
                 self._waits.remove(waiting)
+                hold.news.set()
         if hold.is_dropped:
             raise Suspended
 
@@ -109,13 +120,22 @@ class Waits:
             self._resolve()
             if self._waits or self.is_commit_due:
                 news.clear()
-                await asyncio.sleep(0)
-                await asyncio.sleep(0)
-                if not news.is_set():
+                if await self._is_still(function):
                     return
             else:
                 news.clear()
                 await news.wait()
+
+    async def _is_still(self, function: asyncio.Task[Any]) -> bool:
+        """Whether nothing happens for some turns of the loop. From one task of the function's own to another, as where
+        a group of them is left, it takes several until anything is seen here; and a run that were parked meanwhile
+        would be lost with its worker."""
+        self._has_branches = self._has_branches or any(waiting.task is not function for waiting in self._waits)
+        for _ in range(_TURNS_OF_BRANCHES if self._has_branches else _TURNS):
+            await asyncio.sleep(0)
+            if self._hold.news.is_set():
+                return False
+        return True
 
     def _resolve(self) -> None:
         """Let those go on whose thing is there."""

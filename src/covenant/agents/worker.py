@@ -207,8 +207,8 @@ class AgentWorker:
         try:
             return await driver.take(work.lease_id)
         except asyncio.CancelledError:
-            await self._give_back(work)
-            raise
+            await self._give_back(work, driver)
+            return Left.LOST
         finally:
             watching.cancel()
 
@@ -220,10 +220,12 @@ class AgentWorker:
         else:
             driver.hear_cancel()
 
-    async def _give_back(self, work: WorkContext) -> None:
+    async def _give_back(self, work: WorkContext, driver: Driver | None = None) -> None:
         """The worker stops: what was not committed was not done, and anybody may go on."""
         try:
             async with asyncio.timeout(5):
+                if driver is not None and not await driver.call_off():
+                    return
                 await self.box.release(work.lease_id, reason="worker stopped")
         except (CovenantError, TimeoutError) as failed:
             log.warning("run %s could not be given back: %s", work.task.id, failed)

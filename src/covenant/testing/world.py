@@ -310,9 +310,8 @@ class World:
         if not isinstance(run, Run):
             return False
         steps = self.engine.state.pieces(step_key(RUN_ID, ""), run.floor + 1, run.step)
-        return any(
-            memo.key == key and memo.begun is None for _, step in steps if isinstance(step, Step) for memo in step.memos
-        )
+        memos = [memo for _, step in steps if isinstance(step, Step) for memo in step.memos if memo.key == key]
+        return bool(memos) and values.unraw(memos[-1].value) is not None
 
     def chance(self, key: str) -> bytes:
         """The same for the same operation; or, to see that what was drawn is remembered, never the same."""

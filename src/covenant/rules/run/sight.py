@@ -219,11 +219,13 @@ def list_runs(query: ListRuns, view: View, ctx: Context) -> RunPage:
     agent = None if query.by is None else query.by.pubkey
     before = check_cursor(query.cursor, "run") if query.cursor is not None else None
     found: list[RunSeen] = []
-    room, lacks = Room(ctx.limits), Lacks()
+    room, look, lacks = Room(ctx.limits), Look(ctx.limits), Lacks()
     come_to, is_last = 0, False
 
     def take(record: TaskRecord) -> None:
+        look.goes_on()
         shown = run_seen(record, view, ctx)
+        look.saw(view.signals(record.task.id, _SHOWN_MAX))
         if query.status is None or shown.status is query.status:
             brief = structs.replace(shown, state=NOTHING)
             if len(found) == limit or not room.takes(brief):

@@ -12,7 +12,8 @@ class Chain:
         self.mark = mark
         self.lines: list[Line] = []
         self.raws: list[bytes] = []
-        self.size = 0
+        self.size = 0  # in bytes
+        self.events = 0
         self._starts: list[int] = []  # of lines before which there is a gap in the numbers
         self._next = 0
 
@@ -28,6 +29,7 @@ class Chain:
         self.lines.append(line)
         self.raws.append(raw)
         self.size += len(raw)
+        self.events += len(line.events)
 
     def stretches(self) -> Iterator[tuple[list[Line], bytes]]:
         """Without a gap in their numbers: others may have drawn theirs between two looks."""

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 LOCK_TIMEOUT: Final = "500ms"  # for a record or for trust; others wait meanwhile
 LOAD_BYTES: Final = 16 << 20  # of records, in one look; at least one is loaded, and the rest when its turn comes
 SAVE_BYTES: Final = 16 << 20  # of lines, in one transaction; those of one command are not parted
+STEP_EVENTS: Final = 100  # in one transaction of steps; those of one are not parted
 _EXCLUSIVE: Final = frozenset(
     (
         c.EnrollPeer,
@@ -378,13 +379,13 @@ class Lane:
             done = 0
             while done < len(batch) and chain.size < SAVE_BYTES:
                 entry = batch[done]
-                if batch[0].is_step and not entry.is_step:
+                if batch[0].is_step and (not entry.is_step or chain.events >= STEP_EVENTS):
                     break
                 try:
                     commit = self.decide(entry, work, now)
                     work.require(commit.events)
                 except Need as need:
-                    if done and any(isinstance(want, Listing) for want in need.wanted):
+                    if done and not _may_follow(entry, need, work):
                         entry.comes_first = True
                     if done and (work.is_full or entry.comes_first):
                         break  # it wants more than is held at once, or to see what is committed
@@ -409,7 +410,7 @@ class Lane:
                     entry.commit = commit
                 work.ending = None
                 if type(entry.command) is not c.Expire:  # one step of the clock goes on from what the one before saw
-                    work.lists.clear()
+                    work.forget_lists(but_children=entry.is_step)
                 done += 1
                 if work.due_ms is not None and work.due_ms <= now and engine.is_on_time:
                     break  # the clock comes before the next command
@@ -472,7 +473,7 @@ class Lane:
             try:
                 work.require(self.decide(entry, work, now, is_guess=True).events, is_guess=True)
             except Need as need:
-                if any(isinstance(want, Listing) for want in need.wanted) and not (is_first and at == 0):
+                if not (is_first and at == 0) and not _may_follow(entry, need, work):
                     entry.comes_first = True
                 else:
                     wanted += need.wanted
@@ -614,6 +615,13 @@ class Lane:
         values = saved(work, moved, chain, trust)
         await self._save_statement.fetch(self.id, self.hash.decode(), *values, *on_loaded())
         self._pending = (chain.mark, chain.lines[-1].last)
+
+
+def _may_follow(entry: Entry, need: Need, work: Working) -> bool:
+    """Whether it may be decided behind others in a transaction: a listing shows what is committed. What a cascade lists
+    is the same, as long as nothing was sent."""
+    listings = [want for want in need.wanted if isinstance(want, Listing)]
+    return not listings or (entry.is_step and not work.has_sent and all(map(is_of_children, listings)))
 
 
 def _nothing_drawn(caller: str) -> int:

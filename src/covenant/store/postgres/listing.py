@@ -50,6 +50,17 @@ def of_shelf(shelf: bytes, name: str, after: int, limit: int) -> Statement:
     return sql, (shelf, name, after, limit)
 
 
+def of_shelves(shelf: bytes, names: Sequence[str], limit: int, room: int) -> Statement:
+    """The first ones on each, with their bodies as far as there is room for them; those of the first shelf always."""
+    sql = """select u.name, r.key, r.kind, case when u.at = 1 or
+            sum(octet_length(r.body)) over (order by u.at, p.ord, p.key rows unbounded preceding) <= $4
+            then r.body end as body
+        from unnest($2::text[]) with ordinality u(name, at) cross join lateral (
+            select q.ord, q.key from place q where q.shelf = $1 and q.name = u.name order by q.ord, q.key limit $3
+        ) p join record r on r.key = p.key order by u.at, p.ord, p.key"""
+    return sql, (shelf, names, limit, room)
+
+
 def _of_all(shelf: bytes, after: int, limit: int) -> Statement:
     """Whoever's they are: the first ones of each name, and of those the first."""
     sql = f"""{_EACH_NAME} select {_ROW} from each_name e cross join lateral (

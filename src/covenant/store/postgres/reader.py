@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,7 +20,7 @@ from covenant.rules.peer import check_caller
 from covenant.rules.query import answer
 from covenant.store.postgres.connection import LOST, connect, told
 from covenant.store.postgres.family import children_of_each, is_of_children, keys_of
-from covenant.store.postgres.listing import DEEP, DIALOG_COUNT, LISTINGS, in_portion, of_shelf
+from covenant.store.postgres.listing import DEEP, DIALOG_COUNT, LISTINGS, in_portion, of_shelves
 from covenant.store.postgres.rows import DIALOGS, READY
 from covenant.store.postgres.view import Working
 from covenant.store.postgres.want import ANYBODY, Depth, First, Listing
@@ -266,8 +267,10 @@ class Reader:
         work.take_absent(keys)
         work.is_fresh = True
         await self._load_below(work, [want for want in wanted if is_of_children(want)])
-        for want in dict.fromkeys(want for want in wanted if type(want) is not str and not is_of_children(want)):
-            await self._load_listing(work, want)
+        loads = [partial(self._load_shelves, work, firsts) for firsts in _alike(wanted)]
+        others = dict.fromkeys(want for want in wanted if type(want) not in (str, First) and not is_of_children(want))
+        for load in (*loads, *(partial(self._load_listing, work, want) for want in others)):
+            await load()
             if self._held > AT_ONCE_BYTES:
                 return  # whoever asked for the others asks again
 
@@ -303,17 +306,25 @@ class Reader:
         for at, key in enumerate(listed):
             self._following[key] = listed, at
 
+    async def _load_shelves(self, work: Working, firsts: dict[str, First]) -> None:
+        """What stands first on each, in one statement. What there is no room for is asked for again."""
+        assert self._connection is not None
+        first = next(iter(firsts.values()))
+        there: dict[str, list[str]] = {name: [] for name in firsts}
+        rows = await self._connection.fetch(*_flat(of_shelves(first.shelf, [*firsts], first.limit, READ_BYTES)))
+        for name, key, kind, body in rows:
+            if body is None:
+                there.pop(name, None)
+            elif name in there:
+                self._take_in(work, key, kind, body)
+                there[name].append(key)
+        for name, keys in there.items():
+            work.take_shelf(firsts[name], keys)
+
     async def _load_listing(self, work: Working, want: Any) -> None:
         connection = self._connection
         assert connection is not None
-        if type(want) is First:
-            if want.name == ANYBODY:
-                raise AssertionError("no question is about everybody's shelf")
-            found = await connection.fetch(*_flat(of_shelf(want.shelf, want.name, -1, want.limit)))
-            for row in found:
-                self._take_in(work, row["key"], row["kind"], row["body"])
-            work.take_shelf(want, [row["key"] for row in found])
-        elif type(want) is Depth:
+        if type(want) is Depth:
             await self._engine.depths.learn(connection, want.recipient)
         else:
             assert type(want) is Listing
@@ -332,6 +343,17 @@ class Reader:
                 for at, row in enumerate(rows):
                     if row["body"] is None:
                         self._following[row["key"]] = listed, at
+
+
+def _alike(wanted: list[Any]) -> list[dict[str, First]]:
+    """The shelves that may be loaded together, by their names."""
+    groups: dict[tuple[bytes, int], dict[str, First]] = {}
+    for want in wanted:
+        if type(want) is First:
+            if want.name == ANYBODY or want.kinds is not None:
+                raise AssertionError("no question is about everybody's shelf, or about kinds")
+            groups.setdefault((want.shelf, want.limit), {})[want.name] = want
+    return [*groups.values()]
 
 
 def _flat(statement: tuple[str, tuple[Any, ...]]) -> tuple[Any, ...]:

@@ -16,12 +16,13 @@ from covenant.model.command import Command, Expire
 from covenant.model.error import CovenantError
 from covenant.rules.undo import undo
 from covenant.store.embedded import SYSTEM
-from covenant.store.postgres.entry import Entry, observed
+from covenant.store.postgres.entry import Entry, Group, observed
 
 if TYPE_CHECKING:
     from covenant.store.postgres.engine import Postgres
 
-_STEPS_AT_ONCE: Final = 10
+_STEPS_AT_ONCE: Final = 10  # before the answer
+_STEPS_TOGETHER: Final = 100
 _GIVING_BACK_S: Final = 2.0
 
 log = logging.getLogger("covenant.store")
@@ -96,22 +97,33 @@ class Replies:
             given.add_done_callback(lambda _: entry.settle())
 
     async def _run_steps(self, entry: Entry, then: Iterable[Command]) -> None:
-        """Bounded work that a commit left to be done: the first of it before the answer."""
+        """Bounded work that a commit left to be done: the first of it before the answer. Those that are known are given
+        to a lane together, in their order: what small ones have to do goes into one transaction."""
         steps = deque(then)
-        count, is_answered = 0, False
+        left, is_answered = _STEPS_AT_ONCE, False
         try:
             while steps:
-                if count == _STEPS_AT_ONCE:
-                    is_answered = True
+                if not left:
+                    left, is_answered = _STEPS_TOGETHER, True
                     self._reply(entry)
-                step = self._engine.submit(steps.popleft(), SYSTEM)
-                step.is_step = True
-                await step.future
-                assert step.commit is not None
-                steps.extend(step.commit.then)
-                count += 1
+                known = [self._submit_step(steps.popleft()) for _ in range(min(len(steps), left))]
+                group = Group()
+                for step in known:
+                    step.group = group
+                await asyncio.wait([step.future for step in known])
+                for step in known:
+                    step.future.result()
+                    assert step.commit is not None
+                    steps.extend(step.commit.then)
+                left -= 0 if is_answered else len(known)
         except CovenantError as failed:
             log.warning("a step is left for later: %s", failed)
         finally:
             if not is_answered:
                 self._reply(entry)
+
+    def _submit_step(self, command: Command) -> Entry:
+        step = self._engine.submit(command, SYSTEM)
+        step.is_step = True
+        step.future.add_done_callback(observed)  # of several that fail, one is told
+        return step

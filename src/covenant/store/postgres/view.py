@@ -70,6 +70,7 @@ class Working:
         self.were: dict[Key, Record | Tombstone] = {}  # as they were loaded
         self.touched: dict[Key, None] = {}
         self.lists: dict[Listing, Any] = {}
+        self.has_sent = False  # something, and so whose children there are may not be what was listed
         self.ending: Key | None = None  # which of those that are due the rules have come to
         self.is_fresh = False  # something was loaded, and so trust is up to date
         self.is_full = False  # not all that was asked for was loaded: it was too much at once
@@ -264,6 +265,7 @@ class Working:
                 if old is not None:
                     self.were[key] = old  # one that is trusted: memory has it
             if kind is Sent:
+                self.has_sent = True
                 if type(old) is TaskRecord:
                     self._end_life(key)
                 new = EVOLVE[kind](None, event, order, at)
@@ -296,6 +298,11 @@ class Working:
             now = standing(shelf, key, new)
             if now is not None:
                 self._put.setdefault((shelf, now[0]), {})[key] = None
+
+    def forget_lists(self, but_children: bool = False) -> None:
+        """They were of the moment. `but_children`: whose there are stays as it is until another is sent."""
+        kept = but_children and not self.has_sent
+        self.lists = {wanted: found for wanted, found in self.lists.items() if kept and wanted.method == "children"}
 
     def _end_life(self, task_id: Key) -> None:
         """An id that was forgotten is used anew: what belonged to its former life goes with it."""
