@@ -6,7 +6,7 @@ import asyncio
 import socket
 import sys
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -434,32 +434,56 @@ def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
     return len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + payload
 
 
-async def test_metadata_that_is_no_text_is_not_repeated_in_the_log(
-    place: Place, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Anybody can send it, as often and as long as they like; clients of gRPC do not."""
+@asynccontextmanager
+async def by_hand(place: Place, path: bytes, **metadata: bytes) -> AsyncIterator[asyncio.StreamReader]:
+    """A call as no client makes it."""
     said = {
         ":method": b"POST",
         ":scheme": b"http",
-        ":path": f"/{SERVICE.full_name}/ListTasks".encode(),
+        ":path": path,
         ":authority": b"x",
         "te": b"trailers",
         "content-type": b"application/grpc",
-        "authorization": b"Bearer half a secret\xff",
+        **metadata,
     }
-    block = b"".join(
-        bytes([0, len(name)]) + name.encode() + bytes([len(value)]) + value for name, value in said.items()
-    )
+    block = b"".join(bytes([0, len(name)]) + name.encode() + bytes([len(text)]) + text for name, text in said.items())
     host, _, port = str(place.daemon.grpc_address).rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, 0, b"") + frame(1, 4, 1, block))
     writer.write(frame(0, 1, 1, bytes(5)))
-    async with asyncio.timeout(10):
+    yield reader
+    writer.close()
+
+
+async def test_metadata_that_is_no_text_is_not_repeated_in_the_log(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Anybody can send it, as often and as long as they like; clients of gRPC do not."""
+    path = f"/{SERVICE.full_name}/ListTasks".encode()
+    async with asyncio.timeout(10), by_hand(place, path, authorization=b"Bearer half a secret\xff") as reader:
         answer = b""
         while b"a valid token is needed" not in answer:
             answer += await reader.read(1 << 16)
-    writer.close()
     assert "half a secret" not in caplog.text
+
+
+async def test_a_call_whose_path_is_no_text_ends_no_more_than_what_is_under_way(place: Place) -> None:
+    """gRPC ends its server for it, whoever has sent it. There is another at once, twice as well."""
+    task = await place.ours.send()
+    for _ in range(2):
+        stream = place.ours.call("SubscribeToTask", id=task.id)
+        assert (await stream.read()).task.id == task.id
+        async with asyncio.timeout(20):
+            async with by_hand(place, b"/\xff\xfe") as reader:
+                while await reader.read(1 << 16):
+                    pass
+            with pytest.raises(grpc.aio.AioRpcError) as cut:
+                await stream.read()
+            assert cut.value.code() is grpc.StatusCode.UNAVAILABLE
+            await place.channel.channel_ready()
+            shown = await place.ours.call("GetTask", id=task.id)
+        assert shown.id == task.id
+    assert place.daemon.exchange.waits.total == 0
 
 
 async def test_extensions_in_force_are_named_and_required_ones_demanded(place: Place) -> None:

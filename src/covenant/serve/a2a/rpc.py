@@ -38,6 +38,7 @@ from covenant.serve.a2a.proto import POOL, SERVICE, AgentCard
 from covenant.serve.http import GONE, OnRequest
 
 FINISH_S: Final = 5
+_LOOK_S: Final = 0.5  # for whether gRPC is still there
 _LAST_WORD_S: Final = 0.1  # for those who watch the health of the daemon to be told that it ends
 _STATUS: Final = "grpc-status-details-bin"
 _SERVED: Final = (SERVICE.full_name, health.SERVICE_NAME, reflection.SERVICE_NAME)
@@ -59,6 +60,7 @@ class Rpc:
         self._calls: set[asyncio.Task[Any]] = set()
         self._server: Any = None
         self._health: Any = None
+        self._watching: asyncio.Task[None] | None = None
         self.on_request: OnRequest | None = None
 
     @property
@@ -70,32 +72,51 @@ class Rpc:
 
     async def start(self, address: str, tls_cert: Path | None, tls_key: Path | None) -> int:
         """Says which port it has taken."""
-        bounds = self._exchange.bounds
         _grpc_log.addFilter(_is_worth_a_line)
-        self._server = grpc.aio.server(options=_options(bounds), maximum_concurrent_rpcs=bounds.connections_total_max)
-        methods = grpc.method_handlers_generic_handler(SERVICE.full_name, self._methods())
-        self._server.add_generic_rpc_handlers([methods])
         self._health = health.aio.HealthServicer()
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        reflection.enable_server_reflection(_SERVED, self._server, POOL)
         for name in _SERVED:
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
-        port = self._bind(address, tls_cert, tls_key)
-        await self._server.start()
+        host = address.rpartition(":")[0]
+        self._server, port = await self._serving(address, tls_cert, tls_key)
+        self._watching = asyncio.create_task(self._watch(f"{host}:{port}", tls_cert, tls_key))
         return port
 
-    def _bind(self, address: str, tls_cert: Path | None, tls_key: Path | None) -> int:
-        if tls_cert is None or tls_key is None:
-            port: int = self._server.add_insecure_port(address)
-        else:
-            pair = (tls_key.read_bytes(), tls_cert.read_bytes())
-            port = self._server.add_secure_port(address, grpc.ssl_server_credentials([pair]))
-        return port
+    async def _serving(self, address: str, tls_cert: Path | None, tls_key: Path | None) -> tuple[Any, int]:
+        bounds = self._exchange.bounds
+        server = grpc.aio.server(options=_options(bounds), maximum_concurrent_rpcs=bounds.connections_total_max)
+        methods = grpc.method_handlers_generic_handler(SERVICE.full_name, self._methods())
+        server.add_generic_rpc_handlers([methods])
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        reflection.enable_server_reflection(_SERVED, server, POOL)
+        port = _bind(server, address, tls_cert, tls_key)
+        await server.start()
+        return server, port
+
+    async def _watch(self, address: str, tls_cert: Path | None, tls_key: Path | None) -> None:
+        """gRPC ends its server for a call whose path is no text, and anybody can send one: then there is another in its
+        place. Who was under way is cut off, and comes back."""
+        while True:
+            try:
+                await self._server.wait_for_termination(_LOOK_S)
+            except UnicodeDecodeError:
+                log.warning("a call whose path is no text has ended gRPC on %s: it begins anew", address)
+                await self._server.stop(None)
+                self._server = await self._again(address, tls_cert, tls_key)
+
+    async def _again(self, address: str, tls_cert: Path | None, tls_key: Path | None) -> Any:
+        while True:
+            try:
+                return (await self._serving(address, tls_cert, tls_key))[0]
+            except RuntimeError as failed:
+                log.error("gRPC cannot begin anew on %s: %s", address, failed)
+                await asyncio.sleep(_LOOK_S)
 
     async def stop(self) -> None:
         """The exchange drains: what is under way comes to its end by itself, and then nobody is waited for."""
-        if self._server is None:
+        if self._watching is None:
             return
+        self._watching.cancel()
+        await asyncio.wait((self._watching,))
         await self._health.enter_graceful_shutdown()
         ending = asyncio.ensure_future(self._server.stop(FINISH_S))
         if self._calls:
@@ -182,6 +203,15 @@ class Rpc:
             raise
 
 
+def _bind(server: Any, address: str, tls_cert: Path | None, tls_key: Path | None) -> int:
+    if tls_cert is None or tls_key is None:
+        port: int = server.add_insecure_port(address)
+    else:
+        pair = (tls_key.read_bytes(), tls_cert.read_bytes())
+        port = server.add_secure_port(address, grpc.ssl_server_credentials([pair]))
+    return port
+
+
 def _options(bounds: Bounds) -> list[tuple[str, int]]:
     return [
         ("grpc.so_reuseport", 0),  # a port has one daemon
@@ -201,8 +231,9 @@ def _options(bounds: Bounds) -> list[tuple[str, int]]:
 
 
 def _is_worth_a_line(record: logging.LogRecord) -> bool:
-    """Not that metadata is no text: gRPC repeats it in full, secret or not, each time that anybody sends it."""
-    return not str(record.msg).startswith("Invalid encoding")
+    """Not that metadata is no text: gRPC repeats it in full, secret or not, each time that anybody sends it. Nor that a
+    path is none, which is told once."""
+    return not isinstance(record.msg, UnicodeDecodeError) and not str(record.msg).startswith("Invalid encoding")
 
 
 def _ends(response: StreamResponse) -> bool:
