@@ -93,13 +93,13 @@ class Rpc:
         return server, port
 
     async def _watch(self, address: str, tls_cert: Path | None, tls_key: Path | None) -> None:
-        """gRPC ends its server for a call whose path is no text, and anybody can send one: then there is another in its
-        place. Who was under way is cut off, and comes back."""
+        """gRPC ends its server for a call whose path is no text, and anybody can send one: then, and whatever else ended
+        it, there is another in its place. Who was under way is cut off, and comes back."""
         while True:
             try:
                 await self._server.wait_for_termination(_LOOK_S)
-            except UnicodeDecodeError:
-                log.warning("a call whose path is no text has ended gRPC on %s: it begins anew", address)
+            except Exception as fault:
+                log.warning("gRPC on %s has ended (%s): it begins anew", address, type(fault).__name__)
                 await self._server.stop(None)
                 self._server = await self._again(address, tls_cert, tls_key)
 
