@@ -93,8 +93,8 @@ class Rpc:
         return server, port
 
     async def _watch(self, address: str, tls_cert: Path | None, tls_key: Path | None) -> None:
-        """gRPC ends its server for a call whose path is no text, and anybody can send one: then, and whatever else ended
-        it, there is another in its place. Who was under way is cut off, and comes back."""
+        """gRPC ends its server for a call whose path is no text, and anybody can send one. Then there is another in its
+        place, as whatever else ended it. Who was under way is cut off, and comes back."""
         while True:
             try:
                 await self._server.wait_for_termination(_LOOK_S)
