@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from covenant.agents import values
 from covenant.agents.error import WrongInput
+from covenant.model.error import Malformed
 from covenant.model.task import DuplicateSafety, Task
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -53,6 +54,7 @@ class TaskFunction(Struct, frozen=True):
 
 def agent(name: str, *, state: Any = None, description: str = "") -> Callable[[F], Agent]:
     """Make a durable agent of `async def function(ctx, input) -> output`."""
+    _check_named(name, "agent")
 
     def define(function: F) -> Agent:
         if not inspect.iscoroutinefunction(function):
@@ -73,6 +75,7 @@ def task(
 ) -> Callable[[F], TaskFunction]:
     """Let a function do the tasks of one kind: `def function(input)` or `(ctx, input)`, plain or async. Attempts beyond
     the first are for what may be done twice."""
+    _check_named(name, "task")
 
     def define(function: F) -> TaskFunction:
         parameters, hints = _signature(function)
@@ -108,6 +111,17 @@ def _signature(function: Callable[..., Any]) -> tuple[list[str], dict[str, Any]]
     except NameError as unknown:
         raise TypeError(f"{function.__name__}: a type in its annotations is not known: {unknown}") from None
     return parameters, hints
+
+
+def _check_named(name: object, what: str) -> None:
+    """Without parentheses, a decorator is given the function in the place of a name."""
+    if not isinstance(name, str):
+        raise TypeError(f'it needs a name: @{what}("name")')
+
+
+def check_defined(one: object) -> None:
+    if not isinstance(one, (Agent, TaskFunction)):
+        raise Malformed(f"{one!r} is no agent and no task: decorate it", field="agents")
 
 
 def _checked(name: str) -> str:
