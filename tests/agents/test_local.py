@@ -28,6 +28,7 @@ from covenant.model.task import Idempotency, Result, Task
 from covenant.model.view import Delivery
 from covenant.store.clock import RandomIds
 from tests.agents.test_reference import Killed, soon
+from tests.until import until
 
 
 @task("work", idempotent=True)
@@ -262,3 +263,37 @@ async def test_a_task_that_no_run_asked_for_is_left_to_the_retry_gate() -> None:
             await worker.take_all_over()
             entry = await box.get_task(task_id)
     assert (entry.lease_id, entry.incarnation, entry.attempt) == (taken.lease_id, "dead", 1)
+
+
+async def test_a_house_says_what_it_has_no_function_for(caplog: pytest.LogCaptureFixture) -> None:
+    """Nobody else will do it: who forgot `tasks=` would wait for ever, and not know for what."""
+    async with Local(agents=[adds]) as house:
+        run = await house.start(adds, 2)
+
+        async def waits() -> bool:
+            await house.check_doubt(run.id)
+            return "work" in caplog.text
+
+        await until(waits)
+        await house.check_doubt(run.id)
+        await run.cancel()
+    (told,) = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert told.getMessage() == "no function here does tasks of the kind 'work': name it in tasks=[…]"
+
+
+def test_a_name_that_was_forgotten_is_asked_for() -> None:
+    wrong: Any = lambda ctx: None  # noqa: E731
+    with pytest.raises(TypeError, match=r'@agent\("name"\)'):
+        agent(wrong)
+    with pytest.raises(TypeError, match=r'@task\("name"\)'):
+        task(wrong)
+
+
+async def test_a_function_that_is_no_agent_is_told_so() -> None:
+    async def plain(ctx: AgentContext) -> None: ...
+
+    wrong: Any = plain
+    with pytest.raises(Malformed, match="decorate it"):
+        await run_local(wrong)
+    with pytest.raises(Malformed, match="decorate it"):
+        Local(agents=[wrong])

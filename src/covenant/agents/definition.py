@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from covenant.agents import values
 from covenant.agents.error import WrongInput
+from covenant.model.error import Malformed
 from covenant.model.task import DuplicateSafety, Task
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -53,6 +54,7 @@ class TaskFunction(Struct, frozen=True):
 
 def agent(name: str, *, state: Any = None, description: str = "") -> Callable[[F], Agent]:
     """Make a durable agent of `async def function(ctx, input) -> output`."""
+    _check_named(name, "agent")
 
     def define(function: F) -> Agent:
         if not inspect.iscoroutinefunction(function):
@@ -73,6 +75,7 @@ def task(
 ) -> Callable[[F], TaskFunction]:
     """Let a function do the tasks of one kind: `def function(input)` or `(ctx, input)`, plain or async. Attempts beyond
     the first are for what may be done twice."""
+    _check_named(name, "task")
 
     def define(function: F) -> TaskFunction:
         parameters, hints = _signature(function)
@@ -114,6 +117,17 @@ def _output(hints: dict[str, Any]) -> Any:
     """The type of what a function returns. One that returns nothing may yet answer by a message."""
     declared = hints.get("return")
     return None if declared in (type(None), typing.NoReturn, typing.Never) else declared
+
+
+def _check_named(name: object, what: str) -> None:
+    """Without parentheses, a decorator is given the function in the place of a name."""
+    if not isinstance(name, str):
+        raise TypeError(f'it needs a name: @{what}("name")')
+
+
+def check_defined(one: object) -> None:
+    if not isinstance(one, (Agent, TaskFunction)):
+        raise Malformed(f"{one!r} is no agent and no task: decorate it", field="agents")
 
 
 def _checked(name: str) -> str:

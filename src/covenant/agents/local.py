@@ -6,13 +6,14 @@ the same run, and goes on. `Local` is the house behind it, for runs that want to
 
 from __future__ import annotations
 
+import logging
 import uuid
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Final
 
 from covenant.agents import values
-from covenant.agents.definition import Agent, TaskFunction
+from covenant.agents.definition import Agent, TaskFunction, check_defined
 from covenant.agents.entries import AgentEntry, entry_of
 from covenant.agents.error import RunFailed, RunInDoubt
 from covenant.agents.worker import CONCURRENCY, WARM_MAX, AgentWorker, nothing
@@ -36,6 +37,8 @@ HOUSE: Final = "agents@local"
 _RUNS: Final = uuid.UUID("8f0a3ab8-9c40-5f0e-9b52-5f1f6d1b7e55")
 _INTENT_CHARS: Final = 200
 _DOUBT_CHECK_MS: Final = 1000
+
+log = logging.getLogger("covenant.agents")
 
 
 class RunHandle:
@@ -127,7 +130,11 @@ class Local:
         self._warm_max = warm_max
         self._clock = clock or SystemClock()
         self._probe = probe
+        for one in (*agents, *tasks):
+            check_defined(one)
         self._types = {agent.name: agent.output_type for agent in agents}
+        self._done_here = {agent.name for agent in agents} | {task.name for task in tasks}
+        self._undone: set[str | None] = set()  # kinds that nobody does here, and that was said
 
     async def __aenter__(self) -> Local:
         if self._given is None:
@@ -246,8 +253,18 @@ class Local:
     async def _is_orphaned(self, task_id: str) -> bool:
         """In a house there is one worker: what its agent was given and this one has not got, a former one had."""
         entry = await self.box.get_task(task_id)
-        is_ours = entry.task.recipient == self.agent and entry.state is TaskState.IN_FLIGHT
-        return is_ours and entry.incarnation != self.worker.incarnation
+        if entry.task.recipient != self.agent:
+            return False
+        if entry.state is TaskState.QUEUED:
+            self._tell_of_undone(entry.task.task_kind)
+        return entry.state is TaskState.IN_FLIGHT and entry.incarnation != self.worker.incarnation
+
+    def _tell_of_undone(self, kind: str | None) -> None:
+        """Once for each kind: who forgot a function would wait for ever, and not know for what."""
+        if kind in self._done_here or kind in self._undone:
+            return
+        self._undone.add(kind)
+        log.warning("no function here does tasks of the kind %r: name it in tasks=[…]", kind)
 
 
 async def run_local(
@@ -261,6 +278,7 @@ async def run_local(
 ) -> Any:
     """One run from beginning to end. In a store that lasts, the same agent and input (or the same `key`) is the same
     run: it goes on where it was, or its result is returned again."""
+    check_defined(agent)
     value = values.plain(input)
     named = canonical([agent.name, key] if key is not None else [agent.name, None, value])
     run_id = str(uuid.uuid5(_RUNS, named.decode()))

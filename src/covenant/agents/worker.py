@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any, Final, TypeVar
 
 from covenant.agents import values
-from covenant.agents.definition import Agent, TaskFunction, input_for
+from covenant.agents.definition import Agent, TaskFunction, check_defined, input_for
 from covenant.agents.driver import Driver, Left
 from covenant.agents.error import Fatal
 from covenant.agents.lock import Lock
@@ -391,8 +391,7 @@ N = TypeVar("N", Agent, TaskFunction)
 def _by_name(defined: Sequence[N]) -> dict[str, N]:
     named: dict[str, N] = {}
     for one in defined:
-        if not isinstance(one, (Agent, TaskFunction)):
-            raise Malformed(f"{one!r} is no agent and no task: decorate it", field="agents")
+        check_defined(one)
         if one.name in named:
             raise Malformed(f"{one.name} is defined twice", field="agents")
         named[one.name] = one

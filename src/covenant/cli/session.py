@@ -21,7 +21,16 @@ from covenant.cli.words import failure, now_ms, safe
 from covenant.client.polls import polls
 from covenant.client.remote import ADDRESS, OPERATOR_TOKEN, TOKEN_VARIABLE, has_host, without_ends
 from covenant.exchange.realm import read_secret
-from covenant.model.error import BadSetting, CovenantError, PeerConflict, Unauthenticated, UnknownStore, Unreachable
+from covenant.model.error import (
+    BadSetting,
+    CovenantError,
+    MissingCapability,
+    PeerConflict,
+    Unauthenticated,
+    UnknownPeer,
+    UnknownStore,
+    Unreachable,
+)
 from covenant.serve.home import Home
 
 if TYPE_CHECKING:
@@ -126,14 +135,14 @@ class Session:
             else:
                 tell()
 
-    def command(self, rest: str) -> str:
-        """What to type next, for the daemon that was asked now."""
+    def command(self, rest: str, with_token: bool = True) -> str:
+        """What to type next, for the daemon that was asked now; without the token, as the operator at home."""
         words = ["covenant"]
         if self.given.home is not None:
             words += ["--home", shlex.quote(self.given.home)]
         if self.given.url is not None:
             words += ["--url", shlex.quote(self.given.url)]
-        if self.given.token is not None:
+        if with_token and self.given.token is not None:
             words += ["--token", "TOKEN"]
         return " ".join([*words, rest])
 
@@ -161,6 +170,11 @@ class Session:
             return f"the token that was tried is from {self.given.token_from}"
         if isinstance(refusal, PeerConflict) and "display" in refusal.details:
             return f"a new token for it: {self.command('peers rotate')} {refusal.details['display']}"
+        if isinstance(refusal, MissingCapability) and "action" in refusal.details:
+            words = f"capabilities grant NAME {shlex.quote(safe(refusal.details['action']))}"
+            return f"the operator gives it: {self.command(words, with_token=False)}"
+        if isinstance(refusal, UnknownPeer):
+            return f"who is enrolled: {self.command('peers list', with_token=False)}"
         return None
 
 
