@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from covenant import Delivery
-from covenant.agents import AgentContext, AgentWorker, EffectFailed, agent, task
+from covenant.agents import AgentContext, AgentWorker, EffectFailed, agent, own_tasks, task
 from covenant.model.error import Malformed, NotInDoubt
 from covenant.model.run import RunCommit, RunStatus, Standing
 from covenant.testing import survives_crashes
@@ -536,3 +536,35 @@ async def test_a_run_whose_worker_stopped_while_it_was_being_parked_goes_on(
     async with house.worker(waits):
         await house.signal(run_id, "pause")
         assert await house.result(run_id) == "went on"
+
+
+async def test_what_was_done_and_not_committed_when_a_worker_stops_is_committed(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A task that may not be done twice, of which nobody would know what became of it."""
+    monkeypatch.setattr(own_tasks, "LINGER_S", 60)
+    done: list[str] = []
+    is_done = asyncio.Event()
+
+    @task("pay")
+    async def pay() -> str:
+        done.append("paid")
+        return "receipt"
+
+    @agent("pays")
+    async def pays(ctx: AgentContext) -> str:
+        receipt = str(await ctx.task("pay"))
+        await ctx.append("assistant", receipt)
+        if not is_done.is_set():
+            is_done.set()
+            await asyncio.get_running_loop().create_future()
+        return receipt
+
+    async with house.worker(pays, tasks=[pay], grace_ms=0):
+        run_id = await house.begin(pays)
+        await soon(is_done)
+    assert await house.told(run_id) == [("assistant", "receipt")]
+    async with house.worker(pays, tasks=[pay]):
+        assert await house.result(run_id) == "receipt"
+    assert done == ["paid"]
+    assert await house.told(run_id) == [("assistant", "receipt")]

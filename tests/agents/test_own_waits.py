@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -160,8 +161,11 @@ async def test_a_function_asks_while_another_place_in_it_waits(
         assert await run.result() == told
 
 
-async def test_a_function_whose_run_was_taken_away_hears_nothing_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Contract 24: it is put away, and its code cannot take that for an error."""
+@pytest.mark.parametrize("is_grouped", [False, True])
+async def test_a_function_whose_run_was_taken_away_hears_nothing_of_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, is_grouped: bool
+) -> None:
+    """Contract 24: it is put away, and its code cannot take that for an error; nor does anybody else."""
     caught: list[BaseException] = []
     asking = asyncio.Event()
     look = Gate._look
@@ -178,6 +182,9 @@ async def test_a_function_whose_run_was_taken_away_hears_nothing_of_it(monkeypat
     async def asks(ctx: AgentContext) -> None:
         await ctx.append("user", "one")
         try:
+            if is_grouped:
+                async with asyncio.TaskGroup() as together:
+                    together.create_task(ctx.has_signal("x"))
             await ctx.has_signal("x")
         except Exception as error:
             caught.append(error)
@@ -188,7 +195,9 @@ async def test_a_function_whose_run_was_taken_away_hears_nothing_of_it(monkeypat
         await asking.wait()
         await test.advance(0)
         assert (await test.box.get_run(run_id)).incarnation == "another"
+    gc.collect()
     assert caught == []
+    assert "never retrieved" not in caplog.text
 
 
 @pytest.mark.parametrize("depth", [1, 3])

@@ -69,20 +69,26 @@ class Commits:
         return standing
 
     async def call_off(self) -> bool:
-        """The worker stops before it heard of its last commit. It is said again, so that what was done is told; what it
-        starts has not begun, and is taken back. Whether the run is still held."""
-        unheard, hold = self._unheard, self._run.hold
-        if unheard is None:
-            return True
-        standing = await hold.box.commit_run(hold.lease_id, unheard)
-        await asyncio.gather(
-            *(hold.box.release(lease_id, reason="worker stopped") for lease_id in standing.leases.values())
-        )
-        starts = tuple(Memo(memo.key) for memo in unheard.memos if memo.begun is not None)
-        if starts:
-            taken_back = RunCommit(number=standing.number + 1, memos=starts, leaf=unheard.leaf)
-            await hold.box.commit_run(hold.lease_id, taken_back)
-        return not standing.parked and not standing.ended
+        """The worker stops. A commit of which it has not heard is said again, and what was noted since is committed, so
+        that what was done is told; what they start has not begun, and is taken back. Whether the run is still held."""
+        run, unheard = self._run, self._unheard
+        hold, number, memos = run.hold, run.hold.number, list[Memo]()
+        if unheard is not None:
+            standing = await hold.box.commit_run(hold.lease_id, unheard)
+            if standing.parked or standing.ended:
+                return False
+            number, memos = standing.number, [*unheard.memos]
+            await asyncio.gather(
+                *(hold.box.release(lease_id, reason="worker stopped") for lease_id in standing.leases.values())
+            )
+        await run.own.all_told()
+        batch = run.notes.hand_over()
+        memos += batch.memos
+        batch.memos += [Memo(memo.key) for memo in memos if memo.begun is not None]
+        batch.begins.clear()
+        if not batch.is_empty:
+            await hold.box.commit_run(hold.lease_id, batch.commit(number + 1, run.entries.leaf, None, None, False))
+        return True
 
     def _begin(self, batch: Batch, standing: Standing) -> None:
         """The tasks that this worker was given to do itself."""

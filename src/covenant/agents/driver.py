@@ -65,7 +65,7 @@ class Driver:
             return await self._go_on(self._function)
         except LOST as lost:
             self.drop()
-            if lost.details.get("task_id", self.run_id) != self.run_id:
+            if self._is_of_task(lost):
                 log.info("run %s is called anew: its task %s", self.run_id, lost)
                 return Left.STALE
             log.info("run %s is no longer held here: %s", self.run_id, lost.code)
@@ -90,7 +90,11 @@ class Driver:
             return await self._commits.call_off()
         except CovenantError as refused:
             log.info("run %s: its last commit was refused: %s", self.run_id, refused.code)
-            return not isinstance(refused, LOST)
+            return not isinstance(refused, LOST) or self._is_of_task(refused)
+
+    def _is_of_task(self, lost: CovenantError) -> bool:
+        """And not of the run itself."""
+        return bool(lost.details.get("task_id", self.run_id) != self.run_id)
 
     def hear_cancel(self) -> None:
         self._hold.cancel_requested = True
@@ -130,7 +134,10 @@ class Driver:
     def _hear_end(self, function: asyncio.Task[Any]) -> None:
         """A function that ends while the run is parked has waited for something of its own."""
         self._hold.news.set()
-        if not self._hold.is_held and not self._hold.is_dropped:
+        if self._hold.is_dropped:
+            if not function.cancelled():
+                function.exception()  # however it ended: nobody asks, and nobody is to be told so
+        elif not self._hold.is_held:
             self._hold.wake()
 
     async def _go_on(self, function: asyncio.Task[Any]) -> Left:

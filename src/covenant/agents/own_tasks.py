@@ -137,12 +137,15 @@ class OwnTasks:
 
     async def told(self) -> None:
         """What follows from a result must not be kept before the result is."""
+        await self.all_told()
+        if self._hold.is_dropped:
+            raise LeaseSuperseded("the run is no longer held here", task_id=self._hold.run_id)
+
+    async def all_told(self) -> None:
         while self._telling:
             await asyncio.wait([self._telling.pop()])
         if self._lost is not None:
             raise LeaseSuperseded("its result was refused", task_id=self._lost)
-        if self._hold.is_dropped:
-            raise LeaseSuperseded("the run is no longer held here", task_id=self._hold.run_id)
 
     def stop_lingering(self) -> None:
         """The next commit takes them all."""
