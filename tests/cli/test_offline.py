@@ -68,6 +68,18 @@ def test_what_is_no_key_is_not_called_damage(covenant: Client) -> None:
         assert "'nobody' is no key" in line and line.endswith("(bad_setting)")
 
 
+def test_an_export_that_lacks_something_is_not_told_as_whole(covenant: Client, tmp_path: Path) -> None:
+    covenant("journal", "backup", str(tmp_path / "backup"))
+    whole = run("audit", "export", "--store", f"file:{tmp_path}/backup")
+    (segment,) = (tmp_path / "backup").glob("journal-*.jsonl")
+    lines = segment.read_bytes().splitlines(keepends=True)
+    segment.write_bytes(b"".join([*lines[:3], b"#" + lines[3][1:], *lines[4:]]))
+    cut = run("audit", "export", "--store", f"file:{tmp_path}/backup")
+    assert (cut.code, whole.code) == (1, 0)
+    assert whole.out.startswith(cut.out) and "(store_damaged)" in cut.err
+    assert run("audit", "export", "--store", f"file:{tmp_path}/backup", "--json").json["code"] == "store_damaged"
+
+
 def test_a_journal_is_backed_up_damaged_and_mended(covenant: Client, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     assert f"to {copy}: 1 file" in covenant.text("journal", "backup", str(copy))

@@ -19,7 +19,7 @@ from covenant.cli.table import Cell, Column, print_table
 from covenant.cli.words import ago, safe
 from covenant.model.agent import AgentId
 from covenant.model.audit import AuditRow
-from covenant.model.error import BadSetting
+from covenant.model.error import BadSetting, StoreDamaged
 from covenant.serve import wire as w
 
 _STRETCH: Final = 500
@@ -140,10 +140,19 @@ def _rows(folder: str, after: int) -> Iterator[AuditRow]:
     files = Files(folder)
     names = segment_names(files)
     log = Log(files, names[-1] if names else None, files.size(names[-1]) if names else 0)
+    last: int | None = None  # of the commit before
     while stretch := log.after(after, _STRETCH):
         for logged in stretch:
+            if last is not None and logged.seq != last + 1:
+                raise _missing(folder, last + 1, logged.seq - 1)
             yield from (row for row in rows_of(logged) if row.seq > after)
+            last = logged.last
         after = stretch[-1].last
+
+
+def _missing(folder: str, first: int, last: int) -> StoreDamaged:
+    why = f"events {first} to {last} are missing: damaged, or dropped meanwhile; `covenant journal verify` says which"
+    return StoreDamaged(why, file=folder, line=0)
 
 
 def _export_lanes(session: Session, store: str, after: int) -> None:
