@@ -114,6 +114,14 @@ def test_a_wait_shows_the_result_of_its_own_task_and_takes_none(bob: Client) -> 
     assert "not received" in " ".join(bob.text("a2a", "send", "--help").split())
 
 
+def test_who_gives_up_waiting_is_told_which_task_it_was(bob: Client) -> None:
+    with bob.running("a2a", "send", "bob", "slowly", "--wait") as waiting:
+        task_id = bob.json("a2a", "next", "--wait", "20")["task"]["id"]
+        waiting.signal(signal.SIGINT)
+        said = waiting.rest()
+    assert said.code == 130 and f"a2a watch {task_id}" in said.err
+
+
 def test_who_waits_is_told_what_happens(covenant: Client, bob: Client) -> None:
     task_id, lease_id = leased(bob, covenant, "take your time")
     with covenant.running("a2a", "watch", task_id) as watching, covenant.running("a2a", "watch", task_id) as other:

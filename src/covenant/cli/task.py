@@ -76,7 +76,11 @@ def send(
         not_before_ms=not_before_ms,
         idempotency=None if key is None else Idempotency("idempotent", key),
     )
-    queued, got = session.run(lambda daemon: _send(daemon, task, wait_ms))
+    try:
+        queued, got = session.run(lambda daemon: _send(daemon, task, wait_ms))
+    except KeyboardInterrupt:
+        click.echo(f"it may have been sent; see with: {session.command(f'a2a watch {task.id}')}", err=True)
+        raise
     session.answer(_sent(queued, got, wait_ms), lambda: _tell_sent(session, queued, got, wait_ms))
     if wait_ms is not None and (got is None or got.result is None or got.result.status != "ok"):
         raise click.exceptions.Exit(1)
