@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import re
@@ -68,6 +69,22 @@ def test_an_answer_for_which_there_is_no_room_is_told_in_one_line(served: Served
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, env=environment(), timeout=60)
     told = "it was done, but the answer could not be written: No space left on device"
     assert (done.returncode, done.stderr) == (1, f"error: {told} (store_unavailable)\n")
+
+
+@pytest.mark.parametrize(("call", "code"), [(("a2a", "show", MISSING), 1), (("a2a", "shew"), 2)])
+def test_a_refusal_that_cannot_be_written_has_its_exit_code(
+    served: Served, call: tuple[str, ...], code: int
+) -> None:
+    command = [*PROGRAM, "--json", "--home", str(served.home), *call]
+    reading, unread = os.pipe()
+    os.close(reading)
+    with open("/dev/full", "w") as full, open(unread, "w") as broken:
+        for out in (full, broken):
+            done = subprocess.run(command, stdout=out, stderr=subprocess.PIPE, text=True, env=environment(), timeout=60)
+            assert done.returncode == code
+            assert done.stderr.startswith("error: ") and len(done.stderr.splitlines()) == 1
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=full, text=True, env=environment(), timeout=60)
+        assert done.returncode == code and json.loads(done.stdout)["kind"] == "error"
 
 
 def test_who_reads_no_further_is_no_trouble(served: Served) -> None:
