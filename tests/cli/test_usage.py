@@ -72,9 +72,7 @@ def test_an_answer_for_which_there_is_no_room_is_told_in_one_line(served: Served
 
 
 @pytest.mark.parametrize(("call", "code"), [(("a2a", "show", MISSING), 1), (("a2a", "shew"), 2)])
-def test_a_refusal_that_cannot_be_written_has_its_exit_code(
-    served: Served, call: tuple[str, ...], code: int
-) -> None:
+def test_a_refusal_that_cannot_be_written_has_its_exit_code(served: Served, call: tuple[str, ...], code: int) -> None:
     command = [*PROGRAM, "--json", "--home", str(served.home), *call]
     reading, unread = os.pipe()
     os.close(reading)
