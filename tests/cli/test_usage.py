@@ -14,16 +14,18 @@ from pathlib import Path
 import click
 import pytest
 
-from covenant.cli import words
+from covenant.cli import main, words
 from covenant.cli.entry import state_line
 from covenant.cli.main import COMMANDS
 from covenant.cli.main import covenant as program
 from covenant.cli.option import Duration
+from covenant.cli.session import Session
 from covenant.cli.table import Column, _fitted
 from covenant.model.agent import AgentId
 from covenant.model.record import TaskState
 from covenant.model.task import Task
 from covenant.model.view import QueueEntry
+from covenant.serve import wire as w
 from covenant.version import VERSION
 from tests.cli.conftest import Served
 from tests.cli.support import PROGRAM, Client, environment, run
@@ -60,6 +62,22 @@ def test_no_time_is_told_as_less_than_nothing() -> None:
         TaskState.IN_FLIGHT, task, 1, 2, later_ms, "l-1", task.recipient, leased_at_ms=later_ms, heartbeat_ms=later_ms
     )
     assert state_line(held) == "in flight, held by bob for 0 s, attempt 1"
+
+
+def test_status_looks_for_stale_leases_behind_any_number_of_others(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A daemon looks at ten thousand of them for a page, and those that wait for their senders stand first."""
+    task = Task(recipient=AgentId.named("bob"), intent_text="x", sender=AgentId.named("ann"), id=MISSING)
+    lost = QueueEntry(TaskState.IN_FLIGHT, task, 1, 2, 1, "l-1", task.recipient, leased_at_ms=1, heartbeat_ms=1)
+    pages = {None: w.QueueReply([], [], [], "lease:1"), "lease:1": w.QueueReply([], [], [], "lease:2")}
+
+    def ask(_: Session, request: w.Queue, __: type) -> w.QueueReply:
+        return pages.get(request.cursor, w.QueueReply([lost], [], []))
+
+    monkeypatch.setattr(Session, "ask", ask)
+    assert main.run(["a2a", "status"]) == 0
+    assert capsys.readouterr().out.startswith("on this page: 0 queued, 0 in flight, 0 results pending; in all 1 stale")
 
 
 @pytest.mark.parametrize("form", [(), ("--json",)])
