@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 import ssl
 import sys
@@ -468,6 +469,20 @@ async def test_metadata_that_is_no_text_is_not_repeated_in_the_log(
         while b"a valid token is needed" not in answer:
             answer += await reader.read(1 << 16)
     assert "half a secret" not in caplog.text
+
+
+async def test_a_path_that_is_no_text_is_not_repeated_in_the_log(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with asyncio.timeout(20):
+        async with by_hand(place.daemon, b"/half a secret\xff") as reader:
+            while await reader.read(1 << 16):
+                pass
+        await until(lambda: "it begins anew" in caplog.text)
+        await place.channel.channel_ready()
+    gc.collect()  # asyncio tells of what nobody has asked a task for when the task goes
+    assert "half a secret" not in caplog.text
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
 async def test_a_call_whose_path_is_no_text_ends_no_more_than_what_is_under_way(place: Place) -> None:

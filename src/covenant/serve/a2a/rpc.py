@@ -14,6 +14,7 @@ from contextlib import aclosing
 from functools import partial
 from pathlib import Path
 from time import perf_counter
+from traceback import walk_tb
 from typing import Any, Final, TypeAlias
 
 import grpc
@@ -40,6 +41,7 @@ from covenant.serve.http import GONE, OnRequest
 FINISH_S: Final = 5
 _LOOK_S: Final = 0.5  # for whether gRPC is still there
 _LAST_WORD_S: Final = 0.1  # for those who watch the health of the daemon to be told that it ends
+_ACCEPTING: Final = "_server_main_loop"  # where gRPC reads the path of a call
 _STATUS: Final = "grpc-status-details-bin"
 _SERVED: Final = (SERVICE.full_name, health.SERVICE_NAME, reflection.SERVICE_NAME)
 _KEEPALIVE_MS: Final = 60_000
@@ -49,6 +51,7 @@ _DETAILS: Final = (error_details_pb2.ErrorInfo, error_details_pb2.BadRequest)  #
 
 log = logging.getLogger("covenant.grpc")
 _grpc_log: Final = logging.getLogger("grpc._cython.cygrpc")
+_loop_log: Final = logging.getLogger("asyncio")
 
 Write: TypeAlias = Callable[[Any], bytes]
 
@@ -74,6 +77,7 @@ class Rpc:
     async def start(self, address: str, tls_cert: Path | None, tls_key: Path | None) -> int:
         """Says which port it has taken."""
         _grpc_log.addFilter(_is_worth_a_line)
+        _loop_log.addFilter(_is_of_no_path)
         self._health = health.aio.HealthServicer()
         for name in _SERVED:
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
@@ -237,6 +241,14 @@ def _is_worth_a_line(record: logging.LogRecord) -> bool:
     """Not that metadata is no text: gRPC repeats it in full, secret or not, each time that anybody sends it. Nor that a
     path is none, which is told once."""
     return not isinstance(record.msg, UnicodeDecodeError) and not str(record.msg).startswith("Invalid encoding")
+
+
+def _is_of_no_path(record: logging.LogRecord) -> bool:
+    """gRPC leaves the task that ends its server with the fault that ended it, and asyncio tells of it with the path."""
+    fault = record.exc_info[1] if record.exc_info else None
+    if not isinstance(fault, UnicodeDecodeError):
+        return True
+    return all(frame.f_code.co_name != _ACCEPTING for frame, _ in walk_tb(fault.__traceback__))
 
 
 def _ends(response: StreamResponse) -> bool:
