@@ -21,7 +21,7 @@ from covenant.a2a.fault import AWAY, BAD_AGENT, INTERNAL, INVALID_PARAMS, UNAUTH
 from covenant.a2a.interface import card_url, pick
 from covenant.a2a.refusal import refused
 from covenant.a2a.seen import Element, read
-from covenant.a2a.signature import b64, check_signed, payload_of
+from covenant.a2a.signature import b64, check_signed, payloads_of
 from covenant.a2a.sse import Parser
 from covenant.exchange.realm import Realm
 from covenant.model.error import Malformed, Unreachable
@@ -432,7 +432,7 @@ def test_a_card_is_found_by_its_agent_or_by_itself() -> None:
 def test_a_card_is_trusted_by_the_key_that_signed_it() -> None:
     realm, other = Realm.throwaway(), Realm.throwaway()
     card = {**Fake().card, "description": "", "skills": []}
-    card["signatures"] = [sign_card(card, other), sign_card(card, realm)]
+    card["signatures"] = [*sign_card(card, other), *sign_card(card, realm)]
     check_signed(card, [realm.pubkey])
     for wrong in (
         {**card, "name": "another"},
@@ -452,7 +452,7 @@ def test_a_key_may_be_of_another_kind_but_then_the_signature_is_too() -> None:
 
     def signed(algorithm: str, sign: Callable[[bytes], bytes]) -> dict[str, Any]:
         protected = b64(msgspec.json.encode({"alg": algorithm}))
-        signature = sign(f"{protected}.{b64(payload_of(card))}".encode())
+        signature = sign(f"{protected}.{b64(payloads_of(card)[0])}".encode())
         return {**card, "signatures": [{"protected": protected, "signature": b64(signature)}]}
 
     def by_curve(data: bytes) -> bytes:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
+import ssl
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -435,7 +437,9 @@ def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
 
 
 @asynccontextmanager
-async def by_hand(place: Place, path: bytes, **metadata: bytes) -> AsyncIterator[asyncio.StreamReader]:
+async def by_hand(
+    daemon: Daemon, path: bytes, tls: ssl.SSLContext | None = None, **metadata: bytes
+) -> AsyncIterator[asyncio.StreamReader]:
     """A call as no client makes it."""
     said = {
         ":method": b"POST",
@@ -447,8 +451,8 @@ async def by_hand(place: Place, path: bytes, **metadata: bytes) -> AsyncIterator
         **metadata,
     }
     block = b"".join(bytes([0, len(name)]) + name.encode() + bytes([len(text)]) + text for name, text in said.items())
-    host, _, port = str(place.daemon.grpc_address).rpartition(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
+    host, _, port = str(daemon.grpc_address).rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port), ssl=tls)
     writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, 0, b"") + frame(1, 4, 1, block))
     writer.write(frame(0, 1, 1, bytes(5)))
     yield reader
@@ -460,11 +464,25 @@ async def test_metadata_that_is_no_text_is_not_repeated_in_the_log(
 ) -> None:
     """Anybody can send it, as often and as long as they like; clients of gRPC do not."""
     path = f"/{SERVICE.full_name}/ListTasks".encode()
-    async with asyncio.timeout(10), by_hand(place, path, authorization=b"Bearer half a secret\xff") as reader:
+    async with asyncio.timeout(10), by_hand(place.daemon, path, authorization=b"Bearer half a secret\xff") as reader:
         answer = b""
         while b"a valid token is needed" not in answer:
             answer += await reader.read(1 << 16)
     assert "half a secret" not in caplog.text
+
+
+async def test_a_path_that_is_no_text_is_not_repeated_in_the_log(
+    place: Place, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with asyncio.timeout(20):
+        async with by_hand(place.daemon, b"/half a secret\xff") as reader:
+            while await reader.read(1 << 16):
+                pass
+        await until(lambda: "it begins anew" in caplog.text)
+        await place.channel.channel_ready()
+    gc.collect()  # asyncio tells of what nobody has asked a task for when the task goes
+    assert "half a secret" not in caplog.text
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
 async def test_a_call_whose_path_is_no_text_ends_no_more_than_what_is_under_way(place: Place) -> None:
@@ -474,7 +492,7 @@ async def test_a_call_whose_path_is_no_text_ends_no_more_than_what_is_under_way(
         stream = place.ours.call("SubscribeToTask", id=task.id)
         assert (await stream.read()).task.id == task.id
         async with asyncio.timeout(20):
-            async with by_hand(place, b"/\xff\xfe") as reader:
+            async with by_hand(place.daemon, b"/\xff\xfe") as reader:
                 while await reader.read(1 << 16):
                     pass
             with pytest.raises(grpc.aio.AioRpcError) as cut:
@@ -612,6 +630,26 @@ async def test_with_a_certificate_it_speaks_tls(stack: AsyncExitStack, certified
     async with grpc.aio.insecure_channel(daemon.grpc_address) as channel:
         with pytest.raises(grpc.aio.AioRpcError):
             await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
+
+
+async def test_it_begins_anew_with_the_certificate_that_it_began_with(
+    stack: AsyncExitStack, certified: tuple[Path, Path]
+) -> None:
+    """Whatever has become of the files: a daemon may have lost the right to read them, and a renewal is half done."""
+    cert, key = certified
+    daemon = await start(stack, tls_cert=cert, tls_key=key)
+    trusting = grpc.ssl_channel_credentials(cert.read_bytes())
+    tls = ssl.create_default_context(cafile=str(cert))
+    tls.set_alpn_protocols(["h2"])
+    cert.unlink()
+    key.unlink()
+    async with asyncio.timeout(20), grpc.aio.secure_channel(daemon.grpc_address, trusting) as channel:
+        async with by_hand(daemon, b"/\xff\xfe", tls) as reader:
+            while await reader.read(1 << 16):
+                pass
+        asked = health_pb2.HealthCheckRequest()
+        answer = await health_pb2_grpc.HealthStub(channel).Check(asked, wait_for_ready=True)
+        assert answer.status == SERVING
 
 
 def test_without_its_packages_the_option_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import re
@@ -13,16 +14,18 @@ from pathlib import Path
 import click
 import pytest
 
-from covenant.cli import words
+from covenant.cli import main, words
 from covenant.cli.entry import state_line
 from covenant.cli.main import COMMANDS
 from covenant.cli.main import covenant as program
 from covenant.cli.option import Duration
+from covenant.cli.session import Session
 from covenant.cli.table import Column, _fitted
 from covenant.model.agent import AgentId
 from covenant.model.record import TaskState
 from covenant.model.task import Task
 from covenant.model.view import QueueEntry
+from covenant.serve import wire as w
 from covenant.version import VERSION
 from tests.cli.conftest import Served
 from tests.cli.support import PROGRAM, Client, environment, run
@@ -61,6 +64,22 @@ def test_no_time_is_told_as_less_than_nothing() -> None:
     assert state_line(held) == "in flight, held by bob for 0 s, attempt 1"
 
 
+def test_status_looks_for_stale_leases_behind_any_number_of_others(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A daemon looks at ten thousand of them for a page, and those that wait for their senders stand first."""
+    task = Task(recipient=AgentId.named("bob"), intent_text="x", sender=AgentId.named("ann"), id=MISSING)
+    lost = QueueEntry(TaskState.IN_FLIGHT, task, 1, 2, 1, "l-1", task.recipient, leased_at_ms=1, heartbeat_ms=1)
+    pages = {None: w.QueueReply([], [], [], "lease:1"), "lease:1": w.QueueReply([], [], [], "lease:2")}
+
+    def ask(_: Session, request: w.Queue, __: type) -> w.QueueReply:
+        return pages.get(request.cursor, w.QueueReply([lost], [], []))
+
+    monkeypatch.setattr(Session, "ask", ask)
+    assert main.run(["a2a", "status"]) == 0
+    assert capsys.readouterr().out.startswith("on this page: 0 queued, 0 in flight, 0 results pending; in all 1 stale")
+
+
 @pytest.mark.parametrize("form", [(), ("--json",)])
 def test_an_answer_for_which_there_is_no_room_is_told_in_one_line(served: Served, form: tuple[str, ...]) -> None:
     command = [*PROGRAM, "--home", str(served.home), "peers", "enroll", f"late{len(form)}", *form]
@@ -68,6 +87,20 @@ def test_an_answer_for_which_there_is_no_room_is_told_in_one_line(served: Served
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, env=environment(), timeout=60)
     told = "it was done, but the answer could not be written: No space left on device"
     assert (done.returncode, done.stderr) == (1, f"error: {told} (store_unavailable)\n")
+
+
+@pytest.mark.parametrize(("call", "code"), [(("a2a", "show", MISSING), 1), (("a2a", "shew"), 2)])
+def test_a_refusal_that_cannot_be_written_has_its_exit_code(served: Served, call: tuple[str, ...], code: int) -> None:
+    command = [*PROGRAM, "--json", "--home", str(served.home), *call]
+    reading, unread = os.pipe()
+    os.close(reading)
+    with open("/dev/full", "w") as full, open(unread, "w") as broken:
+        for out in (full, broken):
+            done = subprocess.run(command, stdout=out, stderr=subprocess.PIPE, text=True, env=environment(), timeout=60)
+            assert done.returncode == code
+            assert done.stderr.startswith("error: ") and len(done.stderr.splitlines()) == 1
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=full, text=True, env=environment(), timeout=60)
+        assert done.returncode == code and json.loads(done.stdout)["kind"] == "error"
 
 
 def test_who_reads_no_further_is_no_trouble(served: Served) -> None:

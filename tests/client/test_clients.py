@@ -170,6 +170,18 @@ async def test_a_token_may_have_the_end_of_its_line_with_it(daemon: Daemon, real
         assert await box.of("alice@lab").recent_tasks() == []
 
 
+@pytest.mark.parametrize("blank", ["", " \n"])
+def test_a_token_that_is_empty_is_not_that_of_the_operator(
+    blank: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whose file was empty would have opened the whole box."""
+    (tmp_path / "operator.token").write_text(OPERATOR_TOKEN)
+    monkeypatch.setenv("COVENANT_TOKEN", OPERATOR_TOKEN)
+    for url in (f"unix:{tmp_path}/sock", "http://127.0.0.1:8421"):
+        with refused("malformed"):
+            Mailbox.open(url, token=blank)
+
+
 async def test_a_token_is_text(daemon: Daemon, scheme: str) -> None:
     wrong: Any = 4711
     with refused("malformed"):

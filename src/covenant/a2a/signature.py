@@ -83,27 +83,39 @@ def _verify(algorithm: Any, key: Any, signature: bytes, data: bytes) -> None:
 
 def _forms(card: dict[str, Any]) -> Iterator[bytes]:
     """As the protocol says; the same by a signer that knows more of it than we do; and as it was served."""
-    for form in (payload_of, _told, _served):
+    for form in (payloads_of, _told, _served):
         try:
-            yield form(card)
+            yield from form(card)
         except msgspec.ValidationError:
             continue  # no card of the protocol that we know
         except (rfc8785.CanonicalizationError, RecursionError):
             raise Fault(BAD_AGENT, "the card has no canonical form") from None
 
 
-def _served(card: dict[str, Any]) -> bytes:
-    return rfc8785.dumps({name: value for name, value in card.items() if name != "signatures"})
+def _served(card: dict[str, Any]) -> list[bytes]:
+    return [rfc8785.dumps({name: value for name, value in card.items() if name != "signatures"})]
 
 
-def _told(card: dict[str, Any]) -> bytes:
-    return rfc8785.dumps(_telling("", {name: value for name, value in card.items() if name not in _NOT_SIGNED}))
+def _told(card: dict[str, Any]) -> list[bytes]:
+    """One form, or two: the official SDK also leaves out what is empty among the parameters of an extension."""
+    told = _telling("", {name: value for name, value in card.items() if name not in _NOT_SIGNED})
+    return list(dict.fromkeys((rfc8785.dumps(told), rfc8785.dumps(_swept(told)))))
 
 
-def payload_of(card: dict[str, Any]) -> bytes:
+def payloads_of(card: dict[str, Any]) -> list[bytes]:
     """What a signature covers: what the protocol knows of the card, without its signatures and without members that say
-    nothing. A verifier that reads the card by the protocol does not see the rest, wherever in the card it stands."""
+    nothing. A verifier that reads the card by the protocol does not see the rest, wherever in the card it stands.
+    Verifiers do not agree on what that is within the parameters of an extension, so there may be two."""
     return _told(msgspec.to_builtins(msgspec.convert(card, Description)))
+
+
+def _swept(value: Any) -> Any:
+    """Without anything that is empty; no and zero are not."""
+    if isinstance(value, dict):
+        return {name: kept for name, held in value.items() if (kept := _swept(held)) is not None} or None
+    if isinstance(value, list):
+        return [kept for held in value if (kept := _swept(held)) is not None] or None
+    return None if value == "" else value
 
 
 def _telling(name: str, value: Any) -> Any:

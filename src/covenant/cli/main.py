@@ -104,7 +104,7 @@ def _refuse(given: Given, refusal: CovenantError) -> int:
 
 
 def _end_unheard(given: Given, failed: OSError) -> int:
-    silence()
+    silence(sys.stdout)
     if isinstance(failed, BrokenPipeError):
         return 1  # who read it has heard enough
     given.as_json = False

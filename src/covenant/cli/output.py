@@ -1,4 +1,4 @@
-"""Stdout, which may be a pipe that nobody reads to its end, a file on a full disk, or closed."""
+"""Stdout and stderr, which may be pipes that nobody reads to their end, files on a full disk, or closed."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TextIO
+
+import click
 
 
 class Unwritten(Exception):
@@ -34,6 +37,14 @@ def have_streams() -> None:
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
 
 
-def silence() -> None:
-    """Nothing more goes to stdout, not what is left in its buffer at the very end either."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+def last_word(text: str | bytes, err: bool = False) -> None:
+    """Who cannot hear it still learns from the exit code what became of it."""
+    try:
+        click.echo(text, err=err)
+    except OSError:
+        silence(sys.stderr if err else sys.stdout)
+
+
+def silence(stream: TextIO) -> None:
+    """Nothing more goes there, not what is left in its buffer at the very end either."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -16,7 +16,7 @@ import click
 import msgspec
 
 from covenant.cli.option import FOR_EVER, Given
-from covenant.cli.output import written
+from covenant.cli.output import last_word, written
 from covenant.cli.words import failure, now_ms, safe
 from covenant.client.polls import polls
 from covenant.client.remote import ADDRESS, OPERATOR_TOKEN, TOKEN_VARIABLE, has_host, without_ends
@@ -155,11 +155,11 @@ class Session:
     def refuse(self, refusal: CovenantError) -> int:
         """Say no, on stderr and to a program that reads the answer; then the exit code."""
         if self.given.as_json:
-            click.echo(msgspec.json.encode(refusal.to_wire()))
-        click.echo(f"{click.style('error', fg='red')}: {safe(refusal.message)} ({refusal.code})", err=True)
+            last_word(msgspec.json.encode(refusal.to_wire()))
+        last_word(f"{click.style('error', fg='red')}: {safe(refusal.message)} ({refusal.code})", err=True)
         hint = self._hint(refusal)
         if hint:
-            click.echo(hint, err=True)
+            last_word(hint, err=True)
         return 2 if isinstance(refusal, BadSetting | UnknownStore) else 1
 
     def _hint(self, refusal: CovenantError) -> str | None:

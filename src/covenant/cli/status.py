@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Final
 
 import click
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from covenant.cli.entry import STALE_MS, between, is_stale, result_brief, state_cell, status_cell
 from covenant.cli.option import Spelled, answers, cursor_option, limit_option
@@ -22,6 +22,7 @@ from covenant.serve.why import reason_of
 
 _ADVISED_MAX: Final = 3
 _STALE_MAX: Final = 100  # that are looked for beside a page
+_LOOKS_MAX: Final = 100
 _STATES: Final = ("queued", "in-flight", "parked", "result-pending")
 
 
@@ -76,10 +77,8 @@ def _tell(session: Session, found: Status, is_whole: bool) -> None:
     elif not has_leases:
         click.echo(f"on this page: {_summary(found, None)}")
     else:  # what is stuck may stand behind any number of others
-        of_leases = w.Queue(limit=_STALE_MAX, state=TaskState.IN_FLIGHT, min_lease_age_ms=STALE_MS)
-        page = session.ask(of_leases, w.QueueReply)
-        stale = [entry for entry in page.tasks if is_stale(entry)]
-        lost = f"{'at least ' if page.cursor else ''}{_counted_stale(len(stale))}"
+        stale, is_all = _find_stale(session)
+        lost = f"{'' if is_all else 'at least '}{_counted_stale(len(stale))}"
         click.echo(f"on this page: {_summary(found, None)}; in all {lost}")
     if found.tasks:
         click.echo()
@@ -91,6 +90,20 @@ def _tell(session: Session, found: Status, is_whole: bool) -> None:
     if stale:
         _advise(session, stale)
     session.tell_more("a2a status", found.cursor, filtered=True)
+
+
+def _find_stale(session: Session) -> tuple[list[QueueEntry], bool]:
+    """As many as are worth a look, and whether that is all. A daemon looks at some leases only for each page, whether
+    they are stale or not."""
+    of_leases = w.Queue(limit=_STALE_MAX, state=TaskState.IN_FLIGHT, min_lease_age_ms=STALE_MS)
+    stale: list[QueueEntry] = []
+    for _ in range(_LOOKS_MAX):
+        page = session.ask(of_leases, w.QueueReply)
+        stale += [entry for entry in page.tasks if is_stale(entry)]
+        if page.cursor is None or len(stale) >= _STALE_MAX:
+            return stale, page.cursor is None
+        of_leases = structs.replace(of_leases, cursor=page.cursor)
+    return stale, False
 
 
 def _counted_stale(stale: int) -> str:

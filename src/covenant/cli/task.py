@@ -15,7 +15,7 @@ import msgspec
 from covenant.cli.content import blocks_in, file_option, value_of
 from covenant.cli.entry import print_entry, print_result, short, state_cell, state_line
 from covenant.cli.option import FOR_EVER, Duration, answers, wait_option
-from covenant.cli.output import written
+from covenant.cli.output import last_word, written
 from covenant.cli.session import Daemon, Session, moment, waits
 from covenant.cli.words import brief, clock, now_ms
 from covenant.model.agent import AgentId
@@ -79,7 +79,7 @@ def send(
     try:
         queued, got = session.run(lambda daemon: _send(daemon, task, wait_ms))
     except KeyboardInterrupt:
-        click.echo(f"it may have been sent; see with: {session.command(f'a2a watch {task.id}')}", err=True)
+        last_word(f"it may have been sent; see with: {session.command(f'a2a watch {task.id}')}", err=True)
         raise
     session.answer(_sent(queued, got, wait_ms), lambda: _tell_sent(session, queued, got, wait_ms))
     if wait_ms is not None and (got is None or got.result is None or got.result.status != "ok"):

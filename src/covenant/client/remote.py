@@ -30,6 +30,8 @@ def remote_engine(url: str, token: str | None, tokens: Tokens | None) -> RemoteE
 
     if token is not None:
         token = without_ends(token)
+        if not token:  # another in its place would be somebody else's
+            raise Malformed("the token is empty", field="token")
     transport: Transport
     if url.startswith("unix:"):
         from covenant.client.unix import UnixTransport

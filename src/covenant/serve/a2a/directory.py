@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from covenant.a2a.fault import TASK_NOT_FOUND, UNSUPPORTED, Fault
 from covenant.a2a.interface import GENERATION
-from covenant.a2a.signature import b64, payload_of
+from covenant.a2a.signature import b64, payloads_of
 from covenant.exchange.exchange import Exchange
 from covenant.exchange.realm import Realm
 from covenant.model import query as q
@@ -105,7 +105,7 @@ class Directory:
         if known is not None and known[0] is card.card and known[1].modified_ms == card.published_ms:
             return known[1]
         shown = _complete(card, here, at_root=not name, extended=extended)
-        shown["signatures"] = [sign_card(shown, self._exchange.realm)]
+        shown["signatures"] = sign_card(shown, self._exchange.realm)
         digest = hashlib.sha256(rfc8785.dumps(shown)).hexdigest()[:32]
         if len(self._shown) >= _SHOWN_MAX:
             self._shown.clear()
@@ -180,8 +180,8 @@ def _capabilities(card: Card) -> dict[str, Any]:
     }
 
 
-def sign_card(card: dict[str, Any], realm: Realm) -> dict[str, str]:
-    """A JWS with its payload left out (RFC 7515), by the realm's key."""
+def sign_card(card: dict[str, Any], realm: Realm) -> list[dict[str, str]]:
+    """Each a JWS with its payload left out (RFC 7515), by the realm's key: a verifier needs one that it finds good."""
     protected = b64(rfc8785.dumps({"alg": "EdDSA", "kid": realm.pubkey, "typ": "JOSE"}))
-    signature = realm.sign(f"{protected}.{b64(payload_of(card))}".encode())
-    return {"protected": protected, "signature": b64(signature)}
+    signed = [realm.sign(f"{protected}.{b64(payload)}".encode()) for payload in payloads_of(card)]
+    return [{"protected": protected, "signature": b64(signature)} for signature in signed]

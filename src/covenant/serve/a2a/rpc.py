@@ -14,6 +14,7 @@ from contextlib import aclosing
 from functools import partial
 from pathlib import Path
 from time import perf_counter
+from traceback import walk_tb
 from typing import Any, Final, TypeAlias
 
 import grpc
@@ -40,6 +41,7 @@ from covenant.serve.http import GONE, OnRequest
 FINISH_S: Final = 5
 _LOOK_S: Final = 0.5  # for whether gRPC is still there
 _LAST_WORD_S: Final = 0.1  # for those who watch the health of the daemon to be told that it ends
+_ACCEPTING: Final = "_server_main_loop"  # where gRPC reads the path of a call
 _STATUS: Final = "grpc-status-details-bin"
 _SERVED: Final = (SERVICE.full_name, health.SERVICE_NAME, reflection.SERVICE_NAME)
 _KEEPALIVE_MS: Final = 60_000
@@ -49,6 +51,7 @@ _DETAILS: Final = (error_details_pb2.ErrorInfo, error_details_pb2.BadRequest)  #
 
 log = logging.getLogger("covenant.grpc")
 _grpc_log: Final = logging.getLogger("grpc._cython.cygrpc")
+_loop_log: Final = logging.getLogger("asyncio")
 
 Write: TypeAlias = Callable[[Any], bytes]
 
@@ -60,6 +63,7 @@ class Rpc:
         self._calls: set[asyncio.Task[Any]] = set()
         self._server: Any = None
         self._health: Any = None
+        self._credentials: Any = None
         self._watching: asyncio.Task[None] | None = None
         self.on_request: OnRequest | None = None
 
@@ -73,26 +77,31 @@ class Rpc:
     async def start(self, address: str, tls_cert: Path | None, tls_key: Path | None) -> int:
         """Says which port it has taken."""
         _grpc_log.addFilter(_is_worth_a_line)
+        _loop_log.addFilter(_is_of_no_path)
         self._health = health.aio.HealthServicer()
         for name in _SERVED:
             await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+        self._credentials = _credentials_of(tls_cert, tls_key)
         host = address.rpartition(":")[0]
-        self._server, port = await self._serving(address, tls_cert, tls_key)
-        self._watching = asyncio.create_task(self._watch(f"{host}:{port}", tls_cert, tls_key))
+        self._server, port = await self._serving(address)
+        self._watching = asyncio.create_task(self._watch(f"{host}:{port}"))
         return port
 
-    async def _serving(self, address: str, tls_cert: Path | None, tls_key: Path | None) -> tuple[Any, int]:
+    async def _serving(self, address: str) -> tuple[Any, int]:
         bounds = self._exchange.bounds
         server = grpc.aio.server(options=_options(bounds), maximum_concurrent_rpcs=bounds.connections_total_max)
         methods = grpc.method_handlers_generic_handler(SERVICE.full_name, self._methods())
         server.add_generic_rpc_handlers([methods])
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         reflection.enable_server_reflection(_SERVED, server, POOL)
-        port = _bind(server, address, tls_cert, tls_key)
+        if self._credentials is None:
+            port: int = server.add_insecure_port(address)
+        else:
+            port = server.add_secure_port(address, self._credentials)
         await server.start()
         return server, port
 
-    async def _watch(self, address: str, tls_cert: Path | None, tls_key: Path | None) -> None:
+    async def _watch(self, address: str) -> None:
         """gRPC ends its server for a call whose path is no text, and anybody can send one. Then there is another in its
         place, as whatever else ended it. Who was under way is cut off, and comes back."""
         while True:
@@ -101,12 +110,12 @@ class Rpc:
             except Exception as fault:
                 log.warning("gRPC on %s has ended (%s): it begins anew", address, type(fault).__name__)
                 await self._server.stop(None)
-                self._server = await self._again(address, tls_cert, tls_key)
+                self._server = await self._again(address)
 
-    async def _again(self, address: str, tls_cert: Path | None, tls_key: Path | None) -> Any:
+    async def _again(self, address: str) -> Any:
         while True:
             try:
-                return (await self._serving(address, tls_cert, tls_key))[0]
+                return (await self._serving(address))[0]
             except RuntimeError as failed:
                 log.error("gRPC cannot begin anew on %s: %s", address, failed)
                 await asyncio.sleep(_LOOK_S)
@@ -203,13 +212,11 @@ class Rpc:
             raise
 
 
-def _bind(server: Any, address: str, tls_cert: Path | None, tls_key: Path | None) -> int:
+def _credentials_of(tls_cert: Path | None, tls_key: Path | None) -> Any:
+    """Read once: what begins anew does not depend on what has become of the files."""
     if tls_cert is None or tls_key is None:
-        port: int = server.add_insecure_port(address)
-    else:
-        pair = (tls_key.read_bytes(), tls_cert.read_bytes())
-        port = server.add_secure_port(address, grpc.ssl_server_credentials([pair]))
-    return port
+        return None
+    return grpc.ssl_server_credentials([(tls_key.read_bytes(), tls_cert.read_bytes())])
 
 
 def _options(bounds: Bounds) -> list[tuple[str, int]]:
@@ -234,6 +241,14 @@ def _is_worth_a_line(record: logging.LogRecord) -> bool:
     """Not that metadata is no text: gRPC repeats it in full, secret or not, each time that anybody sends it. Nor that a
     path is none, which is told once."""
     return not isinstance(record.msg, UnicodeDecodeError) and not str(record.msg).startswith("Invalid encoding")
+
+
+def _is_of_no_path(record: logging.LogRecord) -> bool:
+    """gRPC leaves the task that ends its server with the fault that ended it, and asyncio tells of it with the path."""
+    fault = record.exc_info[1] if record.exc_info else None
+    if not isinstance(fault, UnicodeDecodeError):
+        return True
+    return all(frame.f_code.co_name != _ACCEPTING for frame, _ in walk_tb(fault.__traceback__))
 
 
 def _ends(response: StreamResponse) -> bool:
