@@ -568,3 +568,27 @@ async def test_what_was_done_and_not_committed_when_a_worker_stops_is_committed(
         assert await house.result(run_id) == "receipt"
     assert done == ["paid"]
     assert await house.told(run_id) == [("assistant", "receipt")]
+
+
+async def test_an_effect_that_outlasts_its_worker_waits_for_no_commit(house: House) -> None:
+    """In a task that nobody cancels: it would wait for ever, and wake a run that is somebody else's by now."""
+    began, may_end = asyncio.Event(), asyncio.Event()
+    beside: list[asyncio.Task[Any]] = []
+
+    async def pay() -> str:
+        began.set()
+        await may_end.wait()
+        return "receipt"
+
+    @agent("pays")
+    async def pays(ctx: AgentContext) -> None:
+        beside.append(asyncio.create_task(ctx.run("pay", pay)))
+        await asyncio.get_running_loop().create_future()
+
+    async with house.worker(pays, grace_ms=0):
+        await house.begin(pays)
+        await soon(began)
+    may_end.set()
+    _, left = await asyncio.wait(beside, timeout=5)
+    assert not left
+    assert beside[0].cancelled()

@@ -262,6 +262,43 @@ async def test_a_folder_that_is_replaced_under_a_living_store_is_not_written_to(
             await cycle(box)
 
 
+async def test_a_folder_that_is_replaced_is_noticed_also_where_there_is_no_proc(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("covenant.store.journal.files._place_of", lambda fd: None)
+    folder = tmp_path / "data"
+    async with open_journal(folder) as box:
+        await cycle(box)
+        folder.rename(tmp_path / "away")
+        shutil.copytree(tmp_path / "away", folder)
+        with pytest.raises(CovenantError) as refused:
+            await cycle(box)
+        assert refused.value.code == "store_unavailable"
+
+
+@pytest.mark.parametrize("is_linked", [True, False])
+async def test_a_store_stays_in_the_folder_that_it_has_locked(
+    tmp_path: Path, is_linked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A link on the way to it is turned elsewhere, or the process goes to another folder: there is another store."""
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "now").symlink_to("one")
+    monkeypatch.chdir(tmp_path / "one")
+    async with open_journal(tmp_path / "now" / "data" if is_linked else Path("data")) as box:
+        await cycle(box)
+        shutil.copytree(tmp_path / "one" / "data", tmp_path / "two" / "data")
+        there = {path.name: path.read_bytes() for path in (tmp_path / "two" / "data").iterdir()}
+        (tmp_path / "now").unlink()
+        (tmp_path / "now").symlink_to("two")
+        os.chdir(tmp_path / "two")
+        sent = [await cycle(box, "x" * 7000) for _ in range(3)]
+        await tidy(box)
+    assert {path.name: path.read_bytes() for path in (tmp_path / "two" / "data").iterdir()} == there
+    async with open_journal(tmp_path / "one" / "data") as box:
+        assert [(await box.get_task(task_id)).state for task_id in sent] == [TaskState.RESOLVED] * 3
+
+
 async def reopened(box: OpenMailbox, clock: ManualClock) -> None:
     """As far as it can be."""
     engine = journal_of(box)

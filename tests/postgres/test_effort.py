@@ -250,6 +250,30 @@ async def test_a_cascade_takes_few_transactions_however_many_children_there_are(
         assert len(await alice.recv_results(1000)) == 1 + _COUNT + _COUNT // 20
 
 
+async def test_a_cascade_loads_no_more_than_it_comes_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps that are given to a lane together are not all done in its next transaction."""
+    loaded: list[str] = []
+    take_in = Working.take_in
+
+    def noted(work: Working, key: str, *rest: Any) -> None:
+        loaded.append(key)
+        take_in(work, key, *rest)
+
+    width = 60
+    async with Mailbox.open(f"{store_url()}&lanes=1") as box:
+        alice, bob = box.of("alice@lab"), box.of("bob@lab")
+        await alice.send_task(plain(bob, id=uid(1)))
+        await alice.send_tasks([plain(bob, id=uid(100 + n), parent=uid(1)) for n in range(width)])
+        for n in range(width):
+            below = [plain(bob, id=uid(1000 + n * width + m), parent=uid(100 + n)) for m in range(width)]
+            await alice.send_tasks(below)
+        monkeypatch.setattr(Working, "take_in", noted)
+        await soon(alice.cancel_task(uid(1), cascade=True))
+        await soon(box._engine.replies.finish())  # type: ignore[attr-defined]
+        assert not (await bob.task_queue(1)).tasks
+        assert len(loaded) <= 10 * (1 + width + width**2)
+
+
 async def test_grants_with_a_bound_on_their_uses_are_loaded_at_once(looks: list[None], decided: list[None]) -> None:
     """They are listed, looked through for a call, and ended with their peer."""
     async with Mailbox.open(f"{store_url()}&lanes=1") as box:

@@ -83,7 +83,9 @@ class Waits:
         hold.probe("a wait")
         self.count += 1
         hold.news.set()
-        if not hold.is_held:
+        if hold.is_dropped:
+            waiting.future.cancel()  # as those that waited before: nothing is committed for it any more
+        elif not hold.is_held:
             hold.wake()
         try:
             await waiting.future

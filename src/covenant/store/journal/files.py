@@ -36,8 +36,18 @@ class AppendFile:
 
     def sync(self) -> None:
         os.fdatasync(self._fd)
-        if _is_gone(self._fd, self._place):
+        if self._is_gone():
             raise FileNotFoundError(errno.ENOENT, f"{self.path.name} was moved or removed while it was in use")
+
+    def _is_gone(self) -> bool:
+        """Whether what is written to it would be lost with it, or be where nobody looks."""
+        now = _place_of(self._fd)
+        if now is not None and self._place is not None:
+            return now != self._place
+        try:
+            return not os.path.samestat(os.fstat(self._fd), os.stat(self.path))
+        except FileNotFoundError:
+            return True
 
     def close(self) -> None:
         if self._fd >= 0:
@@ -95,12 +105,14 @@ class Files:
             _sync_folder(path.parent)
 
     def lock(self, name: str) -> Lock:
-        """The folder itself is locked: a file in it could be removed. The named file says by whom."""
+        """The folder itself is locked: a file in it could be removed. The named file says by whom. From here on this is
+        the folder, wherever a link on the way to it or the process goes: what they come to then is not locked."""
         fd = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         note = self.folder / name
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             note.write_text(f"process {os.getpid()}\n")
+            self.folder = self.folder.resolve()
         except BlockingIOError:
             os.close(fd)
             owner = note.read_text(errors="replace").strip() if note.exists() else "another process"
@@ -191,12 +203,6 @@ def _place_of(fd: int) -> str | None:
         return os.readlink(f"/proc/self/fd/{fd}")
     except OSError:
         return None
-
-
-def _is_gone(fd: int, place: str | None) -> bool:
-    """Whether what is written to a file would be lost with it, or be where nobody looks."""
-    now = _place_of(fd)
-    return os.fstat(fd).st_nlink == 0 if now is None or place is None else now != place
 
 
 def _sync_folder(path: Path) -> None:

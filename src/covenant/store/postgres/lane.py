@@ -461,6 +461,8 @@ class Lane:
         for at, entry in enumerate(batch):
             if entry.comes_first and not (is_first and at == 0):
                 break
+            if entry.is_step and len(wanted) >= STEP_EVENTS:
+                break  # this transaction will hardly come to it
             if type(entry.command) is c.Expire and not (is_first and at == 0):
                 continue  # it comes to what the step before it leaves
             known = hint(entry.command)
