@@ -592,3 +592,94 @@ async def test_an_effect_that_outlasts_its_worker_waits_for_no_commit(house: Hou
     _, left = await asyncio.wait(beside, timeout=5)
     assert not left
     assert beside[0].cancelled()
+
+
+async def test_a_checkpoint_beside_an_effect_waits_for_it(house: House) -> None:
+    """Else the start of the effect is forgotten, and whoever goes on does it again without a question."""
+    began, hangs = asyncio.Event(), asyncio.Event()
+    paid: list[str] = []
+
+    async def pay() -> str:
+        paid.append("paid")
+        began.set()
+        await hangs.wait()
+        return "receipt"
+
+    @agent("pays")
+    async def pays(ctx: AgentContext) -> None:
+        if ctx.state is None:
+
+            async def keeps() -> None:
+                await began.wait()
+                await ctx.checkpoint("kept")
+
+            await asyncio.gather(ctx.run("pay", pay), keeps())
+        else:
+            await ctx.run("pay", pay)
+
+    async with house.worker(pays, grace_ms=0):
+        run_id = await house.begin(pays)
+        await soon(began)
+    hangs.set()
+    async with house.worker(pays):
+        seen = await house.until(run_id, RunStatus.EFFECT_IN_DOUBT)
+        assert list(seen.doubts) == ["pay"]
+    assert paid == ["paid"]
+
+
+async def test_a_checkpoint_comes_after_the_effects_that_are_under_way(house: House) -> None:
+    began, may_end = asyncio.Event(), asyncio.Event()
+    told: list[str] = []
+
+    async def pay() -> str:
+        began.set()
+        await may_end.wait()
+        told.append("paid")
+        return "receipt"
+
+    @agent("pays")
+    async def pays(ctx: AgentContext) -> str:
+        async def keeps() -> None:
+            await began.wait()
+            asyncio.get_running_loop().call_soon(may_end.set)
+            await ctx.checkpoint("kept")
+            told.append("kept")
+
+        receipt, _ = await asyncio.gather(ctx.run("pay", pay), keeps())
+        return str(receipt)
+
+    async with house.worker(pays):
+        assert await house.result(await house.begin(pays)) == "receipt"
+    assert told == ["paid", "kept"]
+
+
+async def test_a_checkpoint_has_its_turn_among_effects_without_an_end(house: House) -> None:
+    @agent("busy")
+    async def busy(ctx: AgentContext) -> int:
+        count, is_kept = 0, False
+
+        async def acts() -> None:
+            nonlocal count
+            while not is_kept:
+                await ctx.run(f"act {count}", lambda: None)
+                count += 1
+
+        async def keeps() -> None:
+            nonlocal is_kept
+            await ctx.checkpoint("kept")
+            is_kept = True
+
+        await asyncio.gather(acts(), acts(), keeps())
+        return count
+
+    async with house.worker(busy):
+        assert await house.result(await house.begin(busy)) < 20
+
+
+async def test_no_checkpoint_is_made_inside_an_effect(house: House) -> None:
+    @agent("keeps")
+    async def keeps(ctx: AgentContext) -> None:
+        await ctx.run("keep", lambda: ctx.checkpoint("kept"))
+
+    async with house.worker(keeps):
+        assert "no checkpoint inside an effect" in await house.failure(await house.begin(keeps))

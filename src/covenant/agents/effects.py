@@ -35,25 +35,26 @@ class Effects:
 
     async def run(self, name: str, function: Callable[..., Any], idempotent: bool) -> Any:
         """What it came to; or `EffectFailed`."""
+        async with self._checkpoints.held_off():
+            outcome = await self._outcome(name, function, idempotent)
+        if "error" in outcome:
+            raise EffectFailed(name, outcome["error"])
+        return outcome.get("value")
+
+    async def _outcome(self, name: str, function: Callable[..., Any], idempotent: bool) -> dict[str, Any]:
         notes = self._notes
         key = notes.memory.key("run", name)
         count = key.partition("#")[2]
         shown = f"{name}#{count}" if count else name
         notes.check_name(shown, "name")
-        checkpoints = self._checkpoints.count
         try:
             outcome = await self._known(key, shown, idempotent)
             if outcome is None:
                 await self._start(key, shown, idempotent)
         except asyncio.CancelledError:
-            if checkpoints == self._checkpoints.count:  # behind one, another has the key
-                notes.memory.give_back(key)
+            notes.memory.give_back(key)
             raise
-        if outcome is None:
-            outcome = await self._perform(key, function, idempotent)
-        if "error" in outcome:
-            raise EffectFailed(name, outcome["error"])
-        return outcome.get("value")
+        return outcome if outcome is not None else await self._perform(key, function, idempotent)
 
     async def _known(self, key: str, shown: str, idempotent: bool) -> dict[str, Any] | None:
         """What it came to before; None where it has not begun, or is to be done again."""
@@ -68,14 +69,12 @@ class Effects:
         await self._waits.make_room(self._hold.box.limits.content_bytes_max)
         if idempotent:
             return
-        start = Memo(key, begun=shown)
-        self._notes.remember(start)
+        self._notes.remember(Memo(key, begun=shown))
         try:
             await self._waits.flush()
         except asyncio.CancelledError:
-            if self._notes.memory.recall(key) is start:  # no checkpoint has let go of it
-                self._notes.remember(Memo(key))
-                self._waits.commit_soon()
+            self._notes.remember(Memo(key))
+            self._waits.commit_soon()
             raise
 
     async def _perform(self, key: str, function: Callable[..., Any], idempotent: bool) -> dict[str, Any]:
@@ -89,7 +88,8 @@ class Effects:
         self._hold.probe("an effect")
         self.under_way += 1
         try:
-            came = await self._host.perform(function, self._checkpoints.outside(key), idempotent)
+            with self._checkpoints.refused():
+                came = await self._host.perform(function, self._checkpoints.outside(key), idempotent)
             outcome: dict[str, Any] = {"value": values.plain(came)}
             self._notes.check_value(values.raw(outcome), is_wrapped=True)
         except BaseException as failed:
