@@ -27,7 +27,7 @@ from covenant.rules.evolve import CREATING
 from covenant.store.clock import ManualClock
 from covenant.store.postgres import ahead, rounds
 from covenant.store.postgres.engine import Postgres
-from covenant.store.postgres.entry import Drawn, Entry
+from covenant.store.postgres.entry import Entry
 from tests.postgres import misplaced, settle, store_for
 from tests.postgres.author import AGENTS, IDS, LAST_CURSOR, NOWHERE, Author, Line, Pause
 
@@ -99,7 +99,7 @@ class Side:
             def entry(command: Any, by: str | None = None) -> Entry:
                 made = make(command, by)
                 if id(command) in self.numbers:
-                    made.ids = Drawn(Numbered(self.numbers[id(command)]))
+                    made.source = Numbered(self.numbers[id(command)])
                 return made
 
             self.engine.entry = entry  # type: ignore[method-assign]

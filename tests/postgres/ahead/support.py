@@ -21,10 +21,10 @@ async def go_ahead(box: OpenMailbox, alice: Mailbox, bob: Mailbox) -> Postgres:
     """Until a whole cycle was decided ahead of the tables: by then it is known what is on these shelves."""
     engine = engine_of(box)
     for _ in range(20):
-        was = engine.ahead._stretch
+        was = engine.ahead.stretch
         await finish(alice, bob, plain(bob))
         await turn()
-        if was is not None and engine.ahead._stretch is was:
+        if was is not None and engine.ahead.stretch is was:
             return engine
     raise AssertionError("it never went ahead")
 
@@ -63,8 +63,8 @@ async def whole_log(engine: Postgres) -> list[Logged]:
 async def die(box: OpenMailbox) -> None:
     """As a process does: nothing is said, and nothing is written any more."""
     engine = engine_of(box)
-    running = engine.ahead._stretch
-    engine.ahead._stretch = None
+    running = engine.ahead.stretch
+    engine.ahead.stretch = None
     if running is not None:
         running._idling.cancel()
         for task in (running._writing, running._settling):

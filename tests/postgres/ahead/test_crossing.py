@@ -33,7 +33,7 @@ async def test_what_is_appended_together_with_what_the_tables_show_is_not_lost(u
         box = await stack.enter_async_context(Mailbox.open(url))
         alice, bob = box.of(ALICE), box.of(BOB)
         engine = await go_ahead(box, alice, bob)
-        going = engine.ahead._stretch
+        going = engine.ahead.stretch
         assert going is not None
         entries = [engine.submit(SendTask(ALICE, plain(bob)))]
         settling = asyncio.ensure_future(going._settle())
@@ -144,7 +144,7 @@ async def test_nobody_waits_for_ever_where_the_database_is_away_when_the_store_i
         box = await stack.enter_async_context(Mailbox.open(url))
         alice, bob = box.of(ALICE), box.of(BOB)
         engine = await go_ahead(box, alice, bob)
-        going = engine.ahead._stretch
+        going = engine.ahead.stretch
         assert going is not None
         lane, is_cut, is_asked = going._lane, asyncio.Event(), asyncio.Event()
 
@@ -180,7 +180,7 @@ async def test_those_of_one_call_keep_their_order_where_an_append_is_refused(url
 async def _keep_their_order(box: OpenMailbox) -> None:
     alice, bob = box.of(ALICE), box.of(BOB)
     engine = await go_ahead(box, alice, bob)
-    going = engine.ahead._stretch
+    going = engine.ahead.stretch
     assert going is not None
 
     class Refused:
@@ -251,7 +251,7 @@ async def test_who_was_refused_an_append_does_not_wait_for_the_next_command(box:
     await finish(alice, bob, plain(bob, id=uid(1)))
     await box.get_task(uid(1))  # it is in the tables
     engine = await go_ahead(box, alice, bob)
-    assert uid(1) not in engine.ahead._stretch.work.records  # type: ignore[union-attr]  # it has gone ahead
+    assert uid(1) not in engine.ahead.stretch.work.records  # type: ignore[union-attr]  # it has gone ahead
     async with asyncio.timeout(1):
         assert (await alice.send_task(plain(bob, id=uid(1)))).duplicate
 

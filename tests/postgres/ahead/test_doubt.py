@@ -48,7 +48,7 @@ async def test_a_webhook_hears_of_an_append_whose_answer_was_lost(
     push = PushConfig(id="hook", url="https://example.org/hook")
     sent = (await engine.run(SendTask(ALICE, plain(box.of(BOB)), push=push))).task_id
     await go_ahead(box, box.of("carol@lab"), box.of("dave@lab"))
-    going = engine.ahead._stretch
+    going = engine.ahead.stretch
     assert going is not None
     assert sent in going.work.records
     moved.clear()
@@ -69,7 +69,7 @@ async def test_the_tables_show_nothing_that_the_log_lacks_where_a_store_has_gone
 ) -> None:
     alice, bob = box.of(ALICE), box.of(BOB)
     engine = await go_ahead(box, alice, bob)
-    lane = engine.ahead._stretch._lane  # type: ignore[union-attr]  # it has gone ahead
+    lane = engine.ahead.stretch._lane  # type: ignore[union-attr]  # it has gone ahead
     before = lane.id, lane.seq, lane.hash.decode()
     lost = (await alice.send_task(plain(bob))).task_id
     await gone_back(url, *before)
@@ -81,7 +81,7 @@ async def test_the_tables_show_nothing_that_the_log_lacks_where_a_store_has_gone
 async def test_a_store_that_has_gone_back_is_not_spoken_for_by_memory(box: OpenMailbox, url: str) -> None:
     alice, bob = box.of(ALICE), box.of(BOB)
     engine = await go_ahead(box, alice, bob)
-    lane = engine.ahead._stretch._lane  # type: ignore[union-attr]  # it has gone ahead
+    lane = engine.ahead.stretch._lane  # type: ignore[union-attr]  # it has gone ahead
     before = lane.id, lane.seq, lane.hash.decode()
     await alice.send_task(plain(bob, id=uid(1)))
     await gone_back(url, *before)
@@ -138,7 +138,7 @@ async def test_nothing_stays_in_doubt_where_a_fault_of_ours_keeps_from_looking(
     async with Mailbox.open(f"{url}&lanes=1") as box:
         alice, bob = box.of(ALICE), box.of(BOB)
         engine = await go_ahead(box, alice, bob)
-        going = engine.ahead._stretch
+        going = engine.ahead.stretch
         assert going is not None
         lane = going._lane
         lane._append_statement = Deaf(lane._append_statement)
@@ -185,7 +185,7 @@ async def test_a_stretch_that_was_broken_off_puts_nothing_into_the_tables_any_mo
     """What it was at is read from the log, and the next stretch has the connection."""
     alice, bob = box.of(ALICE), box.of(BOB)
     engine = await go_ahead(box, alice, bob)
-    going = engine.ahead._stretch
+    going = engine.ahead.stretch
     assert going is not None
     async with sql(url) as server, sql(url) as looking:
         holding = server.transaction()

@@ -136,17 +136,17 @@ async def test_the_tables_are_brought_up_to_date_on_the_way(
     monkeypatch.setattr(stretch, "OWED", 20)
     monkeypatch.setattr(ahead, "PORTION", 7)
     engine = await go_ahead(box, alice, bob)
-    going = engine.ahead._stretch
+    going = engine.ahead.stretch
     hung = [(await alice.send_task(plain(bob))).task_id for _ in range(3)]
     held = [await take(bob) for _ in hung]
     done = [await finish(alice, bob, plain(bob)) for _ in range(60)]
-    assert engine.ahead._stretch is going
+    assert engine.ahead.stretch is going
     async with sql(url) as server:
         there = await server.fetchval("select count(*) from record where key = any($1)", done)
     assert 0 < there <= 60
     for delivery in held:
         await bob.send_result(Result.ok(delivery, DONE))
-    assert engine.ahead._stretch is going
+    assert engine.ahead.stretch is going
     assert [(await drain(alice)).task_id for _ in hung] == hung
 
 
@@ -156,7 +156,7 @@ async def test_a_line_that_is_cut_loses_nothing_and_repeats_nothing(
 ) -> None:
     monkeypatch.setattr(stretch, "OWED", 10)
     engine = await go_ahead(box, alice, bob)
-    lane = engine.ahead._stretch._lane  # type: ignore[union-attr]  # it has gone ahead
+    lane = engine.ahead.stretch._lane  # type: ignore[union-attr]  # it has gone ahead
 
     async def cycles(number: int) -> list[str]:
         sender, worker = box.of(f"p{number}@lab"), box.of(f"w{number}@lab")
@@ -180,7 +180,7 @@ async def test_an_append_whose_answer_was_lost_is_known_to_have_happened(
     box: OpenMailbox, alice: Mailbox, bob: Mailbox
 ) -> None:
     engine = await go_ahead(box, alice, bob)
-    going = engine.ahead._stretch
+    going = engine.ahead.stretch
     assert going is not None
     lane = going._lane
     statement = lane._append_statement
@@ -201,7 +201,7 @@ async def test_an_append_that_never_arrived_is_decided_again_and_does_not_arrive
     box: OpenMailbox, alice: Mailbox, bob: Mailbox, url: str
 ) -> None:
     engine = await go_ahead(box, alice, bob)
-    going = engine.ahead._stretch
+    going = engine.ahead.stretch
     assert going is not None
     late: list[Any] = []
 
@@ -219,7 +219,7 @@ async def test_an_append_that_never_arrived_is_decided_again_and_does_not_arrive
     assert await nothing_for(bob)
 
 
-@pytest.mark.parametrize("of", ["encode", "follow"])
+@pytest.mark.parametrize("of", ["encode", "follow_task"])
 async def test_a_fault_of_ours_in_a_command_is_nobodys_loss(
     box: OpenMailbox, alice: Mailbox, bob: Mailbox, of: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -231,7 +231,7 @@ async def test_a_fault_of_ours_in_a_command_is_nobodys_loss(
     def faulty(*values: Any) -> Any:
         if faults:
             faults.pop()
-            if of == "follow":
+            if of == "follow_task":
                 values[0].records.clear()  # whatever it did before
             raise RuntimeError("a fault of ours")
         return whole(*values)
@@ -251,21 +251,21 @@ async def test_a_send_under_an_id_is_the_same_send_whenever_it_comes_again(
     before = await finish(alice, bob, plain(bob, id=uid(1)))
     await box.get_task(before)  # it is in the tables
     engine = await go_ahead(box, alice, bob)
-    going = engine.ahead._stretch
+    going = engine.ahead.stretch
     task = plain(bob, id=uid(2))
     assert not (await alice.send_task(task)).duplicate
-    assert engine.ahead._stretch is going
+    assert engine.ahead.stretch is going
     assert (await alice.send_task(task)).duplicate  # still open
-    assert engine.ahead._stretch is going
+    assert engine.ahead.stretch is going
     await answer_next(bob)
     await drain(alice)
     assert (await alice.send_task(task)).duplicate  # it has ended, and the tables do not know yet
-    assert engine.ahead._stretch is going
+    assert engine.ahead.stretch is going
     assert going is not None
     await going._settle()
     assert uid(2) not in going.work.records
     assert (await alice.send_task(task)).duplicate  # it is in the tables, and in memory no more
-    assert engine.ahead._stretch is not going
+    assert engine.ahead.stretch is not going
     await go_ahead(box, alice, bob)
     assert (await alice.send_task(plain(bob, id=uid(1)))).duplicate  # from before all of this
     await go_ahead(box, alice, bob)
@@ -281,7 +281,7 @@ async def test_a_send_under_an_id_that_is_on_its_way_into_the_tables_is_the_same
     box: OpenMailbox, alice: Mailbox, bob: Mailbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = await go_ahead(box, alice, bob)
-    going = engine.ahead._stretch
+    going = engine.ahead.stretch
     assert going is not None
     await finish(alice, bob, plain(bob, id=uid(3)))
     is_held, go_on = asyncio.Event(), asyncio.Event()
@@ -319,7 +319,7 @@ async def test_who_goes_away_before_the_answer_has_taken_nothing(
 
 async def test_who_waits_is_woken_by_what_is_decided_ahead(box: OpenMailbox, alice: Mailbox, bob: Mailbox) -> None:
     engine = await go_ahead(box, alice, bob)
-    going = engine.ahead._stretch
+    going = engine.ahead.stretch
     for _ in range(3):
         waiting = asyncio.create_task(take(bob))
         answer = asyncio.create_task(drain(alice))
@@ -329,7 +329,7 @@ async def test_who_waits_is_woken_by_what_is_decided_ahead(box: OpenMailbox, ali
         assert delivery.task.id == sent.task_id
         await bob.send_result(Result.ok(delivery, DONE))
         assert (await soon(answer)).task_id == sent.task_id
-    assert engine.ahead._stretch is going
+    assert engine.ahead.stretch is going
 
 
 async def test_a_task_that_is_watched_is_seen_to_move(box: OpenMailbox, alice: Mailbox, bob: Mailbox) -> None:
@@ -381,7 +381,7 @@ async def test_large_tasks_are_not_kept_in_memory(box: OpenMailbox, alice: Mailb
     engine = await go_ahead(box, alice, bob)
     large = (await alice.send_task(plain(bob, intent="x" * 20_000))).task_id
     small = (await alice.send_task(plain(bob))).task_id
-    going = engine.ahead._stretch
+    going = engine.ahead.stretch
     assert going is not None
     await going._settle()
     assert large not in going.work.records
@@ -398,7 +398,7 @@ async def test_no_more_is_looked_at_for_a_beginning_than_everybody_may_wait_for(
         await send_many(alice, one, 10)
         await take(one)
     engine = await go_ahead(box, alice, bob)
-    going = engine.ahead._stretch
+    going = engine.ahead.stretch
     assert going is not None
     assert going.looked <= 40
     for one in crowd:

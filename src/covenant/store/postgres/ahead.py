@@ -66,7 +66,7 @@ log = logging.getLogger("covenant.store")
 class Ahead:
     def __init__(self, engine: Postgres) -> None:
         self._engine = engine
-        self._stretch: Stretch | None = None
+        self.stretch: Stretch | None = None  # while it is on
         self._ending: asyncio.Task[None] | None = None
         self._tables: asyncpg.Connection[Any] | None = None
         self._put_statement: Any = None
@@ -93,7 +93,7 @@ class Ahead:
         try:
             while self._is_beginning and not is_lane:  # a lane that has a batch was given it before
                 await self._change()
-            if self._stretch is not None:
+            if self.stretch is not None:
                 self.end()
             if self._ending is not None:
                 await asyncio.wait([self._ending])
@@ -143,11 +143,11 @@ class Ahead:
 
     @property
     def is_on(self) -> bool:
-        return self._stretch is not None
+        return self.stretch is not None
 
     def take(self, entry: Entry) -> bool:
         """Decide it ahead of the tables, if it wants nothing but what is remembered. If not, that is over."""
-        stretch = self._stretch
+        stretch = self.stretch
         if stretch is None:
             return False
         if not self._asked and self._ending is None:
@@ -160,9 +160,6 @@ class Ahead:
         self.end()
         return False
 
-    def expects(self, shelf: bytes, name: str) -> bool:
-        return self._stretch is not None and self._stretch.work.expects((shelf, name))
-
     def recalled(self, count: int) -> None:
         """So many commands were decided on memory, one transaction after the other."""
         self._in_a_row += count
@@ -174,7 +171,7 @@ class Ahead:
     @property
     def is_worth_it(self) -> bool:
         is_worth_it = self._in_a_row >= WORTH * (1 + self._in_vain)
-        return is_worth_it and self._stretch is None and self._ending is None and not self._is_beginning
+        return is_worth_it and self.stretch is None and self._ending is None and not self._is_beginning
 
     async def begin(self, lane: Lane) -> None:
         """If nothing is in the way. What comes meanwhile waits, and is the first to be decided so."""
@@ -186,7 +183,7 @@ class Ahead:
         queue.pause()
         try:
             if await self._others_are_done():
-                self._stretch = await self._begun(lane)
+                self.stretch = await self._begun(lane)
         except (*LOST, asyncpg.PostgresError) as failed:
             log.info("the log was not gone ahead with: %s", failed)
             self.is_owed = True
@@ -194,7 +191,7 @@ class Ahead:
             self._in_a_row = 0
             self._is_beginning = False
             queue.resume()
-            if self._stretch is not None:
+            if self.stretch is not None:
                 self._take_up(queue.take_all())
             else:
                 self._was_worth_it(False)
@@ -202,7 +199,7 @@ class Ahead:
 
     def _take_up(self, entries: list[Entry]) -> None:
         for at, entry in enumerate(entries):
-            if self._stretch is None or not self.take(entry):
+            if self.stretch is None or not self.take(entry):
                 self._engine.queue.put_back(entries[at:])
                 return
 
@@ -243,7 +240,7 @@ class Ahead:
     def end(self) -> None:
         """Nothing more is decided ahead of the tables; they are made whole. What comes meanwhile waits: it comes after
         what may have to be decided again."""
-        stretch, self._stretch = self._stretch, None
+        stretch, self.stretch = self.stretch, None
         if stretch is not None:
             self._engine.queue.pause()
             self._was_worth_it(stretch.takes >= WORTH + stretch.looked // LOOKED_SHARE)

@@ -166,6 +166,7 @@ class Batches:
             while True:
                 steps = [engine.entry(c.Expire(None), SYSTEM) for _ in range(EXPIRY_STEPS)]
                 for step in steps:
+                    step.have_patience()
                     step.future.add_done_callback(observed)
                 await self._do([*steps])
                 ended = [step.commit is not None and bool(step.commit.events) for step in steps if not step.is_over]

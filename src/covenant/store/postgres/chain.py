@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
+from covenant.model.record import Key
 from covenant.store.journal.line import Line, encode
+from covenant.store.postgres.line import mark as note_marks
+
+
+class Row:
+    """Lines without a gap in their numbers: others may have drawn theirs between two looks."""
+
+    __slots__ = ("first", "last", "marks", "raws")
+
+    def __init__(self, first: int) -> None:
+        self.first = first
+        self.last = 0
+        self.marks: dict[Key, int] = {}
+        self.raws: list[bytes] = []
 
 
 class Chain:
     def __init__(self, mark: bytes) -> None:
         self.mark = mark
         self.lines: list[Line] = []
-        self.raws: list[bytes] = []
+        self.rows: list[Row] = []
         self.size = 0  # in bytes
         self.events = 0
-        self._starts: list[int] = []  # of lines before which there is a gap in the numbers
         self._next = 0
 
     def append(self, line: Line) -> None:
@@ -23,16 +34,14 @@ class Chain:
     def add(self, line: Line, raw: bytes, mark: bytes) -> None:
         """One that was encoded behind the last."""
         self.mark = mark
-        if line.seq != self._next:
-            self._starts.append(len(self.lines))
-        self._next = line.seq + (len(line.events) or 1)
+        seq, count = line.seq, len(line.events)
+        if seq != self._next:
+            self.rows.append(Row(seq))
+        row = self.rows[-1]
+        self._next = seq + (count or 1)
+        row.last = self._next - 1
+        row.raws.append(raw)
+        note_marks(line, row.marks)
         self.lines.append(line)
-        self.raws.append(raw)
         self.size += len(raw)
-        self.events += len(line.events)
-
-    def stretches(self) -> Iterator[tuple[list[Line], bytes]]:
-        """Without a gap in their numbers: others may have drawn theirs between two looks."""
-        lines, starts = self.lines, self._starts
-        for at, end in zip(starts, [*starts[1:], len(lines)], strict=True):
-            yield lines[at:end], b"".join(self.raws[at:end])
+        self.events += count

@@ -3,7 +3,7 @@ what is committed here in between."""
 
 from __future__ import annotations
 
-import asyncio
+from time import monotonic
 from typing import Any, Final
 
 import asyncpg
@@ -28,13 +28,13 @@ class Depths:
             return None
         count, learned = known
         age_s = _AGE_S if count * 2 > self._depth_max else _AGE_FAR_S
-        return count if asyncio.get_running_loop().time() - learned < age_s else None
+        return count if monotonic() - learned < age_s else None
 
     async def learn(self, connection: asyncpg.Connection[Any], recipient: str) -> None:
         if len(self._known) >= _KNOWN_MAX:
             self._known.clear()
         count = await connection.fetchval(DEPTH, READY, recipient)
-        self._known[recipient] = (count, asyncio.get_running_loop().time())
+        self._known[recipient] = (count, monotonic())
 
     def count(self, recipient: str, by: int) -> None:
         known = self._known.get(recipient)

@@ -244,7 +244,8 @@ class Postgres(Roll):
     def submit(self, command: Command | Call, by: str | None = None) -> Entry:
         self._check_open()
         entry = self.entry(command, by)
-        if not self.ahead.take(entry):
+        if self.ahead.stretch is None or not self.ahead.take(entry):
+            entry.have_patience()
             entry.is_exclusive = is_exclusive(command)
             self.queue.append(entry)
         return entry
@@ -274,12 +275,16 @@ class Postgres(Roll):
         wait_ms: int | None = None,
         undoing: list[Command] | None = None,
     ) -> list[Any]:
-        self._check_open()
         if not wait_ms:
             entry = None
             if self._is_expected(command):  # who will hardly have to wait needs no place for it
                 entry = self.submit(command)
-                if not await self.replies.to(entry) and wait_ms is None:
+                try:
+                    is_empty = not await entry.future
+                except asyncio.CancelledError:
+                    await self.replies.gone(entry)
+                    raise
+                if is_empty and wait_ms is None:
                     entry = None
             entry = entry or await self._take(command, wait_ms is None)
         else:
@@ -304,7 +309,10 @@ class Postgres(Roll):
             shelf, agent = ANSWERS, asked.peer
         if agent is None:
             return False
-        return self.ahead.expects(shelf, agent.pubkey) or self.recall.expects(shelf, agent.pubkey)
+        stretch = self.ahead.stretch
+        if stretch is not None and stretch.work.expects((shelf, agent.pubkey)):
+            return True
+        return self.recall.expects(shelf, agent.pubkey)
 
     async def _take(self, command: LeaseTasks | DrainResults | Call, waits: bool) -> Entry:
         asked = command.command if type(command) is Call else command
@@ -543,6 +551,7 @@ class Postgres(Roll):
         for lane in unsigned:
             seq, mark = lane.seq, lane.hash.decode()
             entry = self.entry(SignHead(None, seq, mark, sign(seq, mark), pubkey, anchors), SYSTEM)
+            entry.have_patience()
             entry.lane = lane.id
             lane.own.append(entry)
             self.queue.ring_all()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any, Final
 
 from covenant.model.command import Call, Command
@@ -64,6 +65,7 @@ class Entry:
     tries = 0
     group: Group | None = None
     lane: int | None = None  # the chain that it is about, and no other
+    until_s = 0.0  # when it has waited long enough
     not_written: int | None = None  # drawn once, however often it is decided
     settled: asyncio.Future[None] | None = None  # there once its caller has gone away
     commit: Commit | None = None
@@ -72,9 +74,17 @@ class Entry:
     def __init__(self, command: Command | Call, by: str, ids: Ids, loop: asyncio.AbstractEventLoop) -> None:
         self.command = command
         self.by = by
-        self.ids = Drawn(ids)
         self.future: asyncio.Future[Any] = loop.create_future()
-        self.until_s = loop.time() + PATIENCE_S
+        self.source = ids
+
+    @cached_property
+    def ids(self) -> Drawn:
+        """For whoever may decide it again once it may have been committed."""
+        return Drawn(self.source)
+
+    def have_patience(self) -> None:
+        """It waits for the tables, from now on."""
+        self.until_s = self.future.get_loop().time() + PATIENCE_S
 
     def draw(self, refused: Callable[[str], int], caller: str) -> int:
         """How many refusals of this caller were not written: counted once."""

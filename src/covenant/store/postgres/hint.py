@@ -33,6 +33,20 @@ def hint(command: Command | Call) -> list[Any] | None:
     return None
 
 
+def is_plainest(command: Command | Call) -> bool:
+    """Whether it is what most are: a new task without an id or a key of its own, a result, or the wish for the first
+    that stands somewhere. Of these, rules ask for nothing but what is known to them, or to stand there."""
+    asked = command.command if type(command) is Call else command
+    if type(asked) is SendTask:
+        task = asked.task
+        return type(task) is Task and not task.id and asked.key is None and task.idempotency is None
+    if type(asked) is LeaseTasks:
+        return asked.limit == 1 and asked.kinds is None and type(asked.recipient) is AgentId
+    if type(asked) is DrainResults:
+        return asked.limit == 1 and type(asked.peer) is AgentId
+    return type(asked) is PostResult
+
+
 def _sent(command: SendTask) -> list[Any] | None:
     """A new task that nothing else depends on; under an id of the sender's, if nothing is known under that."""
     task = command.task

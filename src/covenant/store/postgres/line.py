@@ -9,14 +9,23 @@ from covenant.store.journal.line import Line
 
 def marks_of(lines: Iterable[Line]) -> str:
     """The tasks that were touched, each with the event that touched it before."""
-    first: dict[str, int] = {}
+    marks: dict[str, int] = {}
     for line in lines:
-        prev = line.prev or [0] * len(line.events)
-        for event, before in zip(line.events, prev, strict=True):
-            key = event.key
-            if key not in first and ":" not in key and "-" in key:
-                first[key] = before
-    return " ".join([f"{key}:{before}" for key, before in first.items()])
+        mark(line, marks)
+    return marked(marks)
+
+
+def mark(line: Line, marks: dict[str, int]) -> None:
+    """Note the tasks that one more line touches: of each, the first event tells what was before all of them."""
+    events, prev = line.events, line.prev
+    for at, event in enumerate(events):
+        key = event.key
+        if key not in marks and ":" not in key and "-" in key:
+            marks[key] = prev[at] if prev else 0
+
+
+def marked(marks: dict[str, int]) -> str:
+    return " ".join([f"{key}:{before}" for key, before in marks.items()])
 
 
 def lines_in(raw: bytes) -> list[bytes]:

@@ -9,7 +9,7 @@ from typing import Any, Final
 from covenant.model.record import Key, TaskRecord, Tombstone
 from covenant.store.postgres.array import flags, numbers, texts
 from covenant.store.postgres.chain import Chain
-from covenant.store.postgres.line import marks_of
+from covenant.store.postgres.line import marked
 from covenant.store.postgres.moved import Moved
 from covenant.store.postgres.rows import KINDS, Place, encoded, is_open, note_of, task_row
 from covenant.store.postgres.view import Working
@@ -58,13 +58,13 @@ def put(work: Working, moved: Moved) -> Sequence[Any]:
 
 def appended(chain: Chain) -> Sequence[Any]:
     """What the log is to tell."""
-    stretches = list(chain.stretches())
+    rows = chain.rows
     return (
         chain.lines[-1].at,
-        numbers([lines[0].seq for lines, _ in stretches]),
-        numbers([lines[-1].last for lines, _ in stretches]),
-        texts([marks_of(lines) for lines, _ in stretches]),
-        [raw for _, raw in stretches],
+        numbers([row.first for row in rows]),
+        numbers([row.last for row in rows]),
+        texts([marked(row.marks) for row in rows]),
+        [b"".join(row.raws) for row in rows],
     )
 
 

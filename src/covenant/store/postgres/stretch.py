@@ -9,22 +9,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection
-from typing import TYPE_CHECKING, Final
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 import asyncpg
 
+from covenant.model.command import Call, Command
 from covenant.model.error import CovenantError
-from covenant.model.event import PushSet
+from covenant.model.event import Answered, Drained, Event, Leased, PushSet, Sent
 from covenant.model.record import Key, TaskRecord
-from covenant.rules.context import Need
+from covenant.rules.context import Commit, Need
+from covenant.rules.decide import decide
 from covenant.rules.lease import kind_in
 from covenant.store.journal.line import Line, encode
 from covenant.store.postgres.batch import Batches, unknown
 from covenant.store.postgres.chain import Chain
 from covenant.store.postgres.connection import LANE_CLOSED, LOST, told
 from covenant.store.postgres.entry import Entry
-from covenant.store.postgres.hint import hint
+from covenant.store.postgres.hint import hint, is_plainest
 from covenant.store.postgres.numbers import BLOCK
 from covenant.store.postgres.recall import RECORD_BYTES_MAX, RECORDS_MAX, STANDING_MAX
 from covenant.store.postgres.rows import ANSWERS
@@ -45,6 +47,7 @@ IDLE_S: Final = 0.2  # without a command: then the tables are made whole
 CROWD: Final = 24  # who are answered in two halves
 GATHERING_TURNS: Final = 4  # of the loop, in which an append gathers
 _NOT_AHEAD: Final = TRUST_EVENTS | {PushSet}  # who posts to webhooks looks for them in the tables
+_OF_A_TASK: Final = frozenset((Sent, Leased, Answered, Drained))
 
 log = logging.getLogger("covenant.store")
 
@@ -84,6 +87,8 @@ class Stretch:
         self._progress: asyncio.Future[None] = self._loop.create_future()
         self._settling: asyncio.Task[None] | None = None
         self.work = work
+        self._now, self._due, self._depths = engine.now, engine.due, engine.depths
+        self._numbers_end = block + BLOCK
         work.heed()
         self._writing = asyncio.ensure_future(self._write())
         self._writing.add_done_callback(self._has_written)
@@ -93,73 +98,104 @@ class Stretch:
 
     def take(self, entry: Entry) -> bool:
         """Decide it. False where it wants more than is remembered, and where the tables should come first."""
-        engine, work = self._engine, self.work
-        now = engine.now()
-        wanted = hint(entry.command)
-        if wanted is None or entry.is_alone or self._writing.done():
-            return False
-        if (due_ms := engine.due.next_ms) is not None and due_ms <= now:
+        work, command = self.work, entry.command
+        now = self._now()
+        due_ms = self._due.next_ms
+        if entry.is_alone or self._writing.done() or (due_ms is not None and due_ms <= now):
             return False
         if len(work.touched) >= OWED_MAX or self._owed_bytes >= OWED_BYTES_MAX:
             return False
         fresh = None
-        if wanted and type(wanted[0]) is Fresh and wanted[0].key not in work.records:
-            fresh = wanted[0].key
-            if fresh in self._putting:
+        if not is_plainest(command):
+            wanted = hint(command)
+            if wanted is None:
                 return False
-            work.absent.add(fresh)  # if it is not so, the append will say it
+            if wanted and type(wanted[0]) is Fresh and wanted[0].key not in work.records:
+                fresh = wanted[0].key
+                if fresh in self._putting:
+                    return False
+                work.absent.add(fresh)  # if it is not so, the append will say it
         try:
-            commit = self._lane.decide(entry, work, now)
-            work.require(commit.events)
+            commit = self._commit_of(entry, now)
+            events = commit.events
+            is_simple = fresh is None and len(events) == 1 and _is_simple(events[0], commit, work)
+            if not is_simple:
+                work.require(events)
         except Need as need:
             shelves = (want for want in need.wanted if type(want) is First and want.is_plain)
             work.strange.update({(want.shelf, want.name): None for want in shelves})
             return False
         except CovenantError:
             return False
-        events, gathered = commit.events, self._gathered
-        if not events and commit.reply == [] and work.expects((wanted[0].shelf, wanted[0].name)):
-            return False  # what stands there is due, and the clock comes first
-        if commit.then or work.order + len(events) + 1 >= self._block + BLOCK:
+        if commit.then or work.order + len(events) + 1 >= self._numbers_end:
             return False
-        if not _NOT_AHEAD.isdisjoint(map(type, events)) or (fresh is not None and not events):
+        if not is_simple and not self._may_go_ahead(commit, command, fresh):
             return False
         if events or commit.audit:
-            line = self._lane.line_of(entry, commit, work, now)
-            raw, mark = encode(line, gathered.chain.mark)  # before memory follows it
-            work.follow(line)
-            self._note(gathered, line, len(raw))
-            gathered.chain.add(line, raw, mark)  # once nothing can go wrong: it is appended, whoever is answered
+            self._go_on(entry, commit, is_simple, now)
             if fresh is not None:
-                gathered.fresh.append(fresh)
+                self._gathered.fresh.append(fresh)
         entry.commit = commit
         entry.is_begun = True
-        gathered.entries.append(entry)
+        self._gathered.entries.append(entry)
         self.takes += 1
         if self._bell is not None and not self._bell.done():
             self._bell.set_result(None)
         return True
 
-    def _note(self, gathered: Gathered, line: Line, size: int) -> None:
+    def _commit_of(self, entry: Entry, now: int) -> Commit:
+        """Decided again, it may be given other ids: nobody has been told of these."""
+        command, work, ctx = entry.command, self.work, self._engine.context
+        if type(command) is Call:  # what it draws besides is drawn once
+            return self._lane.decide(entry, work, now)
+        ctx.ids, ctx.now, ctx.compaction = entry.source, now, work.trust.compaction
+        return decide(command, work, ctx)
+
+    def _may_go_ahead(self, commit: Commit, command: Command | Call, fresh: Key | None) -> bool:
+        events = commit.events
+        if not events and commit.reply == []:
+            wanted = hint(command)
+            if wanted and self.work.expects((wanted[0].shelf, wanted[0].name)):
+                return False  # what stands there is due, and the clock comes first
+        return _NOT_AHEAD.isdisjoint(map(type, events)) and (fresh is None or bool(events))
+
+    def _go_on(self, entry: Entry, commit: Commit, is_simple: bool, now: int) -> None:
+        """It will be the next in the log, and is so in memory."""
+        work, chain, events = self.work, self._gathered.chain, commit.events
+        old: Any = work.records.get(events[0].key) if is_simple else None
+        if is_simple:
+            prev: Sequence[int] = () if old is None else (old.order,)
+        else:
+            prev = work.orders_before(events)
+        line = Line(work.order + 1, now, 0, events, entry.by, prev, commit.audit)
+        raw, mark = encode(line, chain.mark)  # before memory follows it
+        if is_simple:
+            work.follow_task(events[0], old, now)
+        else:
+            work.follow(line)
+        self._note(line, len(raw))
+        chain.add(line, raw, mark)  # once nothing can go wrong: it is appended, whoever is answered
+
+    def _note(self, line: Line, size: int) -> None:
         """Whom it will concern once it is in the log."""
-        engine, work = self._engine, self.work
+        work, gathered = self.work, self._gathered
         self._decided = work.order
         self._owed_bytes += size
         if size >= RECORD_BYTES_MAX:
             self._large.update(event.key for event in line.events)
         if work.due_ms is not None:
-            engine.due.heed(work.due_ms)
+            self._due.heed(work.due_ms)
         for shelf, was, now, key in work.moves:
             if shelf == ANSWERS:
                 if now is not None:
                     gathered.answered.append(now)
                 continue
             if was is not None:
-                engine.depths.count(was, -1)
+                self._depths.count(was, -1)
             if now is not None:
                 record = work.records[key]
                 assert type(record) is TaskRecord
-                engine.depths.count(now, 1)
+                self._depths.count(now, 1)
                 gathered.readied.append((now, kind_in(record.task)))
         work.moves.clear()
 
@@ -215,14 +251,17 @@ class Stretch:
     def _answer(self, entries: list[Entry]) -> None:
         """A crowd in halves: what the first ask for next goes out while the others are answered."""
         half = len(entries) // 2 if len(entries) >= CROWD else len(entries)
-        for entry in entries[:half]:
-            self._engine.replies.committed(entry)
+        self._answer_all(entries[:half])
         if half < len(entries):
-            self._loop.call_soon(self._answer_rest, entries[half:])
+            self._loop.call_soon(self._answer_all, entries[half:])
 
-    def _answer_rest(self, entries: list[Entry]) -> None:
+    def _answer_all(self, entries: list[Entry]) -> None:
         for entry in entries:
-            self._engine.replies.committed(entry)
+            future, commit = entry.future, entry.commit
+            if commit is None or future.done() or isinstance(commit.reply, CovenantError):
+                self._engine.replies.committed(entry)  # who is refused, or has gone away
+            else:
+                future.set_result(commit.reply)
 
     # --- the tables ---------------------------------------------------------------------------------------
 
@@ -308,6 +347,7 @@ class Stretch:
         left = [*going, *self._gathered.entries]
         for entry in left:
             entry.commit = None
+            entry.have_patience()
         engine.recall.forget()
         engine.depths.forget()
         engine.waking.wake_all()
@@ -328,3 +368,12 @@ class Stretch:
         if recovered:
             self._tell(going)
         return recovered
+
+
+def _is_simple(event: Event, commit: Commit, work: Working) -> bool:
+    """Whether the only event of a commit makes another of a task that is here, or a task where nothing can be."""
+    kind = type(event)
+    if kind not in _OF_A_TASK:
+        return False
+    old = work.records.get(event.key)
+    return type(old) is TaskRecord if kind is not Sent else old is None and event.key == commit.fresh

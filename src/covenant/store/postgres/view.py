@@ -251,6 +251,26 @@ class Working:
         else:
             self.order += 1
 
+    def follow_task(self, event: Event, old: TaskRecord | None, at: int) -> None:
+        """The same for a line of one event, where it is asked for most: it makes another of this task, or a task of
+        nothing, and belongs to nothing else."""
+        order = self.order = self.order + 1
+        key, kind = event.key, type(event)
+        new: Any = EVOLVE[kind](old, event, order, at)
+        self.records[key] = new
+        self.touched[key] = None
+        if new.due_ms is not None:
+            self._heed_due(new.due_ms)
+        if kind is Leased:
+            self._leases[event.lease_id] = key  # type: ignore[union-attr]  # as its kind has it
+        elif kind is Sent:
+            self.has_sent = True
+        self._shift(key, old, new)
+
+    def _heed_due(self, due_ms: int) -> None:
+        if self.due_ms is None or due_ms < self.due_ms:
+            self.due_ms = due_ms
+
     def apply(self, events: Iterable[Event], at: int) -> None:
         order, records = self.order, self.records
         for event in events:
@@ -278,8 +298,8 @@ class Working:
                 self.absent.discard(key)
                 records[key] = new
                 due: int | None = getattr(new, "due_ms", None)
-                if due is not None and (self.due_ms is None or due < self.due_ms):
-                    self.due_ms = due
+                if due is not None:
+                    self._heed_due(due)
             self.touched[key] = None
             if type(event) is Leased or type(event) is TakenUp:
                 self._leases[event.lease_id] = key
@@ -325,26 +345,23 @@ class Working:
         """The same as `_move` for a task where it is asked for most."""
         was, now = None if old is None else old.ready_for, new.ready_for
         if was != now or (now is not None and old is not None and old.ready_order != new.ready_order):
-            self._leave(READY, was, key)
-            self._take_place(READY, now, new.ready_order, key)
-            self.moves.append((READY, was, now, key))
+            self._go(READY, was, now, new.ready_order, key)
         was, now = None if old is None else old.answer_for, new.answer_for
         if was != now or (now is not None and old is not None and old.answer_order != new.answer_order):
-            self._leave(ANSWERS, was, key)
-            self._take_place(ANSWERS, now, new.answer_order, key)
-            self.moves.append((ANSWERS, was, now, key))
+            self._go(ANSWERS, was, now, new.answer_order, key)
 
-    def _leave(self, shelf: bytes, name: str | None, key: Key) -> None:
-        if name is not None and (there := self._shelves.get((shelf, name))) is not None:
+    def _go(self, shelf: bytes, was: str | None, now: str | None, order: int, key: Key) -> None:
+        """On these shelves, from one name to another."""
+        shelves = self._shelves
+        if was is not None and (there := shelves.get((shelf, was))) is not None:
             there.pop(key, None)
-
-    def _take_place(self, shelf: bytes, name: str | None, order: int, key: Key) -> None:
-        if name is not None:
-            there = self._shelves.get((shelf, name))
+        if now is not None:
+            there = shelves.get((shelf, now))
             if there is None:
-                self.strange[shelf, name] = None
+                self.strange[shelf, now] = None
             else:
                 there[key] = order
+        self.moves.append((shelf, was, now, key))
 
     def _move(self, key: Key, old: Record | Tombstone | None, new: Record | None) -> None:
         shelves = self._shelves
