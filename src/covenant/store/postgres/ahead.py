@@ -295,7 +295,9 @@ class Ahead:
         """With a connection of its own to the tables."""
         if self._tables is None or self._tables.is_closed():
             engine = self._engine
-            self._tables = await connect(engine.where, application_name=engine.member.session)
+            # What is put there is in the log already: if a crash takes it back, it is put there again.
+            session = engine.member.session
+            self._tables = await connect(engine.where, application_name=session, synchronous_commit="off")
             self._put_statement = await self._tables.prepare(PUT)
             self._settle_statement = await self._tables.prepare(SETTLE)
 

@@ -16,6 +16,8 @@ def flags(values: Sequence[bool]) -> str:
 def texts(values: Sequence[str | None]) -> str:
     if not values:
         return "{}"
+    if values[0] is None and values.count(None) == len(values):
+        return f"{{{','.join(('NULL',) * len(values))}}}"
     try:
         joined = '","'.join(values)  # type: ignore[arg-type]  # the rare None is seen to below
     except TypeError:

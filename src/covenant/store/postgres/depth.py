@@ -19,7 +19,7 @@ _KNOWN_MAX: Final = 100_000
 class Depths:
     def __init__(self, depth_max: int) -> None:
         self._depth_max = depth_max
-        self._known: dict[str, tuple[int, float]] = {}
+        self._known: dict[str, list[Any]] = {}  # how many, and when they were counted
 
     def of(self, recipient: str) -> int | None:
         """As far as it is known: counted anew the more often, the closer it is to its bound."""
@@ -34,12 +34,12 @@ class Depths:
         if len(self._known) >= _KNOWN_MAX:
             self._known.clear()
         count = await connection.fetchval(DEPTH, READY, recipient)
-        self._known[recipient] = (count, monotonic())
+        self._known[recipient] = [count, monotonic()]
 
     def count(self, recipient: str, by: int) -> None:
         known = self._known.get(recipient)
         if known is not None:
-            self._known[recipient] = (max(0, known[0] + by), known[1])
+            known[0] = max(0, known[0] + by)
 
     def forget(self) -> None:
         self._known.clear()

@@ -239,7 +239,8 @@ class Postgres(Roll):
     # --- commands -----------------------------------------------------------------------------------------
 
     def entry(self, command: Command | Call, by: str | None = None) -> Entry:
-        return Entry(command, by or actor(command), self._ids, asyncio.get_running_loop())
+        assert self._home is not None
+        return Entry(command, by or actor(command), self._ids, self._home)
 
     def submit(self, command: Command | Call, by: str | None = None) -> Entry:
         self._check_open()

@@ -335,9 +335,8 @@ class Lane:
         self._work.is_recalled = True  # it is said in one word, too
         mark, last = self._pending = (chain.mark, chain.lines[-1].last)
         try:
-            await self._append_statement.fetch(
-                engine.space, self.id, self.hash.decode(), mark.decode(), last, block, texts(fresh), *appended(chain)
-            )
+            before = self.hash.decode()
+            await self._append_statement.fetch(engine.space, self.id, before, *appended(chain, block, fresh))
         except asyncpg.PostgresError as refused:
             if not isinstance(refused, LOST):
                 self._pending = None  # the server has said no

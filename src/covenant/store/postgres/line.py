@@ -17,11 +17,10 @@ def marks_of(lines: Iterable[Line]) -> str:
 
 def mark(line: Line, marks: dict[str, int]) -> None:
     """Note the tasks that one more line touches: of each, the first event tells what was before all of them."""
-    events, prev = line.events, line.prev
-    for at, event in enumerate(events):
+    for at, event in enumerate(line.events):
         key = event.key
         if key not in marks and ":" not in key and "-" in key:
-            marks[key] = prev[at] if prev else 0
+            marks[key] = line.prev[at] if line.prev else 0
 
 
 def marked(marks: dict[str, int]) -> str:

@@ -57,6 +57,7 @@ ENDED: Final = b"E"  # results that nobody drains
 BURIED: Final = b"Z"  # tombstones, by when their task was resolved
 TRUST: Final = b"N"  # peers, grants, cards and the horizon
 
+SHELF_NAMES: Final = {bytes((code,)): chr(code) for code in range(128)}
 _KIND_CHARS: Final = 256
 
 Place: TypeAlias = tuple[bytes, str, int]
@@ -82,6 +83,7 @@ KINDS: Final[dict[type, bytes]] = {
     SendKey: b"k",
     Tombstone: b"z",
 }
+KIND_NAMES: Final = {kind: name.decode() for kind, name in KINDS.items()}
 _encoder: Final = msgspec.json.Encoder()
 _DECODERS: Final[dict[bytes, Callable[[bytes], Any]]] = {
     kind: msgspec.json.Decoder(record).decode for record, kind in KINDS.items()

@@ -11,7 +11,7 @@ from covenant.store.postgres.array import flags, numbers, texts
 from covenant.store.postgres.chain import Chain
 from covenant.store.postgres.line import marked
 from covenant.store.postgres.moved import Moved
-from covenant.store.postgres.rows import KINDS, Place, encoded, is_open, note_of, task_row
+from covenant.store.postgres.rows import KIND_NAMES, READY, SHELF_NAMES, Place, encoded, is_open, note_of, task_row
 from covenant.store.postgres.view import Working
 from covenant.store.postgres.want import TAKEN
 
@@ -28,19 +28,18 @@ _FIRST_ROWS: Final = re.sub(r"\$(\d+)", lambda found: f"${int(found[1]) - 5}", _
 SAVE: Final = f"""select save($47, $48, $49,
     $50::text::"char"[], $51::text::text[], $52::text::bigint[], $53::text::integer[], $1, $2, $3, $4, $5,
     {_ROWS}, $42, $43::text::bigint[], $44::text::bigint[], $45::text::text[], $46)"""
-APPEND: Final = """select append($1, $2, $3, $4, $5, $6, $7::text::text[],
-    $8, $9::text::bigint[], $10::text::bigint[], $11::text::text[], $12)"""
+APPEND: Final = "select append($1, $2, $3, $4, $5, $6::text::text[], $7, $8, $9, $10, $11)"
 PUT: Final = f"select put({_FIRST_ROWS})"
 SETTLE: Final = f"select settle($1, $2, $3, $4, $5, {_ROWS})"
 
 
 ON_BLOCK: Final = 46  # where among the values of `save` it says on which block it counts, or 0
-APPEND_ON_BLOCK: Final = 5  # likewise for `append`
+APPEND_ON_BLOCK: Final = 4  # likewise for `append`
 
 
 def saved(work: Working, moved: Moved, chain: Chain, trust: int) -> Sequence[Any]:
     """All but the lane and the hash that it builds on."""
-    return chain.mark.decode(), chain.lines[-1].last, trust, *put(work, moved), *appended(chain)
+    return chain.mark.decode(), chain.lines[-1].last, trust, *put(work, moved), *_logged(chain)
 
 
 def put(work: Working, moved: Moved) -> Sequence[Any]:
@@ -56,7 +55,14 @@ def put(work: Working, moved: Moved) -> Sequence[Any]:
     )
 
 
-def appended(chain: Chain) -> Sequence[Any]:
+def appended(chain: Chain, block: int, fresh: Sequence[Key]) -> Sequence[Any]:
+    """The same for what is in the log alone: nobody has drawn numbers since, so there is no gap in them."""
+    (row,) = chain.rows
+    lines = b"".join(row.raws)
+    return chain.mark.decode(), block, texts(fresh), row.first, row.last, chain.lines[-1].at, marked(row.marks), lines
+
+
+def _logged(chain: Chain) -> Sequence[Any]:
     """What the log is to tell."""
     rows = chain.rows
     return (
@@ -93,25 +99,43 @@ def on_remembered(block: int, space: int, trust: int, moved: Moved) -> Sequence[
 
 def _records(work: Working) -> Sequence[Any]:
     """Those that are new, those that have changed, and those that are gone."""
-    new: list[tuple[str, bytes, int, bytes]] = []
-    old: list[tuple[str, bytes, int, bytes, int]] = []
+    new, old = _Rows(), _Rows()
     gone: list[str] = []
+    were_ords: list[int] = []
     were, records, sizes = work.were, work.records, work.sizes
-    for key in work.touched:
+    for key in sorted(work.touched):
         was, now = were.get(key), records.get(key)
         if now is None:
             if was is not None:
                 gone.append(key)
             continue
+        if was is None:
+            rows = new
+        else:
+            rows = old
+            were_ords.append(was.order)
         body = encoded(now)
         sizes[key] = len(body)
-        if was is None:
-            new.append((key, KINDS[type(now)], now.order, body))
-        else:
-            old.append((key, KINDS[type(now)], now.order, body, was.order))
-    new.sort()
-    old.sort()
-    return *_rows(new), *_rows(old), numbers([row[4] for row in old]), texts(gone)
+        rows.keys.append(key)
+        rows.kinds.append(KIND_NAMES[type(now)])
+        rows.ords.append(now.order)
+        rows.bodies.append(body)
+    return *new.values(), *old.values(), numbers(were_ords), texts(gone)
+
+
+class _Rows:
+    """Of records, column by column."""
+
+    __slots__ = ("bodies", "keys", "kinds", "ords")
+
+    def __init__(self) -> None:
+        self.keys: list[str] = []
+        self.kinds: list[str] = []
+        self.ords: list[int] = []
+        self.bodies: list[bytes] = []
+
+    def values(self) -> Sequence[Any]:
+        return texts(self.keys), texts(self.kinds), numbers(self.ords), self.bodies
 
 
 def _tasks(work: Working) -> Sequence[str]:
@@ -131,31 +155,23 @@ def _tasks(work: Working) -> Sequence[str]:
         new.append(task_row(key, now))
         if isinstance(was, (TaskRecord, Tombstone)):
             gone.append(was.sent_order if isinstance(was, TaskRecord) else was.order)
+    orders, keys, senders, recipients, parents, opens = zip(*new, strict=True) if new else ((),) * 6
     return (
-        numbers([row[0] for row in new]),
-        texts([row[1] for row in new]),
-        texts([row[2] for row in new]),
-        texts([row[3] for row in new]),
-        texts([row[4] for row in new]),
-        flags([row[5] for row in new]),
+        numbers(orders),
+        texts(keys),
+        texts(senders),
+        texts(recipients),
+        texts(parents),
+        flags(opens),
         numbers(gone),
         numbers([row[0] for row in turned]),
         flags([row[1] for row in turned]),
     )
 
 
-def _rows(found: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
-    return (
-        texts([row[0] for row in found]),
-        texts([row[1].decode() for row in found]),
-        numbers([row[2] for row in found]),
-        [row[3] for row in found],
-    )
-
-
 def _places(moved: Sequence[tuple[Place, Key]]) -> Sequence[str]:
     return (
-        texts([place[0].decode() for place, _ in moved]),
+        texts([SHELF_NAMES[place[0]] for place, _ in moved]),
         texts([place[1] for place, _ in moved]),
         numbers([place[2] for place, _ in moved]),
         texts([key for _, key in moved]),
@@ -167,4 +183,4 @@ def _moved_to(moved: Sequence[tuple[Place, Key]], work: Working) -> Sequence[str
 
 
 def _notes(taken: Sequence[tuple[Place, Key]], work: Working) -> str:
-    return texts([note_of(place, work.records.get(key)) for place, key in taken])
+    return texts([note_of(place, work.records.get(key)) if place[0] == READY else None for place, key in taken])

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Collection, Sequence
+from time import monotonic, thread_time
 from typing import TYPE_CHECKING, Any, Final
 
 import asyncpg
@@ -28,6 +29,7 @@ from covenant.store.postgres.connection import LANE_CLOSED, LOST, told
 from covenant.store.postgres.entry import Entry
 from covenant.store.postgres.hint import hint, is_plainest
 from covenant.store.postgres.numbers import BLOCK
+from covenant.store.postgres.pace import Pace
 from covenant.store.postgres.recall import RECORD_BYTES_MAX, RECORDS_MAX, STANDING_MAX
 from covenant.store.postgres.rows import ANSWERS
 from covenant.store.postgres.trust import TRUST_EVENTS
@@ -44,7 +46,6 @@ OWED_SHARE: Final = 4  # or this many times as many as were under way last time:
 OWED_MAX: Final = 4096  # and then this waits until they are
 OWED_BYTES_MAX: Final = 16 << 20  # of lines
 IDLE_S: Final = 0.2  # without a command: then the tables are made whole
-CROWD: Final = 24  # who are answered in two halves
 GATHERING_TURNS: Final = 4  # of the loop, in which an append gathers
 _NOT_AHEAD: Final = TRUST_EVENTS | {PushSet}  # who posts to webhooks looks for them in the tables
 _OF_A_TASK: Final = frozenset((Sent, Leased, Answered, Drained))
@@ -89,6 +90,8 @@ class Stretch:
         self.work = work
         self._now, self._due, self._depths = engine.now, engine.due, engine.depths
         self._numbers_end = block + BLOCK
+        self._pace = Pace()
+        self._worked_s, self._takes_then = thread_time(), 0
         work.heed()
         self._writing = asyncio.ensure_future(self._write())
         self._writing.add_done_callback(self._has_written)
@@ -139,9 +142,15 @@ class Stretch:
         entry.is_begun = True
         self._gathered.entries.append(entry)
         self.takes += 1
-        if self._bell is not None and not self._bell.done():
-            self._bell.set_result(None)
+        if self._bell is not None:
+            self._ring()
         return True
+
+    def _ring(self) -> None:
+        """Something is to be appended, or this is over."""
+        bell, self._bell = self._bell, None
+        if bell is not None and not bell.done():
+            bell.set_result(None)
 
     def _commit_of(self, entry: Entry, now: int) -> Commit:
         """Decided again, it may be given other ids: nobody has been told of these."""
@@ -185,18 +194,20 @@ class Stretch:
             self._large.update(event.key for event in line.events)
         if work.due_ms is not None:
             self._due.heed(work.due_ms)
+        waking = self._engine.waking
         for shelf, was, now, key in work.moves:
             if shelf == ANSWERS:
-                if now is not None:
+                if now is not None and waking.answers.count:  # who comes later will look, and find it
                     gathered.answered.append(now)
                 continue
             if was is not None:
                 self._depths.count(was, -1)
             if now is not None:
-                record = work.records[key]
-                assert type(record) is TaskRecord
                 self._depths.count(now, 1)
-                gathered.readied.append((now, kind_in(record.task)))
+                if waking.ready.count:
+                    record = work.records[key]
+                    assert type(record) is TaskRecord
+                    gathered.readied.append((now, kind_in(record.task)))
         work.moves.clear()
 
     # --- appending ----------------------------------------------------------------------------------------
@@ -210,8 +221,8 @@ class Stretch:
                 await self._bell
                 continue
             known = 0
-            for _ in range(GATHERING_TURNS):  # as long as each turn brings more, and few have come
-                if not known < len(self._gathered.entries) < CROWD // 2:
+            for _ in range(GATHERING_TURNS):  # as long as each turn brings more, and not all have come that may
+                if not known < len(self._gathered.entries) < self._pace.share:
                     break
                 known = len(self._gathered.entries)
                 await asyncio.sleep(0)
@@ -222,11 +233,13 @@ class Stretch:
     async def _append(self) -> None:
         gathered = self._going = self._gathered
         self._gathered = Gathered(gathered.chain.mark)
+        begun_s = monotonic()
         if gathered.chain.lines:
             await self._lane.append(gathered.chain, self._block, gathered.fresh)
         elif not await self._lane.is_ahead():  # whoever is told that there is nothing is told what is so
             raise ConnectionError("what is remembered may not be so")
         self._going = Gathered(gathered.chain.mark)
+        self._keep_pace(monotonic() - begun_s, len(gathered.entries))
         try:
             self._tell(gathered)
         finally:  # it is in the log: a fault of ours must not leave anybody waiting for ever
@@ -237,6 +250,12 @@ class Stretch:
         if may_settle and len(self.work.touched) >= max(OWED, OWED_SHARE * len(self.work.were)):
             self._settling = asyncio.ensure_future(self._settle())
             self._settling.add_done_callback(self._has_settled)
+
+    def _keep_pace(self, append_s: float, answered: int) -> None:
+        worked_s, takes = thread_time(), self.takes
+        crowd = answered + len(self._gathered.entries)
+        self._pace.appended(append_s, worked_s - self._worked_s, takes - self._takes_then, crowd)
+        self._worked_s, self._takes_then = worked_s, takes
 
     def _tell(self, appended: Gathered) -> None:
         """Wake whom it concerns."""
@@ -249,8 +268,10 @@ class Stretch:
             self._ahead.end()  # nobody waits until the next one comes
 
     def _answer(self, entries: list[Entry]) -> None:
-        """A crowd in halves: what the first ask for next goes out while the others are answered."""
-        half = len(entries) // 2 if len(entries) >= CROWD else len(entries)
+        """All at once; or in halves, if that is better and they are not: what the first ask for next goes out while the
+        others are answered."""
+        is_one_crowd = self._pace.is_halved and 2 * len(self._gathered.entries) < len(entries)
+        half = len(entries) // 2 if is_one_crowd else len(entries)
         self._answer_all(entries[:half])
         if half < len(entries):
             self._loop.call_soon(self._answer_all, entries[half:])
@@ -298,8 +319,7 @@ class Stretch:
         """Until all that was decided is answered, and the tables are whole. Whether they are."""
         self._is_ending = True
         self._idling.cancel()
-        if self._bell is not None and not self._bell.done():
-            self._bell.set_result(None)
+        self._ring()
         try:
             if not await self._is_put_there():
                 return False

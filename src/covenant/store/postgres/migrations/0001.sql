@@ -393,29 +393,28 @@ end $$;
 -- Append to the log alone. Refused where the lane is not what it is believed to be, or nobody is ahead in it any more, or
 -- somebody has drawn numbers, or something is due, or there is something under a key that was taken for fresh.
 create function append(
-    space integer, in_lane integer, hash_before text, hash_after text, last_seq bigint, on_block bigint, fresh text[],
-    log_at bigint, log_seqs bigint[], log_lasts bigint[], log_marks text[], log_lines bytea[]
+    space integer, in_lane integer, hash_before text, hash_after text, on_block bigint, fresh text[],
+    first_seq bigint, last_seq bigint, log_at bigint, log_marks text, log_lines bytea
 ) returns void
 language plpgsql as $$
 declare
     waited text;
-    is_mine boolean;
 begin
     waited := pg_advisory_xact_lock_shared(space, 1);
     waited := pg_current_xact_id();  -- before the look at the block: who draws after it sees this as open
-    select exists (select from ahead where lane = in_lane) and b.last_value = on_block
+    update lane set hash = hash_after, seq = last_seq
+    where id = in_lane and hash = hash_before and not closed
+        and exists (select from ahead where lane = in_lane)
+        and on_block = (select last_value from block)
         and not exists (select from place where shelf = 'D' and name = '' and ord <= log_at)
-        and (cardinality(fresh) = 0 or not exists (select from record where key = any(fresh)))
-    into is_mine from block b;
-    if not is_mine then
-        raise exception 'this is not as it was remembered' using errcode = 'CV004';
-    end if;
-    update lane set hash = hash_after, seq = last_seq where id = in_lane and hash = hash_before and not closed;
+        and (cardinality(fresh) = 0 or not exists (select from record where key = any(fresh)));
     if not found then
+        if exists (select from lane where id = in_lane and hash = hash_before and not closed) then
+            raise exception 'this is not as it was remembered' using errcode = 'CV004';
+        end if;
         raise exception 'this lane is not open any more' using errcode = 'CV001';
     end if;
-    insert into log select u.seq, u.last, in_lane, log_at, u.marks, u.lines
-    from unnest(log_seqs, log_lasts, log_marks, log_lines) u(seq, last, marks, lines);
+    insert into log values (first_seq, last_seq, in_lane, log_at, log_marks, log_lines);
 end $$;
 
 -- Bring the tables up to date with what a lane has appended, so far, or for good. Refused where the log does not have all
