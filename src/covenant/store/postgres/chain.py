@@ -33,11 +33,11 @@ class Chain:
 
     def add(self, line: Line, raw: bytes, mark: bytes) -> None:
         """One that was encoded behind the last."""
-        self.mark = mark
         seq, count = line.seq, len(line.events)
         if seq != self._next:
             self.rows.append(Row(seq))
         row = self.rows[-1]
+        self.mark = mark
         self._next = seq + (count or 1)
         row.last = self._next - 1
         row.raws.append(raw)
@@ -45,3 +45,18 @@ class Chain:
         self.lines.append(line)
         self.size += len(raw)
         self.events += count
+
+    def add_of_task(self, line: Line, raw: bytes, mark: bytes, before: int) -> None:
+        """The same for a line of one event, which is of a task; `before` is the one that touched it before."""
+        seq = line.seq
+        if seq != self._next:
+            self.rows.append(Row(seq))
+        row = self.rows[-1]
+        self.mark = mark
+        self._next = seq + 1
+        row.last = seq
+        row.raws.append(raw)
+        row.marks.setdefault(line.events[0].key, before)
+        self.lines.append(line)
+        self.size += len(raw)
+        self.events += 1

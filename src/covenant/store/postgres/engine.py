@@ -280,12 +280,7 @@ class Postgres(Roll):
             entry = None
             if self._is_expected(command):  # who will hardly have to wait needs no place for it
                 entry = self.submit(command)
-                try:
-                    is_empty = not await entry.future
-                except asyncio.CancelledError:
-                    await self.replies.gone(entry)
-                    raise
-                if is_empty and wait_ms is None:
+                if not await self.replies.to(entry) and wait_ms is None:
                     entry = None
             entry = entry or await self._take(command, wait_ms is None)
         else:

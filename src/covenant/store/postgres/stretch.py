@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from time import monotonic, thread_time
 from typing import TYPE_CHECKING, Any, Final
 
@@ -171,19 +171,20 @@ class Stretch:
     def _go_on(self, entry: Entry, commit: Commit, is_simple: bool, now: int) -> None:
         """It will be the next in the log, and is so in memory."""
         work, chain, events = self.work, self._gathered.chain, commit.events
-        old: Any = work.records.get(events[0].key) if is_simple else None
-        if is_simple:
-            prev: Sequence[int] = () if old is None else (old.order,)
-        else:
-            prev = work.orders_before(events)
-        line = Line(work.order + 1, now, 0, events, entry.by, prev, commit.audit)
-        raw, mark = encode(line, chain.mark)  # before memory follows it
-        if is_simple:
-            work.follow_task(events[0], old, now)
-        else:
+        if not is_simple:
+            line = Line(work.order + 1, now, 0, events, entry.by, work.orders_before(events), commit.audit)
+            raw, mark = encode(line, chain.mark)  # before memory follows it
             work.follow(line)
+            self._note(line, len(raw))
+            chain.add(line, raw, mark)  # once nothing can go wrong: it is appended, whoever is answered
+            return
+        old: Any = work.records.get(events[0].key)
+        before = 0 if old is None else old.order
+        line = Line(work.order + 1, now, 0, events, entry.by, (before,) if before else (), commit.audit)
+        raw, mark = encode(line, chain.mark)
+        work.follow_task(events[0], old, now)
         self._note(line, len(raw))
-        chain.add(line, raw, mark)  # once nothing can go wrong: it is appended, whoever is answered
+        chain.add_of_task(line, raw, mark, before)
 
     def _note(self, line: Line, size: int) -> None:
         """Whom it will concern once it is in the log."""

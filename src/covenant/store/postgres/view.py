@@ -507,7 +507,10 @@ class Working:
         return key if key is None or key not in self.touched or _has_had(self.records.get(key), lease_id) else None
 
     def ready(self, recipient: str | None, limit: int) -> Sequence[TaskRecord]:
-        return self._records(TaskRecord, self._first(READY, recipient, limit))
+        keys = self._first(READY, recipient, limit)
+        if len(keys) == 1 and type(record := self.records.get(keys[0])) is TaskRecord:  # as it mostly is
+            return (record,)
+        return self._records(TaskRecord, keys)
 
     def ready_of(self, recipient: str | None, kinds: frozenset[str], limit: int) -> Sequence[TaskRecord]:
         first = First(READY, ANYBODY if recipient is None else recipient, limit, kinds)
