@@ -203,3 +203,24 @@ async def test_a_stretch_that_was_broken_off_puts_nothing_into_the_tables_any_mo
         await holding.rollback()
     sent = await soon(sending)
     assert (await take(bob)).task.id == sent.task_id
+
+
+@pytest.mark.parametrize("statement", [Deaf, lambda _: Cut()])
+async def test_an_append_in_doubt_is_looked_for_until_a_database_that_is_away_comes_back(
+    box: OpenMailbox, monkeypatch: pytest.MonkeyPatch, statement: Any
+) -> None:
+    alice, bob = box.of(ALICE), box.of(BOB)
+    engine = await go_ahead(box, alice, bob)
+    lane = engine.ahead.stretch._lane  # type: ignore[union-attr]  # it has gone ahead
+    lane._append_statement = statement(lane._append_statement)
+    connected, away = Lane._connected, iter(range(3))
+
+    async def is_away(self: Lane) -> Any:
+        if self is lane and next(away, None) is not None:
+            raise ConnectionRefusedError("the database is away")
+        return await connected(self)
+
+    monkeypatch.setattr(Lane, "_connected", is_away)
+    sent = await soon(alice.send_task(plain(bob)))
+    assert (await take(bob)).task.id == sent.task_id
+    assert await nothing_for(bob)

@@ -361,6 +361,8 @@ class Stretch:
         if not isinstance(failed, (*LOST, asyncpg.PostgresError)):
             log.error("what was decided ahead of the tables could not be appended", exc_info=failed)
         going = self._going.entries
+        for entry in (*going, *self._gathered.entries):
+            entry.have_patience()
         if lane.is_in_doubt:
             going = going[await self._recovered(failed) :]
         elif isinstance(failed, asyncpg.PostgresError) and failed.sqlstate == LANE_CLOSED:
@@ -368,7 +370,6 @@ class Stretch:
         left = [*going, *self._gathered.entries]
         for entry in left:
             entry.commit = None
-            entry.have_patience()
         engine.recall.forget()
         engine.depths.forget()
         engine.waking.wake_all()
