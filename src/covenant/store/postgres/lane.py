@@ -324,8 +324,11 @@ class Lane:
         return connection
 
     async def is_ahead(self) -> bool:
-        """Whether nobody else has come and brought the tables up to date, and the log has all that was appended."""
-        connection = await self._connected()
+        """Whether nobody else has come and brought the tables up to date, and the log has all that was appended. No new
+        connection can tell: a crash of the server may have taken back what was put into the tables last."""
+        connection = self._connection
+        if connection is None or connection.is_closed():
+            raise ConnectionError("the connection was lost")
         return bool(await connection.fetchval(_IS_AHEAD, self.id, self.hash.decode()))
 
     async def append(self, chain: Chain, block: int, fresh: Sequence[Key]) -> None:
