@@ -14,6 +14,7 @@ from covenant.model.error import StoreUnavailable, UnknownTask
 from covenant.model.push import PushConfig
 from covenant.store.clock import ManualClock
 from covenant.store.postgres.lane import Lane
+from covenant.store.postgres.pace import Pace
 from covenant.store.postgres.waking import Waking
 from tests.conformance.support import nothing_for, plain, soon, take, turn, uid
 from tests.postgres.ahead.support import ALICE, BOB, die, go_ahead
@@ -113,20 +114,21 @@ async def test_one_that_was_taken_for_dead_prunes_nothing_that_the_tables_lack(
             assert (await other.get_task(sent)).task.id == sent
 
 
+@pytest.mark.parametrize(("of", "name"), [(Waking, "wake"), (Pace, "appended")])
 async def test_who_was_decided_ahead_is_answered_whatever_fails_behind_the_append(
-    box: OpenMailbox, monkeypatch: pytest.MonkeyPatch
+    box: OpenMailbox, monkeypatch: pytest.MonkeyPatch, of: type, name: str
 ) -> None:
     alice, bob = box.of(ALICE), box.of(BOB)
     await go_ahead(box, alice, bob)
-    wake, faults = Waking.wake, [1]
+    faultless, faults = getattr(of, name), [1]
 
-    def faulty(self: Waking, *values: Any) -> None:
+    def faulty(*values: Any) -> None:
         if faults:
             faults.pop()
             raise RuntimeError("a fault of ours")
-        wake(self, *values)
+        faultless(*values)
 
-    monkeypatch.setattr(Waking, "wake", faulty)
+    monkeypatch.setattr(of, name, faulty)
     sent = (await soon(alice.send_task(plain(bob)))).task_id
     assert (await take(bob)).task.id == sent
     assert await nothing_for(bob)

@@ -240,8 +240,8 @@ class Stretch:
         elif not await self._lane.is_ahead():  # whoever is told that there is nothing is told what is so
             raise ConnectionError("what is remembered may not be so")
         self._going = Gathered(gathered.chain.mark)
-        self._keep_pace(monotonic() - begun_s, len(gathered.entries))
         try:
+            self._keep_pace(monotonic() - begun_s, len(gathered.entries))
             self._tell(gathered)
         finally:  # it is in the log: a fault of ours must not leave anybody waiting for ever
             self._answer(gathered.entries)
