@@ -41,9 +41,11 @@ def is_plainest(command: Command | Call) -> bool:
         task = asked.task
         return type(task) is Task and not task.id and asked.key is None and task.idempotency is None
     if type(asked) is LeaseTasks:
-        return asked.limit == 1 and asked.kinds is None and type(asked.recipient) is AgentId
+        return (
+            type(asked.limit) is int and asked.limit == 1 and asked.kinds is None and type(asked.recipient) is AgentId
+        )
     if type(asked) is DrainResults:
-        return asked.limit == 1 and type(asked.peer) is AgentId
+        return type(asked.peer) is AgentId and type(asked.limit) is int and asked.limit == 1
     return type(asked) is PostResult
 
 
