@@ -12,6 +12,7 @@ import pytest
 
 from covenant import CovenantError, Mailbox
 from covenant.model.event import Sent
+from covenant.store.postgres import pulse as pulses
 from covenant.store.postgres.connection import LOST
 from tests.conformance.support import finish, nothing_for, plain, soon, take, uid
 from tests.postgres import misplaced, started_server, store_url
@@ -21,6 +22,12 @@ from tests.postgres.support import sql, until
 
 # What is not waited for stays in memory until it is.
 _LAZY = "wal_writer_delay = 10s\nwal_writer_flush_after = 1GB\nautovacuum = off\nrestart_after_crash = on\n"
+
+
+@pytest.fixture(autouse=True)
+def still(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sign of life is waited for, and with it all that was written before."""
+    monkeypatch.setattr(pulses, "BEAT_S", 600.0)
 
 
 async def crash(url: str, pid: int) -> None:
