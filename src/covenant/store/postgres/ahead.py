@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
 
@@ -42,6 +42,7 @@ REMEMBERED_MAX: Final = 2048  # shelves, and records, that are looked at for tha
 LOOKED_MAX: Final = 4096  # records in all, with those on the shelves: everybody waits meanwhile
 BLOCKS: Final = 16  # of numbers
 PORTION: Final = 128  # records that are put into the tables at once: others have their turn in between
+PACED: Final = 32  # so many while appends go on: the server does not keep one of them waiting for long
 _OTHERS_S: Final = 0.05  # for the other lanes to come to the end of what they do
 _MENDING: Final = "set local lock_timeout = '10s'"
 _SETTLING: Final = "select pg_advisory_xact_lock_shared($1, 1)"
@@ -274,19 +275,24 @@ class Ahead:
 
     # --- the tables ---------------------------------------------------------------------------------------
 
-    async def settle(self, lane: int, before: int, upto: int, is_last: bool, owed: Working) -> None:
-        """The tables show what is owed to them."""
+    async def settle(
+        self, lane: int, before: int, upto: int, owed: Working, pause: Callable[[int], Awaitable[None]] | None = None
+    ) -> None:
+        """The tables show what is owed to them: for good, or in portions, with a pause behind each."""
         await self.connected()
         assert self._tables is not None
-        keys = [*owed.touched]
-        portions = [owed.portion(keys[at : at + PORTION]) for at in range(0, max(1, len(keys)), PORTION)]
+        keys, size = [*owed.touched], PORTION if pause is None else PACED
+        portions = [owed.portion(keys[at : at + size]) for at in range(0, max(1, len(keys)), size)]
         try:
             async with self._tables.transaction():
                 if len(portions) > 1:  # whoever mends waits for all of it, and does not meet it half way
                     await self._tables.execute(_SETTLING, self._engine.space)
                 for portion in portions[:-1]:
                     await self._put_statement.fetch(*_put(portion))
-                await self._settle_statement.fetch(self._engine.space, lane, before, upto, is_last, *_put(portions[-1]))
+                    if pause is not None:
+                        await pause(len(keys))
+                ends = (self._engine.space, lane, before, upto, pause is None)
+                await self._settle_statement.fetch(*ends, *_put(portions[-1]))
         except BaseException:
             self.let_go()
             raise
