@@ -150,45 +150,49 @@ async def test_the_tables_are_brought_up_to_date_on_the_way(
     assert [(await drain(alice)).task_id for _ in hung] == hung
 
 
-async def test_an_append_has_its_turn_between_portions_of_what_is_owed_and_who_asks_waits_for_none(
-    box: OpenMailbox, alice: Mailbox, bob: Mailbox, url: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("is_as_much_owed", [False, True])
+async def test_an_append_has_its_turn_between_portions_of_what_is_owed_unless_as_much_is_owed_again(
+    box: OpenMailbox, alice: Mailbox, bob: Mailbox, is_as_much_owed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stretch, "PAUSE_S", 60)
-    monkeypatch.setattr(stretch, "IDLE_S", 60)
     monkeypatch.setattr(ahead, "PACED", 2)
     engine = await go_ahead(box, alice, bob)
     going = engine.ahead.stretch
     assert going is not None
-    sent = await send_many(alice, bob, 9)
-    seen: list[str] = []
-    engine.ahead._put_statement = _Noted("p", engine.ahead._put_statement, seen)
-    going._settling = asyncio.ensure_future(going._settle())
-    await until(lambda: bool(seen))
-    await turn()
-    assert seen == ["p"]
-    await alice.send_task(plain(bob))
-    await until(lambda: len(seen) > 1)
-    await turn()
-    assert seen == ["p", "p"]
-    assert not going._settling.done()
-    assert (await soon(box.get_task(sent[0]))).state is TaskState.QUEUED
-    assert await in_tables(url, sent[8])
+    lane, seen, is_let_go = going._lane, list[str](), asyncio.Event()
+    append, put = lane._append_statement, engine.ahead._put_statement
 
+    class Held:
+        async def fetch(self, *values: Any) -> None:
+            await is_let_go.wait()
+            seen.append("append")
+            await append.fetch(*values)
 
-async def test_there_is_no_pause_where_as_much_is_owed_again(
-    box: OpenMailbox, alice: Mailbox, bob: Mailbox, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(stretch, "PAUSE_S", 60)
-    going = (await go_ahead(box, alice, bob)).ahead.stretch
-    assert going is not None
-    await send_many(alice, bob, 5)
+    class Noted:
+        async def fetch(self, *values: Any) -> None:
+            await put.fetch(*values)
+            seen.append("put")
+
+    await send_many(alice, bob, 9)
     owed = len(going.work.touched)
-    await soon(going._let_one_append(owed))
-    pausing = asyncio.ensure_future(going._let_one_append(owed + 2))
-    await turn()
-    assert not pausing.done()
-    await alice.send_task(plain(bob))
-    await soon(pausing)
+    lane._append_statement, engine.ahead._put_statement = Held(), Noted()
+    going._settling = asyncio.ensure_future(going._settle())
+    await asyncio.sleep(0)
+    sending = [asyncio.create_task(alice.send_task(plain(bob))) for _ in range(owed if is_as_much_owed else 1)]
+    try:
+        if is_as_much_owed:
+            await soon(asyncio.shield(going._settling))
+            assert set(seen) == {"put"}
+        else:
+            await until(lambda: bool(seen))
+            await turn()
+            assert not going._settling.done()
+    finally:
+        is_let_go.set()
+    await soon(asyncio.gather(*sending))
+    await soon(going._settling)
+    if not is_as_much_owed:
+        assert seen[:2] == ["put", "append"] and seen.count("put") >= 4
+    assert engine.ahead.stretch is going
 
 
 @pytest.mark.parametrize("of", ["append", "settle"])
@@ -562,14 +566,3 @@ async def _end_all(box: OpenMailbox) -> None:
             await box.cancel_task(entry.task.id)
     while await box.recv_results(1000, wait_ms=0):
         pass
-
-
-class _Noted:
-    """A statement that is noted when it goes out."""
-
-    def __init__(self, name: str, statement: Any, seen: list[str]) -> None:
-        self._name, self._statement, self._seen = name, statement, seen
-
-    async def fetch(self, *values: Any) -> Any:
-        self._seen.append(self._name)
-        return await self._statement.fetch(*values)

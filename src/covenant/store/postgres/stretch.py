@@ -45,7 +45,6 @@ OWED: Final = 256  # records that the tables lack: then they are brought up to d
 OWED_SHARE: Final = 4  # or this many times as many as were under way last time: each of those is put there twice
 OWED_MAX: Final = 4096  # and then this waits until they are
 OWED_BYTES_MAX: Final = 16 << 20  # of lines
-PAUSE_S: Final = 0.01  # in what is put into the tables, while nothing is appended
 IDLE_S: Final = 0.2  # without a command: then the tables are made whole
 GATHERING_TURNS: Final = 4  # of the loop, in which an append gathers
 _NOT_AHEAD: Final = TRUST_EVENTS | {PushSet}  # who posts to webhooks looks for them in the tables
@@ -246,8 +245,7 @@ class Stretch:
             self._tell(gathered)
         finally:  # it is in the log: a fault of ours must not leave anybody waiting for ever
             self._answer(gathered.entries)
-        progress, self._progress = self._progress, self._loop.create_future()
-        progress.set_result(None)
+        self._go_forward()
         may_settle = self._settling is None and not self._is_ending and not self.is_spoilt
         if may_settle and len(self.work.touched) >= max(OWED, OWED_SHARE * len(self.work.were)):
             self._settling = asyncio.ensure_future(self._settle())
@@ -265,7 +263,14 @@ class Stretch:
         changed = {event.key: None for line in lines for event in line.events} if waking.hears_of_changes else {}
         waking.wake(appended.readied, appended.answered, [*changed])
 
+    def _go_forward(self) -> None:
+        """Whoever waits for an append looks again."""
+        progress, self._progress = self._progress, self._loop.create_future()
+        if not progress.done():
+            progress.set_result(None)
+
     def _has_written(self, done: asyncio.Task[None]) -> None:
+        self._go_forward()
         if done.cancelled() or done.exception() is not None:
             self._ahead.end()  # nobody waits until the next one comes
 
@@ -298,18 +303,17 @@ class Stretch:
         while self._lane.seq < upto:
             if self._writing.done():
                 raise ConnectionError("what was decided has not been appended")
-            await asyncio.wait([self._writing, self._progress], return_when=asyncio.FIRST_COMPLETED)
+            await self._progress
         pause = None if is_last else self._let_one_append
         await self._ahead.settle(self._lane.id, self._settled, upto, owed, pause)
         self._settled = upto
         self._putting = ()
 
     async def _let_one_append(self, owed: int) -> None:
-        """Between portions of what is owed, so that the server has no more to do at one time than at another: unless as
-        much is owed again, or this ends."""
-        if len(self.work.touched) < owed and not self._is_ending and not self._writing.done():
-            waited = (self._writing, self._progress)
-            await asyncio.wait(waited, timeout=PAUSE_S, return_when=asyncio.FIRST_COMPLETED)
+        """If one is under way, between portions of what is owed: so the server has no more to do at one time than at
+        another. Unless as much is owed again, or this ends."""
+        if self._going.entries and len(self.work.touched) < owed and not self._is_ending and not self._writing.done():
+            await self._progress
 
     def _has_settled(self, done: asyncio.Task[None]) -> None:
         if done.cancelled() or done.exception() is not None:

@@ -62,7 +62,8 @@ create table log (
     marks text   not null,
     lines bytea  not null
 );
-alter table log alter column lines set storage external;  -- to compress them costs more than it saves
+alter table log alter column lines set storage external;  -- to compress these costs more than it saves
+alter table log alter column marks set storage external;
 
 -- A process that has this store open. Who holds the credentials of the database is one of these.
 create table daemon (
