@@ -24,7 +24,8 @@ from covenant.store.postgres.array import texts
 from covenant.store.postgres.connection import LOST, connect
 from covenant.store.postgres.entry import Entry
 from covenant.store.postgres.line import lines_in
-from covenant.store.postgres.numbers import BLOCK
+from covenant.store.postgres.moved import Moved
+from covenant.store.postgres.numbers import AHEAD, BLOCK
 from covenant.store.postgres.recall import RECORD_BYTES_MAX, STANDING_MAX
 from covenant.store.postgres.saving import PUT, SETTLE, put
 from covenant.store.postgres.stretch import Stretch
@@ -40,7 +41,6 @@ LOOKED_SHARE: Final = 8  # records that are looked at for what one command more 
 IN_VAIN_MAX: Final = 256
 REMEMBERED_MAX: Final = 2048  # shelves, and records, that are looked at for that
 LOOKED_MAX: Final = 4096  # records in all, with those on the shelves: everybody waits meanwhile
-BLOCKS: Final = 16  # of numbers
 PORTION: Final = 128  # records that are put into the tables at once: others have their turn in between
 PACED: Final = 32  # so many while appends go on: the server does not keep one of them waiting for long
 _OTHERS_S: Final = 0.05  # for the other lanes to come to the end of what they do
@@ -228,13 +228,13 @@ class Ahead:
                 lane.hash.decode(),
                 engine.known.learnt,
                 engine.member.id,
-                BLOCKS,
+                AHEAD,
             )
             if drawn is None:
                 return None
             await _look_around(connection, work, shelves[-REMEMBERED_MAX:], keys[-REMEMBERED_MAX:])
         engine.recall.forget()  # it is told again when this ends
-        is_unbroken = drawn[-1] - drawn[0] == (BLOCKS - 1) * BLOCK
+        is_unbroken = drawn[-1] - drawn[0] == (AHEAD - 1) * BLOCK
         work.order = drawn[0] if is_unbroken else drawn[-1]
         return Stretch(engine, self, lane, work, drawn[-1])
 

@@ -68,6 +68,7 @@ _HELD: Final = """
     with free as (select key from record where key = any($1) for update skip locked)
     select key from record where key = any($1) and key not in (select key from free)
 """
+_DRAW: Final = "select array_agg(nextval('block')) from generate_series(1, $1)"
 _IS_AHEAD: Final = "select exists (select from ahead a join lane l on l.id = a.lane where l.id = $1 and l.hash = $2)"
 _RECALLS_MAX: Final = 3
 _DRAWN_SINCE: Final = "CV002"
@@ -334,6 +335,14 @@ class Lane:
     async def append(self, chain: Chain, block: int, fresh: Sequence[Key]) -> None:
         """What was decided ahead of the tables, if nothing is there under keys that were taken for fresh."""
         engine = self._engine
+    async def draw(self, blocks: int) -> list[int]:
+        """So many blocks of numbers: an append is refused if they are not the last any more."""
+        connection = self._connection
+        if connection is None or connection.is_closed():
+            raise ConnectionError("the connection was lost")
+        drawn: list[int] = await connection.fetchval(_DRAW, blocks)
+        return drawn
+
         self._work, self._moved = Working(engine.trust, engine.depths.of), Moved()
         self._work.is_recalled = True  # it is said in one word, too
         mark, last = self._pending = (chain.mark, chain.lines[-1].last)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 BLOCK: Final = 4096  # the increment of the sequence
+AHEAD: Final = 16  # blocks that are drawn at once by who is ahead of the tables
 
 
 class Numbers:

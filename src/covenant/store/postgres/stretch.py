@@ -28,7 +28,7 @@ from covenant.store.postgres.chain import Chain
 from covenant.store.postgres.connection import LANE_CLOSED, LOST, told
 from covenant.store.postgres.entry import Entry
 from covenant.store.postgres.hint import hint, is_plainest
-from covenant.store.postgres.numbers import BLOCK
+from covenant.store.postgres.numbers import AHEAD, BLOCK
 from covenant.store.postgres.pace import Pace
 from covenant.store.postgres.recall import RECORD_BYTES_MAX, RECORDS_MAX, STANDING_MAX
 from covenant.store.postgres.rows import ANSWERS
@@ -46,6 +46,7 @@ OWED_SHARE: Final = 4  # or this many times as many as were under way last time:
 OWED_MAX: Final = 4096  # and then this waits until they are
 OWED_BYTES_MAX: Final = 16 << 20  # of lines
 IDLE_S: Final = 0.2  # without a command: then the tables are made whole
+NUMBERS_LEFT_MIN: Final = AHEAD * BLOCK // 2  # then more are drawn
 GATHERING_TURNS: Final = 4  # of the loop, in which an append gathers
 _NOT_AHEAD: Final = TRUST_EVENTS | {PushSet}  # who posts to webhooks looks for them in the tables
 _OF_A_TASK: Final = frozenset((Sent, Leased, Answered, Drained))
@@ -227,9 +228,18 @@ class Stretch:
                     break
                 known = len(self._gathered.entries)
                 await asyncio.sleep(0)
+            if self._numbers_end - self.work.order < NUMBERS_LEFT_MIN:
+                await self._draw_further()
             await self._append()
             if not self._engine.may_recall():  # looked at now and then: one command more is no matter
                 self._ahead.end()
+
+    async def _draw_further(self) -> None:
+        """Numbers for what comes: those that are left run out soon."""
+        block, drawn = self._block, await self._lane.draw(AHEAD)
+        if drawn != [block + BLOCK * number for number in range(1, AHEAD + 1)]:
+            raise ConnectionError("somebody else has drawn numbers")
+        self._block, self._numbers_end = drawn[-1], drawn[-1] + BLOCK
 
     async def _append(self) -> None:
         gathered = self._going = self._gathered
