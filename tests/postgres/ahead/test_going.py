@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AsyncExitStack
 from typing import Any
 
@@ -17,7 +17,8 @@ from covenant.model.error import CovenantError
 from covenant.model.event import Sent
 from covenant.store.clock import ManualClock
 from covenant.store.postgres import ahead, stretch
-from covenant.store.postgres.saving import APPEND
+from covenant.store.postgres.numbers import AHEAD, BLOCK
+from covenant.store.postgres.saving import APPEND, Rows
 from covenant.store.postgres.view import Working
 from tests.beings import Being
 from tests.conformance.support import DONE, answer_next, drain, finish, nothing_for, plain, soon, take, turn, uid
@@ -193,6 +194,73 @@ async def test_an_append_has_its_turn_between_portions_of_what_is_owed_unless_as
     if not is_as_much_owed:
         assert seen[:2] == ["put", "append"] and seen.count("put") >= 4
     assert engine.ahead.stretch is going
+
+
+async def test_others_have_their_turn_while_rows_are_made_of_what_is_owed(
+    box: OpenMailbox, alice: Mailbox, bob: Mailbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = await go_ahead(box, alice, bob)
+    going = engine.ahead.stretch
+    assert going is not None
+    await send_many(alice, bob, 3 * ahead.SLICE)
+    add, made = Rows.add, list[str]()
+
+    def noted(rows: Rows, work: Working, keys: Iterable[str]) -> None:
+        made.extend(keys)
+        add(rows, work, keys)
+
+    monkeypatch.setattr(Rows, "add", noted)
+    going._settling = asyncio.ensure_future(going._settle())
+    most = 0
+    while not going._settling.done():
+        before = len(made)
+        await asyncio.sleep(0)
+        most = max(most, len(made) - before)
+    assert len(made) >= 3 * ahead.SLICE and most == ahead.SLICE
+    assert engine.ahead.stretch is going
+
+
+async def test_who_runs_out_of_numbers_draws_more_and_goes_on(
+    box: OpenMailbox, alice: Mailbox, bob: Mailbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (ahead, stretch):
+        monkeypatch.setattr(module, "AHEAD", 1)
+    monkeypatch.setattr(stretch, "NUMBERS_LEFT_MIN", BLOCK // 2)
+    engine = await go_ahead(box, alice, bob)
+    going = engine.ahead.stretch
+    assert going is not None
+    last, sent = going.work.order, list[str]()
+    for _ in range(BLOCK // 250 + 1):
+        sent += await send_many(alice, bob, 250)
+    assert engine.ahead.stretch is going
+    ours = sorted(one.seq for one in await whole_log(engine) if one.seq > last)
+    assert ours == [*range(last + 1, last + 1 + len(sent))]  # right behind one another
+
+
+@pytest.mark.parametrize("why", ["somebody else has drawn", "the tables were made whole", "the line was cut"])
+async def test_who_gets_no_more_numbers_comes_back_and_loses_nothing(
+    box: OpenMailbox, alice: Mailbox, bob: Mailbox, url: str, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = await go_ahead(box, alice, bob)
+    going = engine.ahead.stretch
+    before = await alice.send_task(plain(bob))
+    assert going is not None and engine.ahead.stretch is going
+    drawn = going._block
+    monkeypatch.setattr(stretch, "NUMBERS_LEFT_MIN", 1 << 40)  # each append wants more
+    await alice.send_task(plain(bob))
+    assert engine.ahead.stretch is going and going._block == drawn + AHEAD * BLOCK
+    async with sql(url) as server:
+        if why == "somebody else has drawn":
+            await server.fetchval("select nextval('block')")
+        elif why == "the line was cut":
+            await server.execute("select pg_terminate_backend($1)", going._lane._connection.get_server_pid())  # type: ignore[union-attr]
+        else:
+            async with Mailbox.open(url) as other:
+                assert (await other.get_task(before.task_id)).state is TaskState.QUEUED
+    sent = await soon(alice.send_task(plain(bob)))
+    assert engine.ahead.stretch is not going
+    assert [(await take(bob)).task.id for _ in range(3)][::2] == [before.task_id, sent.task_id]
+    assert await nothing_for(bob)
 
 
 @pytest.mark.parametrize("of", ["append", "settle"])

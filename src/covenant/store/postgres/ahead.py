@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Final
 
 import asyncpg
 
+from covenant.model.record import Key
 from covenant.store.journal.line import decode_line
 from covenant.store.postgres.array import texts
 from covenant.store.postgres.connection import LOST, connect
@@ -27,7 +28,7 @@ from covenant.store.postgres.line import lines_in
 from covenant.store.postgres.moved import Moved
 from covenant.store.postgres.numbers import AHEAD, BLOCK
 from covenant.store.postgres.recall import RECORD_BYTES_MAX, STANDING_MAX
-from covenant.store.postgres.saving import PUT, SETTLE, put
+from covenant.store.postgres.saving import PUT, SETTLE, Rows
 from covenant.store.postgres.stretch import Stretch
 from covenant.store.postgres.view import Working
 from covenant.store.postgres.want import TAKEN
@@ -42,7 +43,8 @@ IN_VAIN_MAX: Final = 256
 REMEMBERED_MAX: Final = 2048  # shelves, and records, that are looked at for that
 LOOKED_MAX: Final = 4096  # records in all, with those on the shelves: everybody waits meanwhile
 PORTION: Final = 128  # records that are put into the tables at once: others have their turn in between
-PACED: Final = 32  # so many while appends go on: the server does not keep one of them waiting for long
+PACED: Final = 64  # so many while appends go on: the server does not keep one of them waiting for long
+SLICE: Final = 4  # of them made into rows at once: nor does this process
 _OTHERS_S: Final = 0.05  # for the other lanes to come to the end of what they do
 _MENDING: Final = "set local lock_timeout = '10s'"
 _SETTLING: Final = "select pg_advisory_xact_lock_shared($1, 1)"
@@ -135,7 +137,8 @@ class Ahead:
         for line in lines:
             work.order = line.seq - 1
             work.follow(line)
-        await connection.fetch(SETTLE, self._engine.space, lane, settled, work.order, True, *_put(work))
+        ends = (self._engine.space, lane, settled, work.order, True)
+        await connection.fetch(SETTLE, *ends, *await _rows(work, sorted(work.touched), max(1, len(work.touched))))
         self._engine.depths.forget()
         self._engine.recall.forget()
         log.info("the tables lacked %d commits of lane %d: they were read from the log", len(lines), lane)
@@ -282,17 +285,18 @@ class Ahead:
         await self.connected()
         assert self._tables is not None
         keys, size = [*owed.touched], PORTION if pause is None else PACED
-        portions = [owed.portion(keys[at : at + size]) for at in range(0, max(1, len(keys)), size)]
+        slice_size = size if pause is None else SLICE
+        portions = [sorted(keys[at : at + size]) for at in range(0, max(1, len(keys)), size)]
         try:
             async with self._tables.transaction():
                 if len(portions) > 1:  # whoever mends waits for all of it, and does not meet it half way
                     await self._tables.execute(_SETTLING, self._engine.space)
                 for portion in portions[:-1]:
-                    await self._put_statement.fetch(*_put(portion))
+                    await self._put_statement.fetch(*await _rows(owed, portion, slice_size))
                     if pause is not None:
                         await pause(len(keys))
                 ends = (self._engine.space, lane, before, upto, pause is None)
-                await self._settle_statement.fetch(*ends, *_put(portions[-1]))
+                await self._settle_statement.fetch(*ends, *await _rows(owed, portions[-1], slice_size))
         except BaseException:
             self.let_go()
             raise
@@ -350,7 +354,14 @@ async def _look_around(
             work.remember_shelf(at, standing)
 
 
-def _put(owed: Working) -> Any:
-    moved = owed.moved()
-    moved.taken.sort()
-    return put(owed, moved)
+async def _rows(owed: Working, keys: Sequence[Key], size: int) -> Sequence[Any]:
+    """Those of these keys, so many at once: in between, who waits for what an append has brought has a turn."""
+    rows = Rows(Moved())
+    for at in range(0, len(keys), size):
+        if at:
+            await asyncio.sleep(0)
+        some = keys[at : at + size]
+        rows.add(owed, some)
+        owed.note_moved(some, rows.moved)
+    rows.moved.taken.sort()
+    return rows.values(owed)

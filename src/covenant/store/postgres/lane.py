@@ -322,6 +322,9 @@ class Lane:
         connection = await self._connected()
         if connection.is_in_transaction():
             await connection.execute("rollback")
+        engine = self._engine
+        self._work, self._moved = Working(engine.trust, engine.depths.of), Moved()  # others know whom it concerns
+        self._work.is_recalled = True  # an append is said in one word, too
         return connection
 
     async def is_ahead(self) -> bool:
@@ -332,9 +335,6 @@ class Lane:
             raise ConnectionError("the connection was lost")
         return bool(await connection.fetchval(_IS_AHEAD, self.id, self.hash.decode()))
 
-    async def append(self, chain: Chain, block: int, fresh: Sequence[Key]) -> None:
-        """What was decided ahead of the tables, if nothing is there under keys that were taken for fresh."""
-        engine = self._engine
     async def draw(self, blocks: int) -> list[int]:
         """So many blocks of numbers: an append is refused if they are not the last any more."""
         connection = self._connection
@@ -343,12 +343,12 @@ class Lane:
         drawn: list[int] = await connection.fetchval(_DRAW, blocks)
         return drawn
 
-        self._work, self._moved = Working(engine.trust, engine.depths.of), Moved()
-        self._work.is_recalled = True  # it is said in one word, too
+    async def append(self, chain: Chain, block: int, fresh: Sequence[Key]) -> None:
+        """What was decided ahead of the tables, if nothing is there under keys that were taken for fresh."""
         mark, last = self._pending = (chain.mark, chain.lines[-1].last)
         try:
             before = self.hash.decode()
-            await self._append_statement.fetch(engine.space, self.id, before, *appended(chain, block, fresh))
+            await self._append_statement.fetch(self._engine.space, self.id, before, *appended(chain, block, fresh))
         except asyncpg.PostgresError as refused:
             if not isinstance(refused, LOST):
                 self._pending = None  # the server has said no

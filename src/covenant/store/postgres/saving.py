@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from covenant.model.record import Key, TaskRecord, Tombstone
@@ -44,15 +44,9 @@ def saved(work: Working, moved: Moved, chain: Chain, trust: int) -> Sequence[Any
 
 def put(work: Working, moved: Moved) -> Sequence[Any]:
     """What the tables are to show."""
-    return (
-        *_records(work),
-        *_places(moved.taken),
-        _notes(moved.taken, work),
-        *_places(moved.left),
-        *_places([(was, key) for was, _, key in moved.moves]),
-        *_moved_to([(now, key) for _, now, key in moved.moves], work),
-        *_tasks(work),
-    )
+    rows = Rows(moved)
+    rows.add(work, sorted(work.touched))
+    return rows.values(work)
 
 
 def appended(chain: Chain, block: int, fresh: Sequence[Key]) -> Sequence[Any]:
@@ -97,35 +91,83 @@ def on_remembered(block: int, space: int, trust: int, moved: Moved) -> Sequence[
     )
 
 
-def _records(work: Working) -> Sequence[Any]:
-    """Those that are new, those that have changed, and those that are gone."""
-    new, old = _Rows(), _Rows()
-    gone: list[str] = []
-    were_ords: list[int] = []
-    were, records, sizes = work.were, work.records, work.sizes
-    for key in sorted(work.touched):
-        was, now = were.get(key), records.get(key)
-        if now is None:
-            if was is not None:
-                gone.append(key)
-            continue
-        if was is None:
-            rows = new
-        else:
-            rows = old
-            were_ords.append(was.order)
-        body = encoded(now)
-        sizes[key] = len(body)
-        rows.keys.append(key)
-        rows.kinds.append(KIND_NAMES[type(now)])
-        rows.ords.append(now.order)
-        rows.bodies.append(body)
-    return *new.values(), *old.values(), numbers(were_ords), texts(gone)
+class Rows:
+    """What the tables are to show, column by column: it may be put together little by little."""
+
+    def __init__(self, moved: Moved) -> None:
+        self.moved = moved
+        self._new = _Records()
+        self._old = _Records()
+        self._were_ords: list[int] = []  # what those that have changed have to be
+        self._gone: list[Key] = []
+        self._tasks: list[tuple[int, str, str, str, str | None, bool]] = []
+        self._past_tasks: list[int] = []  # of a former life
+        self._turned: list[tuple[int, bool]] = []  # closed, or opened again
+
+    def add(self, work: Working, keys: Iterable[Key]) -> None:
+        """What has become of these; their places are noted by who knows them."""
+        were, records, sizes = work.were, work.records, work.sizes
+        for key in keys:
+            was, now = were.get(key), records.get(key)
+            if now is None:
+                if was is not None:
+                    self._gone.append(key)
+                continue
+            kind = type(now)
+            if kind is TaskRecord:
+                self._add_task(key, was, now)
+            if was is None:
+                rows = self._new
+            else:
+                rows = self._old
+                self._were_ords.append(was.order)
+            body = encoded(now)
+            sizes[key] = len(body)
+            rows.keys.append(key)
+            rows.kinds.append(KIND_NAMES[kind])
+            rows.ords.append(now.order)
+            rows.bodies.append(body)
+
+    def _add_task(self, key: Key, was: Any, now: Any) -> None:
+        if type(was) is TaskRecord and was.sent_order == now.sent_order:
+            if was.state is not now.state and is_open(was) is not is_open(now):
+                self._turned.append((now.sent_order, is_open(now)))
+            return
+        self._tasks.append(task_row(key, now))
+        if isinstance(was, (TaskRecord, Tombstone)):
+            self._past_tasks.append(was.sent_order if isinstance(was, TaskRecord) else was.order)
+
+    def values(self, work: Working) -> Sequence[Any]:
+        moved = self.moved
+        return (
+            *self._new.values(),
+            *self._old.values(),
+            numbers(self._were_ords),
+            texts(self._gone),
+            *_places(moved.taken),
+            _notes(moved.taken, work),
+            *_places(moved.left),
+            *_places([(was, key) for was, _, key in moved.moves]),
+            *_moved_to([(now, key) for _, now, key in moved.moves], work),
+            *self._task_values(),
+        )
+
+    def _task_values(self) -> Sequence[str]:
+        orders, keys, senders, recipients, parents, opens = zip(*self._tasks, strict=True) if self._tasks else ((),) * 6
+        return (
+            numbers(orders),
+            texts(keys),
+            texts(senders),
+            texts(recipients),
+            texts(parents),
+            flags(opens),
+            numbers(self._past_tasks),
+            numbers([order for order, _ in self._turned]),
+            flags([is_so for _, is_so in self._turned]),
+        )
 
 
-class _Rows:
-    """Of records, column by column."""
-
+class _Records:
     __slots__ = ("bodies", "keys", "kinds", "ords")
 
     def __init__(self) -> None:
@@ -136,37 +178,6 @@ class _Rows:
 
     def values(self) -> Sequence[Any]:
         return texts(self.keys), texts(self.kinds), numbers(self.ords), self.bodies
-
-
-def _tasks(work: Working) -> Sequence[str]:
-    """Those that are new, those of a former life, and those that were closed or opened again."""
-    new: list[tuple[int, str, str, str, str | None, bool]] = []
-    gone: list[int] = []
-    turned: list[tuple[int, bool]] = []
-    were, records = work.were, work.records
-    for key in work.touched:
-        was, now = were.get(key), records.get(key)
-        if type(now) is not TaskRecord:
-            continue
-        if type(was) is TaskRecord and was.sent_order == now.sent_order:
-            if was.state is not now.state and is_open(was) is not is_open(now):
-                turned.append((now.sent_order, is_open(now)))
-            continue
-        new.append(task_row(key, now))
-        if isinstance(was, (TaskRecord, Tombstone)):
-            gone.append(was.sent_order if isinstance(was, TaskRecord) else was.order)
-    orders, keys, senders, recipients, parents, opens = zip(*new, strict=True) if new else ((),) * 6
-    return (
-        numbers(orders),
-        texts(keys),
-        texts(senders),
-        texts(recipients),
-        texts(parents),
-        flags(opens),
-        numbers(gone),
-        numbers([row[0] for row in turned]),
-        flags([row[1] for row in turned]),
-    )
 
 
 def _places(moved: Sequence[tuple[Place, Key]]) -> Sequence[str]:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from covenant.store.postgres.engine import Postgres
     from covenant.store.postgres.lane import Lane
 
-OWED: Final = 256  # records that the tables lack: then they are brought up to date
+OWED: Final = 512  # records that the tables lack: then they are brought up to date
 OWED_SHARE: Final = 4  # or this many times as many as were under way last time: each of those is put there twice
 OWED_MAX: Final = 4096  # and then this waits until they are
 OWED_BYTES_MAX: Final = 16 << 20  # of lines

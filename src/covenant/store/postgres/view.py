@@ -192,12 +192,6 @@ class Working:
         work.heed()
         return work
 
-    def portion(self, keys: Iterable[Key]) -> Working:
-        """What has become of these alone."""
-        work = Working(self.trust, self._depths)
-        work.touched, work.records, work.were = dict.fromkeys(keys), self.records, self.were
-        return work
-
     def expects(self, name: tuple[bytes, str]) -> bool:
         """Whether there is something on this shelf."""
         return bool(self._shelves.get(name))
@@ -388,8 +382,14 @@ class Working:
                 self._signaled[task_id] = self._signaled.get(task_id, 0) + by
 
     def moved(self) -> Moved:
-        moved, known, records, were = Moved(), self.places, self.records, self.were
-        for key in self.touched:
+        moved = Moved()
+        self.note_moved(self.touched, moved)
+        return moved
+
+    def note_moved(self, keys: Iterable[Key], moved: Moved) -> None:
+        """Of these alone."""
+        known, records, were = self.places, self.records, self.were
+        for key in keys:
             was = known.get(key)
             if was is None:
                 was = places_of(key, were[key]) if key in were else ()
@@ -407,7 +407,6 @@ class Working:
                 moved.left += [(place, key) for place in left]
             elif taken:
                 moved.taken += [(place, key) for place in taken]
-        return moved
 
     def passed_by(self) -> set[tuple[bytes, str]]:
         """The shelves of what was locked and stays there: who looked meanwhile has not seen it. Who looked and took
