@@ -17,7 +17,7 @@ from covenant.model.error import CovenantError
 from covenant.model.event import Sent
 from covenant.store.clock import ManualClock
 from covenant.store.postgres import ahead, stretch
-from covenant.store.postgres.numbers import AHEAD, BLOCK
+from covenant.store.postgres.numbers import BLOCK, BLOCKS_AHEAD
 from covenant.store.postgres.saving import APPEND, Rows
 from covenant.store.postgres.view import Working
 from tests.beings import Being
@@ -34,6 +34,8 @@ from tests.postgres.ahead.support import (
     whole_log,
 )
 from tests.postgres.support import engine_of, sql, until
+
+_QUEUED = "select exists (select from pg_locks where pid = $1 and locktype = 'advisory' and not granted)"
 
 
 async def test_a_commit_is_in_the_log_before_it_is_in_the_tables(
@@ -156,6 +158,7 @@ async def test_an_append_has_its_turn_between_portions_of_what_is_owed_unless_as
     box: OpenMailbox, alice: Mailbox, bob: Mailbox, is_as_much_owed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ahead, "PACED", 2)
+    monkeypatch.setattr(stretch, "PAUSE_S", 60.0)
     engine = await go_ahead(box, alice, bob)
     going = engine.ahead.stretch
     assert going is not None
@@ -196,9 +199,85 @@ async def test_an_append_has_its_turn_between_portions_of_what_is_owed_unless_as
     assert engine.ahead.stretch is going
 
 
-async def test_others_have_their_turn_while_rows_are_made_of_what_is_owed(
+async def test_another_daemon_that_comes_while_an_append_is_waited_for_holds_up_nobody(
+    box: OpenMailbox, alice: Mailbox, bob: Mailbox, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It waits for what is put into the tables, the append for it: what is put there must not wait for the append."""
+    monkeypatch.setattr(ahead, "PACED", 2)
+    engine = await go_ahead(box, alice, bob)
+    going = engine.ahead.stretch
+    assert going is not None
+    append, let_one_append = going._lane._append_statement, going._let_one_append
+    pauses, is_queued = list[int](), asyncio.Event()
+    await send_many(alice, bob, 9)
+
+    class Late:
+        async def fetch(self, *values: Any) -> None:
+            await is_queued.wait()
+            await append.fetch(*values)
+
+    async def counted(owed: int) -> bool:
+        pauses.append(owed)
+        await is_queued.wait()
+        return await let_one_append(owed)
+
+    monkeypatch.setattr(going, "_let_one_append", counted)
+    going._lane._append_statement = Late()
+    settling = asyncio.ensure_future(going._settle())
+    await turn()
+    sending = asyncio.create_task(alice.send_task(plain(bob)))
+    await until(lambda: bool(pauses and going._going.entries))
+    async with sql(url) as newcomer, sql(url) as witness:
+        joining = asyncio.create_task(newcomer.execute("select pg_advisory_xact_lock($1, 1)", engine.space))
+        async with asyncio.timeout(10):
+            while not await witness.fetchval(_QUEUED, newcomer.get_server_pid()):
+                await turn()
+        is_queued.set()
+        await soon(asyncio.gather(settling, sending, joining))
+    assert len(pauses) == 1  # one is enough to see that it does not come
+    assert engine.ahead.stretch is going
+
+
+async def test_a_stretch_with_much_under_way_brings_the_tables_up_to_date_before_it_has_to_end(
     box: OpenMailbox, alice: Mailbox, bob: Mailbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(stretch, "OWED", 4)
+    monkeypatch.setattr(stretch, "OWED_MAX", 40)
+    engine = await go_ahead(box, alice, bob)
+    going = engine.ahead.stretch
+    assert going is not None
+    for _ in range(30):  # each stays under way
+        await alice.send_task(plain(bob))
+        if going._settling is not None:
+            await soon(asyncio.shield(going._settling))
+    assert len(going.work.were) * stretch.OWED_SHARE > stretch.OWED_MAX
+    for _ in range(60):
+        await alice.send_task(plain(bob))
+        if going._settling is not None:
+            await soon(asyncio.shield(going._settling))
+    assert engine.ahead.stretch is going
+
+
+async def test_what_a_fault_has_spoilt_is_not_put_into_the_tables(
+    box: OpenMailbox, alice: Mailbox, bob: Mailbox, url: str
+) -> None:
+    engine = await go_ahead(box, alice, bob)
+    going = engine.ahead.stretch
+    assert going is not None
+    sent = await alice.send_task(plain(bob))
+    settling = asyncio.ensure_future(going._settle())
+    going.is_spoilt = True  # before it has begun
+    await soon(settling)
+    assert not await in_tables(url, sent.task_id)
+    assert (await take(bob)).task.id == sent.task_id  # it is read from the log
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+async def test_others_have_their_turn_while_rows_are_made_of_what_is_owed_unless_that_takes_long(
+    box: OpenMailbox, alice: Mailbox, bob: Mailbox, is_late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if is_late:
+        monkeypatch.setattr(ahead, "SLICING_S", 0.0)
     engine = await go_ahead(box, alice, bob)
     going = engine.ahead.stretch
     assert going is not None
@@ -216,7 +295,8 @@ async def test_others_have_their_turn_while_rows_are_made_of_what_is_owed(
         before = len(made)
         await asyncio.sleep(0)
         most = max(most, len(made) - before)
-    assert len(made) >= 3 * ahead.SLICE and most == ahead.SLICE
+    assert len(made) >= 3 * ahead.SLICE
+    assert most == (len(made) if is_late else ahead.SLICE)
     assert engine.ahead.stretch is going
 
 
@@ -224,7 +304,7 @@ async def test_who_runs_out_of_numbers_draws_more_and_goes_on(
     box: OpenMailbox, alice: Mailbox, bob: Mailbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in (ahead, stretch):
-        monkeypatch.setattr(module, "AHEAD", 1)
+        monkeypatch.setattr(module, "BLOCKS_AHEAD", 1)
     monkeypatch.setattr(stretch, "NUMBERS_LEFT_MIN", BLOCK // 2)
     engine = await go_ahead(box, alice, bob)
     going = engine.ahead.stretch
@@ -248,7 +328,7 @@ async def test_who_gets_no_more_numbers_comes_back_and_loses_nothing(
     drawn = going._block
     monkeypatch.setattr(stretch, "NUMBERS_LEFT_MIN", 1 << 40)  # each append wants more
     await alice.send_task(plain(bob))
-    assert engine.ahead.stretch is going and going._block == drawn + AHEAD * BLOCK
+    assert engine.ahead.stretch is going and going._block == drawn + BLOCKS_AHEAD * BLOCK
     async with sql(url) as server:
         if why == "somebody else has drawn":
             await server.fetchval("select nextval('block')")

@@ -15,6 +15,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Final
 
 import asyncpg
@@ -26,7 +27,7 @@ from covenant.store.postgres.connection import LOST, connect
 from covenant.store.postgres.entry import Entry
 from covenant.store.postgres.line import lines_in
 from covenant.store.postgres.moved import Moved
-from covenant.store.postgres.numbers import AHEAD, BLOCK
+from covenant.store.postgres.numbers import BLOCK, BLOCKS_AHEAD
 from covenant.store.postgres.recall import RECORD_BYTES_MAX, STANDING_MAX
 from covenant.store.postgres.saving import PUT, SETTLE, Rows
 from covenant.store.postgres.stretch import Stretch
@@ -45,6 +46,7 @@ LOOKED_MAX: Final = 4096  # records in all, with those on the shelves: everybody
 PORTION: Final = 128  # records that are put into the tables at once: others have their turn in between
 PACED: Final = 64  # so many while appends go on: the server does not keep one of them waiting for long
 SLICE: Final = 4  # of them made into rows at once: nor does this process
+SLICING_S: Final = 1.0  # then the others are made at once: the server ends who leaves a transaction alone for long
 _OTHERS_S: Final = 0.05  # for the other lanes to come to the end of what they do
 _MENDING: Final = "set local lock_timeout = '10s'"
 _SETTLING: Final = "select pg_advisory_xact_lock_shared($1, 1)"
@@ -231,13 +233,13 @@ class Ahead:
                 lane.hash.decode(),
                 engine.known.learnt,
                 engine.member.id,
-                AHEAD,
+                BLOCKS_AHEAD,
             )
             if drawn is None:
                 return None
             await _look_around(connection, work, shelves[-REMEMBERED_MAX:], keys[-REMEMBERED_MAX:])
         engine.recall.forget()  # it is told again when this ends
-        is_unbroken = drawn[-1] - drawn[0] == (AHEAD - 1) * BLOCK
+        is_unbroken = drawn[-1] - drawn[0] == (BLOCKS_AHEAD - 1) * BLOCK
         work.order = drawn[0] if is_unbroken else drawn[-1]
         return Stretch(engine, self, lane, work, drawn[-1])
 
@@ -279,13 +281,14 @@ class Ahead:
     # --- the tables ---------------------------------------------------------------------------------------
 
     async def settle(
-        self, lane: int, before: int, upto: int, owed: Working, pause: Callable[[int], Awaitable[None]] | None = None
+        self, lane: int, before: int, upto: int, owed: Working, pause: Callable[[int], Awaitable[bool]] | None = None
     ) -> None:
-        """The tables show what is owed to them: for good, or in portions, with a pause behind each."""
+        """The tables show what is owed to them: for good; or, with a `pause`, so far, and in small portions. It is
+        called between them, while the transaction is open, and says whether it is to be called again."""
         await self.connected()
         assert self._tables is not None
         keys, size = [*owed.touched], PORTION if pause is None else PACED
-        slice_size = size if pause is None else SLICE
+        slice_size, may_pause = size if pause is None else SLICE, pause is not None
         portions = [sorted(keys[at : at + size]) for at in range(0, max(1, len(keys)), size)]
         try:
             async with self._tables.transaction():
@@ -293,8 +296,8 @@ class Ahead:
                     await self._tables.execute(_SETTLING, self._engine.space)
                 for portion in portions[:-1]:
                     await self._put_statement.fetch(*await _rows(owed, portion, slice_size))
-                    if pause is not None:
-                        await pause(len(keys))
+                    if may_pause:
+                        may_pause = pause is not None and await pause(len(keys))
                 ends = (self._engine.space, lane, before, upto, pause is None)
                 await self._settle_statement.fetch(*ends, *await _rows(owed, portions[-1], slice_size))
         except BaseException:
@@ -356,12 +359,10 @@ async def _look_around(
 
 async def _rows(owed: Working, keys: Sequence[Key], size: int) -> Sequence[Any]:
     """Those of these keys, so many at once: in between, who waits for what an append has brought has a turn."""
-    rows = Rows(Moved())
+    rows, until_s = Rows(Moved()), monotonic() + SLICING_S
     for at in range(0, len(keys), size):
-        if at:
+        if at and monotonic() < until_s:
             await asyncio.sleep(0)
-        some = keys[at : at + size]
-        rows.add(owed, some)
-        owed.note_moved(some, rows.moved)
+        rows.add_with_places(owed, keys[at : at + size])
     rows.moved.taken.sort()
     return rows.values(owed)

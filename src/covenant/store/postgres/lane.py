@@ -68,7 +68,7 @@ _HELD: Final = """
     with free as (select key from record where key = any($1) for update skip locked)
     select key from record where key = any($1) and key not in (select key from free)
 """
-_DRAW: Final = "select array_agg(nextval('block')) from generate_series(1, $1)"
+_DRAW_AHEAD: Final = "select array_agg(nextval('block')) from generate_series(1, $1)"
 _IS_AHEAD: Final = "select exists (select from ahead a join lane l on l.id = a.lane where l.id = $1 and l.hash = $2)"
 _RECALLS_MAX: Final = 3
 _DRAWN_SINCE: Final = "CV002"
@@ -318,12 +318,13 @@ class Lane:
     # --- to the log alone ---------------------------------------------------------------------------------
 
     async def for_appending(self) -> asyncpg.Connection[Any]:
-        """The connection, with nothing begun on it."""
+        """The connection, with nothing begun on it. Of an append that turns out to have been committed, `recover` has
+        nothing to tell: the stretch knows whom it concerns."""
         connection = await self._connected()
         if connection.is_in_transaction():
             await connection.execute("rollback")
         engine = self._engine
-        self._work, self._moved = Working(engine.trust, engine.depths.of), Moved()  # others know whom it concerns
+        self._work, self._moved = Working(engine.trust, engine.depths.of), Moved()
         self._work.is_recalled = True  # an append is said in one word, too
         return connection
 
@@ -335,12 +336,12 @@ class Lane:
             raise ConnectionError("the connection was lost")
         return bool(await connection.fetchval(_IS_AHEAD, self.id, self.hash.decode()))
 
-    async def draw(self, blocks: int) -> list[int]:
-        """So many blocks of numbers: an append is refused if they are not the last any more."""
+    async def draw_ahead(self, blocks: int) -> list[int]:
+        """So many blocks of numbers: an append is refused if the last of them is not the last any more."""
         connection = self._connection
         if connection is None or connection.is_closed():
             raise ConnectionError("the connection was lost")
-        drawn: list[int] = await connection.fetchval(_DRAW, blocks)
+        drawn: list[int] = await connection.fetchval(_DRAW_AHEAD, blocks)
         return drawn
 
     async def append(self, chain: Chain, block: int, fresh: Sequence[Key]) -> None:

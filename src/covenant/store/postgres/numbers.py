@@ -1,7 +1,8 @@
 """The numbers of events: drawn in blocks, and what is left of a block is used as long as nobody draws another.
 
-A number that is used must be higher than any that was drawn before its transaction began: so those of one record only
-grow, what was sent first stands first, and who reads the log is told of nothing that others may still come before.
+A number that is used must be higher than any that somebody else had drawn before its transaction began: so those of
+one record only grow, what was sent first stands first, and who reads the log is told of nothing that others may still
+come before.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 BLOCK: Final = 4096  # the increment of the sequence
-AHEAD: Final = 16  # blocks that are drawn at once by who is ahead of the tables
+BLOCKS_AHEAD: Final = 16  # that are drawn at once by who is ahead of the tables
 
 
 class Numbers:

@@ -105,7 +105,7 @@ class Rows:
         self._turned: list[tuple[int, bool]] = []  # closed, or opened again
 
     def add(self, work: Working, keys: Iterable[Key]) -> None:
-        """What has become of these; their places are noted by who knows them."""
+        """What has become of these, without their places: who has made `moved` of all of them has noted those."""
         were, records, sizes = work.were, work.records, work.sizes
         for key in keys:
             was, now = were.get(key), records.get(key)
@@ -127,6 +127,10 @@ class Rows:
             rows.kinds.append(KIND_NAMES[kind])
             rows.ords.append(now.order)
             rows.bodies.append(body)
+
+    def add_with_places(self, work: Working, keys: Sequence[Key]) -> None:
+        self.add(work, keys)
+        work.note_moved(keys, self.moved)
 
     def _add_task(self, key: Key, was: Any, now: Any) -> None:
         if type(was) is TaskRecord and was.sent_order == now.sent_order:

@@ -28,7 +28,7 @@ from covenant.store.postgres.chain import Chain
 from covenant.store.postgres.connection import LANE_CLOSED, LOST, told
 from covenant.store.postgres.entry import Entry
 from covenant.store.postgres.hint import hint, is_plainest
-from covenant.store.postgres.numbers import AHEAD, BLOCK
+from covenant.store.postgres.numbers import BLOCK, BLOCKS_AHEAD
 from covenant.store.postgres.pace import Pace
 from covenant.store.postgres.recall import RECORD_BYTES_MAX, RECORDS_MAX, STANDING_MAX
 from covenant.store.postgres.rows import ANSWERS
@@ -46,7 +46,8 @@ OWED_SHARE: Final = 4  # or this many times as many as were under way last time:
 OWED_MAX: Final = 4096  # and then this waits until they are
 OWED_BYTES_MAX: Final = 16 << 20  # of lines
 IDLE_S: Final = 0.2  # without a command: then the tables are made whole
-NUMBERS_LEFT_MIN: Final = AHEAD * BLOCK // 2  # then more are drawn
+PAUSE_S: Final = 0.05  # for an append, while the tables are brought up to date
+NUMBERS_LEFT_MIN: Final = BLOCKS_AHEAD * BLOCK // 2  # then more are drawn
 GATHERING_TURNS: Final = 4  # of the loop, in which an append gathers
 _NOT_AHEAD: Final = TRUST_EVENTS | {PushSet}  # who posts to webhooks looks for them in the tables
 _OF_A_TASK: Final = frozenset((Sent, Leased, Answered, Drained))
@@ -236,8 +237,8 @@ class Stretch:
 
     async def _draw_further(self) -> None:
         """Numbers for what comes: those that are left run out soon."""
-        block, drawn = self._block, await self._lane.draw(AHEAD)
-        if drawn != [block + BLOCK * number for number in range(1, AHEAD + 1)]:
+        block, drawn = self._block, await self._lane.draw_ahead(BLOCKS_AHEAD)
+        if drawn != [block + BLOCK * number for number in range(1, BLOCKS_AHEAD + 1)]:
             raise ConnectionError("somebody else has drawn numbers")
         self._block, self._numbers_end = drawn[-1], drawn[-1] + BLOCK
 
@@ -257,7 +258,8 @@ class Stretch:
             self._answer(gathered.entries)
         self._go_forward()
         may_settle = self._settling is None and not self._is_ending and not self.is_spoilt
-        if may_settle and len(self.work.touched) >= max(OWED, OWED_SHARE * len(self.work.were)):
+        enough = min(max(OWED, OWED_SHARE * len(self.work.were)), OWED_MAX // 2)
+        if may_settle and len(self.work.touched) >= enough:
             self._settling = asyncio.ensure_future(self._settle())
             self._settling.add_done_callback(self._has_settled)
 
@@ -305,6 +307,8 @@ class Stretch:
 
     async def _settle(self, is_last: bool = False) -> None:
         """What they lack now is put there, once it is in the log."""
+        if self.is_spoilt:  # since this was called for
+            return
         owed, upto = self.work, self._decided
         self.work = owed.go_on(self._large, STANDING_MAX, RECORDS_MAX)
         self._owed_bytes = 0
@@ -319,11 +323,14 @@ class Stretch:
         self._settled = upto
         self._putting = ()
 
-    async def _let_one_append(self, owed: int) -> None:
+    async def _let_one_append(self, owed: int) -> bool:
         """If one is under way, between portions of what is owed: so the server has no more to do at one time than at
-        another. Unless as much is owed again, or this ends."""
+        another. Unless as much is owed again, or this ends. Not for long, as locks are held meanwhile: the append may
+        wait for somebody who waits for those. Whether another one is worth a pause."""
         if self._going.entries and len(self.work.touched) < owed and not self._is_ending and not self._writing.done():
-            await self._progress
+            done, _ = await asyncio.wait([self._progress], timeout=PAUSE_S)
+            return bool(done)
+        return True
 
     def _has_settled(self, done: asyncio.Task[None]) -> None:
         if done.cancelled() or done.exception() is not None:
