@@ -18,6 +18,7 @@ def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """It goes ahead as soon as it can, and comes back when something wants it to."""
     monkeypatch.setattr(ahead, "WORTH", 1)
     monkeypatch.setattr(stretch, "IDLE_S", 60.0)
+    monkeypatch.setattr(stretch, "LOOK_S", 0.0)
 
 
 @pytest.fixture

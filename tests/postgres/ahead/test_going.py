@@ -199,6 +199,53 @@ async def test_an_append_has_its_turn_between_portions_of_what_is_owed_unless_as
     assert engine.ahead.stretch is going
 
 
+async def test_what_has_gathered_goes_out_before_those_are_answered_who_are_in_the_log(
+    box: OpenMailbox, alice: Mailbox, bob: Mailbox
+) -> None:
+    going = (await go_ahead(box, alice, bob)).ahead.stretch
+    assert going is not None
+    append, is_let_go, answered = going._lane._append_statement, asyncio.Event(), list[bool]()
+
+    class Held:
+        async def fetch(self, *values: Any) -> None:
+            answered.append(first is not None and first.future.done())
+            await is_let_go.wait()
+            await append.fetch(*values)
+
+    first = None
+    going._lane._append_statement = Held()
+    sending = [asyncio.create_task(alice.send_task(plain(bob)))]
+    await until(lambda: bool(going._going.entries))
+    first = going._going.entries[0]
+    sending.append(asyncio.create_task(alice.send_task(plain(bob))))
+    await until(lambda: bool(going._gathered.entries))
+    is_let_go.set()
+    await soon(asyncio.gather(*sending))
+    assert answered == [False, False] and first.future.done()
+
+
+async def test_whether_this_is_the_time_to_go_ahead_is_not_looked_at_for_each_append(
+    box: OpenMailbox, alice: Mailbox, bob: Mailbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = await go_ahead(box, alice, bob)
+    looks = list[bool]()
+
+    def looked() -> bool:
+        looks.append(False)
+        return False
+
+    monkeypatch.setattr(stretch, "LOOK_S", 60.0)
+    await finish(alice, bob, plain(bob))  # with the last look for a long time
+    monkeypatch.setattr(engine, "may_recall", looked)
+    going = engine.ahead.stretch
+    await finish(alice, bob, plain(bob))
+    assert not looks and going is not None and engine.ahead.stretch is going
+    going._looks_at_s = 0.0  # the time has come
+    await alice.send_task(plain(bob))
+    await turn()
+    assert looks and engine.ahead.stretch is not going
+
+
 async def test_another_daemon_that_comes_while_an_append_is_waited_for_holds_up_nobody(
     box: OpenMailbox, alice: Mailbox, bob: Mailbox, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -45,6 +45,7 @@ OWED: Final = 512  # records that the tables lack: then they are brought up to d
 OWED_SHARE: Final = 4  # or this many times as many as were under way last time: each of those is put there twice
 OWED_MAX: Final = 4096  # and then this waits until they are
 OWED_BYTES_MAX: Final = 16 << 20  # of lines
+LOOK_S: Final = 0.01  # between two looks at whether this is the time for it: a few commands more are no matter
 IDLE_S: Final = 0.2  # without a command: then the tables are made whole
 PAUSE_S: Final = 0.05  # for an append, while the tables are brought up to date
 NUMBERS_LEFT_MIN: Final = BLOCKS_AHEAD * BLOCK // 2  # then more are drawn
@@ -94,6 +95,7 @@ class Stretch:
         self._numbers_end = block + BLOCK
         self._pace = Pace()
         self._worked_s, self._takes_then = thread_time(), 0
+        self._looks_at_s = 0.0
         work.heed()
         self._writing = asyncio.ensure_future(self._write())
         self._writing.add_done_callback(self._has_written)
@@ -232,8 +234,10 @@ class Stretch:
             if self._numbers_end - self.work.order < NUMBERS_LEFT_MIN:
                 await self._draw_further()
             await self._append()
-            if not self._engine.may_recall():  # looked at now and then: one command more is no matter
-                self._ahead.end()
+            if monotonic() >= self._looks_at_s:
+                self._looks_at_s = monotonic() + LOOK_S
+                if not self._engine.may_recall():
+                    self._ahead.end()
 
     async def _draw_further(self) -> None:
         """Numbers for what comes: those that are left run out soon."""
@@ -288,10 +292,13 @@ class Stretch:
 
     def _answer(self, entries: list[Entry]) -> None:
         """All at once; or in halves, if that is better and they are not: what the first ask for next goes out while the
-        others are answered."""
+        others are answered. What has gathered meanwhile goes out before."""
         is_one_crowd = self._pace.is_halved and 2 * len(self._gathered.entries) < len(entries)
         half = len(entries) // 2 if is_one_crowd else len(entries)
-        self._answer_all(entries[:half])
+        if self._gathered.entries:
+            self._loop.call_soon(self._answer_all, entries[:half])
+        else:
+            self._answer_all(entries[:half])
         if half < len(entries):
             self._loop.call_soon(self._answer_all, entries[half:])
 
