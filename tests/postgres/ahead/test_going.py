@@ -18,6 +18,7 @@ from covenant.model.event import Sent
 from covenant.store.clock import ManualClock
 from covenant.store.postgres import ahead, stretch
 from covenant.store.postgres.numbers import BLOCK, BLOCKS_AHEAD
+from covenant.store.postgres.pace import Pace
 from covenant.store.postgres.saving import APPEND, Rows
 from covenant.store.postgres.view import Working
 from tests.beings import Being
@@ -200,8 +201,9 @@ async def test_an_append_has_its_turn_between_portions_of_what_is_owed_unless_as
 
 
 async def test_what_has_gathered_goes_out_before_those_are_answered_who_are_in_the_log(
-    box: OpenMailbox, alice: Mailbox, bob: Mailbox
+    box: OpenMailbox, alice: Mailbox, bob: Mailbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(Pace, "share", 1)  # no more of them are waited for
     going = (await go_ahead(box, alice, bob)).ahead.stretch
     assert going is not None
     append, is_let_go, answered = going._lane._append_statement, asyncio.Event(), list[bool]()
