@@ -28,6 +28,7 @@ from covenant.store.clock import ManualClock
 from covenant.store.postgres import ahead, rounds
 from covenant.store.postgres.engine import Postgres
 from covenant.store.postgres.entry import Entry
+from covenant.store.postgres.stretch import Stretch
 from tests.postgres import misplaced, settle, store_for
 from tests.postgres.author import AGENTS, IDS, LAST_CURSOR, NOWHERE, Author, Line, Pause
 
@@ -313,6 +314,23 @@ async def _play(sides: Sides, seed: int, length: int) -> None:
 def untidy(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is past its time goes when it is told to, and not when real time has passed."""
     monkeypatch.setattr(rounds, "TIDY_S", float("inf"))
+
+
+@pytest.fixture(autouse=True)
+def told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of ids that were drawn ahead of the tables for a command that is then decided behind them, nobody is told: they
+    do not count."""
+    take = Stretch.take
+
+    def tried(stretch: Stretch, entry: Entry) -> bool:
+        ids: Any = entry.source
+        drawn = ids._drawn
+        is_taken = take(stretch, entry)
+        if not is_taken:
+            ids._drawn = drawn
+        return is_taken
+
+    monkeypatch.setattr(Stretch, "take", tried)
 
 
 @pytest.mark.parametrize("seed", range(2))
