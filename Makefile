@@ -1,13 +1,14 @@
 # Everything a reader types. Each target makes and fills the virtual environment that it needs.
 
 PYTHON ?= python3
+AGAINST ?= HEAD~1
 VENV   := .venv
 BIN    := $(VENV)/bin
 DEV    := $(VENV)/.dev
 BENCH  := $(VENV)/.bench
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint bench soak format clean
+.PHONY: help run test lint bench cost soak format clean
 
 help:  ## Show this list
 	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -42,6 +43,9 @@ format: $(DEV)  ## Let ruff put the code in order
 
 bench: $(BENCH)  ## Measure against the floor and the peers; writes bench/results/
 	$(BIN)/python -m bench
+
+cost: $(BENCH)  ## CPU of a cycle beside another commit: make cost AGAINST=HEAD~1
+	$(BIN)/python -m bench.cost --against $(AGAINST)
 
 soak: $(DEV)  ## The long versions of the crash and model tests
 	$(BIN)/python -m pytest -n 2 -m soak

@@ -36,7 +36,7 @@ async def run_clients(box: Mailbox, clients: int, warm_s: float, seconds: float,
     window = Window(warm_s, seconds)
     replies = Tally(window)
     before, cpu_s = _stats(box), time.process_time()
-    await asyncio.gather(*(_client(box, number, replies) for number in range(first, first + clients)))
+    await asyncio.gather(*(client(box, number, replies) for number in range(first, first + clients)))
     after, cpu_s = _stats(box), time.process_time() - cpu_s
     figures = replies.figures()
     figures["rate"] /= len(LINE_KINDS)
@@ -47,13 +47,16 @@ async def run_clients(box: Mailbox, clients: int, warm_s: float, seconds: float,
     return figures
 
 
-async def _client(box: Mailbox, number: int, replies: Tally) -> None:
+async def client(box: Mailbox, number: int, replies: Tally, cycles: int | None = None) -> None:
+    """Play both sides in turn until the window ends, or for so many cycles."""
     sender, worker = box.of(f"p{number}"), box.of(f"w{number}")
     task = Task(recipient=worker.agent, intent_text=INTENT)
     content = (Text(REPLY),)
     clock, end = time.perf_counter, replies.window.end
-    start = clock()
-    while start < end:
+    start, left = clock(), cycles
+    while start < end and left != 0:
+        if left is not None:
+            left -= 1
         await sender.send_task(task)
         sent = clock()
         replies.note(start, sent)
