@@ -170,6 +170,37 @@ async def test_who_finds_work_is_not_refused_because_many_wait(url: str) -> None
         waiting.cancel()
 
 
+@pytest.mark.parametrize("how", ["take", "run", "refused"])
+async def test_a_caller_that_leaves_in_the_turn_of_its_answer_waits_for_nothing(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The commit answers the call after it was cancelled, and before its task learns so. Counted in turns of the loop:
+    what the call still has to do is no more than to end."""
+    async with Mailbox.open(f"{store_url()}&lanes=1") as box:
+        bob, engine = box.of("bob@lab"), engine_of(box)
+        await bob.recent_tasks(1)
+        call: Callable[[], Any] = {
+            "take": lambda: bob.recv_tasks(1, wait_ms=0),
+            "run": lambda: bob.send_task(plain(bob)),
+            "refused": lambda: bob.cancel_task(uid(404)),
+        }[how]
+        committed, has_left = engine.committed, asyncio.Event()
+
+        def answer_who_leaves(entries: Any, *commit: Any) -> None:
+            leaving.cancel()
+            committed(entries, *commit)
+            has_left.set()
+
+        with monkeypatch.context() as patched:
+            patched.setattr(engine, "committed", answer_who_leaves)
+            leaving = asyncio.create_task(call())
+            async with asyncio.timeout(PATIENCE_S):
+                await has_left.wait()
+        for _ in range(20):
+            await asyncio.sleep(0)
+        assert leaving.cancelled()
+
+
 async def test_who_is_no_daemon_does_not_lead() -> None:
     async with Mailbox.open(store_url()) as box:
         assert not box._engine.leads()  # type: ignore[attr-defined]

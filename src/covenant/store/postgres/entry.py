@@ -62,12 +62,13 @@ class Entry:
     is_aside = False  # it wants what somebody holds for long, and is tried again from time to time
     comes_first = False  # of a transaction: it wants to see what is committed
     is_over = False  # it has failed, and is not tried again
+    is_settled = False  # nothing more will come of it, whether or not its caller has gone away
     tries = 0
     group: Group | None = None
     lane: int | None = None  # the chain that it is about, and no other
     until_s = 0.0  # when it has waited long enough
     not_written: int | None = None  # drawn once, however often it is decided
-    settled: asyncio.Future[None] | None = None  # there once its caller has gone away
+    settled: asyncio.Future[None] | None = None  # there while a caller that has gone away waits for it
     commit: Commit | None = None
     refusal: CovenantError | None = None
 
@@ -100,6 +101,7 @@ class Entry:
 
     def settle(self) -> None:
         """Nothing more will come of it."""
+        self.is_settled = True
         if self.settled is not None and not self.settled.done():
             self.settled.set_result(None)
 

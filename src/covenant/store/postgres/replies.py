@@ -53,11 +53,14 @@ class Replies:
             raise
 
     async def gone(self, entry: Entry) -> None:
-        """Who waited for the reply has gone away."""
-        if entry.is_begun:
+        """Give back what was taken for a caller that has gone away. The entry may have been answered, and even settled,
+        between the caller's cancellation and the turn of the loop in which its task learns of it."""
+        if not entry.is_begun:
+            return
+        if not entry.future.cancelled():
+            self._give_back(entry)
+        if not entry.is_settled:
             entry.settled = asyncio.get_running_loop().create_future()
-            if not entry.future.cancelled():
-                self._give_back(entry)
             await asyncio.wait([entry.settled], timeout=_GIVING_BACK_S)
 
     def committed(self, entry: Entry) -> None:
@@ -91,10 +94,10 @@ class Replies:
         commands = [] if entry.commit is None or self._engine.is_closing else undo(entry.commit, entry.command)
         if not commands:
             entry.settle()
-        for command in commands:
-            given = self._engine.submit(command).future
-            given.add_done_callback(observed)
-            given.add_done_callback(lambda _: entry.settle())
+            return
+        entry.is_settled = False
+        given = asyncio.gather(*(self._engine.submit(command).future for command in commands), return_exceptions=True)
+        given.add_done_callback(lambda _: entry.settle())
 
     async def _run_steps(self, entry: Entry, then: Iterable[Command]) -> None:
         """Bounded work that a commit left to be done: the first of it before the answer. Those that are known are given
