@@ -649,8 +649,21 @@ async def test_a_task_for_a_label_reaches_whoever_has_the_label(world: World) ->
     assert entry.task.recipient.display == "zoe@lab"
 
 
-@pytest.mark.parametrize(
-    "request_", [w.RecvTask(receipt="r" * 9000), w.RecvTask(incarnation="i" * 9000), w.GiveBack(receipt="r" * 9000)]
-)
-async def test_names_that_a_caller_makes_up_have_a_bound(world: World, request_: w.Request) -> None:
-    assert await told(world, "worker", request_) == "too_large"
+LONG = "x" * 9000
+MADE_UP: dict[str, Callable[[World], w.Request]] = {
+    "receipt of a lease": lambda x: w.RecvTask(receipt=LONG),
+    "receipt to give back": lambda x: w.GiveBack(receipt=LONG),
+    "worker that leases": lambda x: w.RecvTask(incarnation=LONG),
+    "worker that answers": lambda x: w.PostResult(result=Result(x.held.task.id, "ok"), incarnation=LONG),
+    "worker that commits": lambda x: w.CommitRun(
+        lease_id=x.running.lease_id, commit=RunCommit(number=2), incarnation=LONG
+    ),
+    "worker that resumes": lambda x: w.ResumeRun(
+        task_id=x.running.task.id, dead=x.incarnation, evidence="attested", reason="crash", incarnation=LONG
+    ),
+}
+
+
+@pytest.mark.parametrize("made_up", MADE_UP)
+async def test_names_that_a_caller_makes_up_have_a_bound(world: World, made_up: str) -> None:
+    assert await told(world, "worker", MADE_UP[made_up](world)) == "too_large"

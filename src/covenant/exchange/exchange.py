@@ -59,8 +59,6 @@ class Exchange:
         self.waits = Waits(self.bounds.waits_max, self.bounds.wait_ms_max)
         self.connections = Gauge(self.bounds.connections_max, "connections")
         self.is_draining = False
-        self.incarnation = ids.lease()
-        self._named = self.incarnation  # the last that was found to be good: one worker posts many results
         self._clock = clock
         self._ids = ids
         self._meter = Meter(self.bounds.requests_per_s, self.bounds.burst)
@@ -345,12 +343,15 @@ class Exchange:
         return self.meant(caller, name)
 
     def _incarnation(self, caller: Caller, named: str | None) -> str:
-        """For callers that name none: one for each peer as long as this daemon runs."""
+        """Return the worker id under which a caller leases and posts: the one that it names, else its public key.
+
+        A client of the first protocol names neither a worker nor a lease. Its key is all that every connection, every
+        daemon of the store and every later process know of it, so whichever of them answers takes it for the holder
+        of the lease that another one gave it. The operator that receives for others is a worker of its own.
+        """
         if named is None:
-            return f"{self.incarnation}/{caller.agent.pubkey}"
-        if named is not self._named:
-            check_text(named, "incarnation", self.store.limits.key_bytes_max)
-            self._named = named
+            return caller.agent.pubkey
+        check_text(named, "incarnation", self.store.limits.key_bytes_max)
         return named
 
 

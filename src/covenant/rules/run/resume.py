@@ -25,7 +25,7 @@ def resume(command: ResumeRun, view: View, ctx: Context) -> Commit:
     check_text(command.reason, "reason", ctx.limits.text_bytes_max)
     check_text(command.dead, "dead", ctx.limits.text_bytes_max)
     if command.incarnation is not None:
-        check_text(command.incarnation, "incarnation", ctx.limits.text_bytes_max)
+        check_text(command.incarnation, "incarnation", ctx.limits.key_bytes_max)  # it will commit under this name
     record = visible_task(task_id, command.by, view, ctx)
     check_own(command.by, record, ctx)
     lease, run = record.lease, view.get(run_key(task_id))
