@@ -150,7 +150,7 @@ class Fake:
         if method == "SendMessage":
             guard = params.get("configuration", {}).get("ifGenerationMatch")
             if guard is not None and int(guard) != self.position:
-                info = {"expected": guard, "current": str(self.position)}
+                info = {"expectedGeneration": guard, "currentGeneration": str(self.position)}
                 return self._refuse(said["id"], -32010, "TASK_GENERATION_MISMATCH", info)
             self._send()
             shown = self._result(said["id"], {"task": self.snapshot(self.position)})

@@ -360,7 +360,7 @@ async def test_a_write_that_expects_another_generation_is_aborted(place: Place) 
     late = place.ours.send("late", task_id=task.id, configuration={"if_generation_match": 7})
     code, reason, metadata, _ = await refused(late)
     assert (code, reason) == (grpc.StatusCode.ABORTED, "TASK_GENERATION_MISMATCH")
-    assert (metadata["expected"], metadata["current"]) == ("7", "1")
+    assert metadata == {"taskId": task.id, "expectedGeneration": "7", "currentGeneration": "1"}
     moved = await place.ours.send("in time", task_id=task.id, configuration={"if_generation_match": 1})
     assert moved.generation == 2
 

@@ -222,7 +222,8 @@ async def test_a_mismatch_says_what_was_expected_and_what_is(site: Site) -> None
     params = {"message": message("more", taskId=task["id"]), "configuration": {"ifGenerationMatch": "7"}}
     error = await site.rpc("SendMessage", params)
     assert (error["code"], reason(error)) == (-32010, "TASK_GENERATION_MISMATCH")
-    assert {"expected": "7", "current": "1"}.items() <= error["data"][0]["metadata"].items()
+    metadata = {"taskId": task["id"], "expectedGeneration": "7", "currentGeneration": "1"}
+    assert error["data"][0]["metadata"] == metadata
 
 
 async def test_a_webhook_is_set_read_listed_and_dropped(site: Site) -> None:

@@ -136,9 +136,9 @@ async def test_a_generation_that_the_task_will_never_have_is_another(town: Town,
 
 
 @pytest.mark.parametrize(
-    "odd", ["\uff19", "1_0", " 1 ", "+1", "-1", "", "0x1", "1" * 5000, 2**63, str(2**63), 1.0, 1.5, True, -1]
+    "odd", ["\uff19", "1_0", " 1 ", "+1", "", "0x1", "1" * 5000, 2**63, str(2**63), 1.5, -(2**63) - 1]
 )
-async def test_a_generation_is_digits_and_nothing_else(town: Town, odd: Any) -> None:
+async def test_what_is_no_number_is_no_generation(town: Town, odd: Any) -> None:
     task = await town.send()
     assert await refused(town.send(says("late", task_id=task.id), if_generation_match=odd)) is INVALID_PARAMS
     assert await refused(town.get(task.id, current_generation=odd)) is INVALID_PARAMS

@@ -422,7 +422,7 @@ async def test_both_ways_refuse_a_call_that_is_too_large_in_the_same_words(
 ) -> None:
     monkeypatch.setattr(site.daemon.exchange, "bounds", Bounds(body_bytes_max=100))
     call = {"jsonrpc": "2.0", "id": 7, "method": "ListTasks", "params": {"contextId": "x" * 100}}
-    said = request("POST /", call, "Content-Type: application/json")
+    said = request("POST /", call, "Content-Type: application/json", "A2A-Version: 1.0")
     short, long = [await site.told(said + LAST, way) for way in site.ways]
     assert short == long
     assert short.startswith(b"HTTP/1.1 413 ") and b"at most 100 are allowed" in short

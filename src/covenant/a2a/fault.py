@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from covenant.model.error import CovenantError, InvalidInput
+from covenant.model.error import CovenantError, GenerationMismatch, InvalidInput
 
 DOMAIN: Final = "a2a-protocol.org"
 _ERROR_INFO: Final = "type.googleapis.com/google.rpc.ErrorInfo"
@@ -37,7 +37,7 @@ UNSUPPORTED: Final = Kind("UnsupportedOperationError", -32004, "FAILED_PRECONDIT
 CONTENT_TYPE: Final = Kind(
     "ContentTypeNotSupportedError", -32005, "INVALID_ARGUMENT", 400, "CONTENT_TYPE_NOT_SUPPORTED"
 )
-MEDIA_TYPE: Final = Kind(  # of the request itself: for that, HTTP has a status of its own
+MEDIA_TYPE: Final = Kind(  # of the request itself, not of a part: for that, HTTP has a status (RFC 9110, 15.5.16)
     CONTENT_TYPE.name, CONTENT_TYPE.jsonrpc, CONTENT_TYPE.grpc, 415, CONTENT_TYPE.reason
 )
 BAD_AGENT: Final = Kind("InvalidAgentResponseError", -32006, "INTERNAL", 500, "INVALID_AGENT_RESPONSE")
@@ -90,6 +90,7 @@ _BY_CODE: Final[dict[str, Kind]] = {
     "clock_astray": AWAY,
     "store_full": AWAY,
 }
+_MISMATCH: Final = {"taskId": "task_id", "expectedGeneration": "expected", "currentGeneration": "current"}
 
 
 class Fault(CovenantError):
@@ -118,9 +119,7 @@ def message_of(error: CovenantError) -> str:
 def details_of(error: CovenantError) -> list[dict[str, Any]]:
     """ErrorInfo, and for input that is wrong, where."""
     kind = kind_of(error)
-    metadata = {name: _clipped(str(value)) for name, value in error.details.items() if value is not None}
-    if not isinstance(error, Fault):
-        metadata["code"] = error.code
+    metadata = _metadata_of(error)
     found: list[dict[str, Any]] = [
         {"@type": _ERROR_INFO, "reason": kind.reason, "domain": DOMAIN, "metadata": metadata}
     ]
@@ -128,6 +127,19 @@ def details_of(error: CovenantError) -> list[dict[str, Any]]:
         violation = {"field": _clipped(str(error.details.get("field", ""))), "description": message_of(error)}
         found.append({"@type": _BAD_REQUEST, "fieldViolations": [violation]})
     return found
+
+
+def _metadata_of(error: CovenantError) -> dict[str, str]:
+    """Return what ErrorInfo says beside the reason, under names in the style of the specification's examples."""
+    if isinstance(error, GenerationMismatch):  # as the example of it has it, and nothing else
+        return {name: str(error.details[detail]) for name, detail in _MISMATCH.items()}
+    told = {_camel(name): _clipped(str(value)) for name, value in error.details.items() if value is not None}
+    return told if isinstance(error, Fault) else {**told, "code": error.code}
+
+
+def _camel(name: str) -> str:
+    first, *more = name.split("_")
+    return first + "".join(word.capitalize() for word in more)
 
 
 def _clipped(text: str) -> str:

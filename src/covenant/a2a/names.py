@@ -8,15 +8,56 @@ a request that has them is brought into the usual form first. What a client keep
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from functools import cache
 from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Meta, Struct, UnsetType
 
-_WHOLE: Final = re.compile(r"-?[0-9]{1,10}")
+INT32: Final = 32
+INT64: Final = 64
+_NUMBER: Final = re.compile(
+    r"(-?(?:0|[1-9][0-9]{0,39}))(?:\.([0-9]{1,40}))?(?:[eE]([+-]?[0-9]{1,4}))?"
+)  # as JSON has it
 _BY_PROTO_NAME: Final = re.compile(rb'"[a-z]+(?:_[a-z]+)+"\s*:')
 _END_OF_ONE: Final = re.compile(rb'_[a-z]+"\s*:')  # found or not much faster, and hardly ever there
+
+
+def whole(value: float | str, bits: int) -> int:
+    """Return the integer that ProtoJSON means: a number, or a number in a string, also with a fraction of nothing or an
+    exponent. Raise ValueError if it is none, or does not fit."""
+    if isinstance(value, str):
+        found = _NUMBER.fullmatch(value)
+        if found is None:
+            raise ValueError("this is no number")
+        number = _exactly(found[1], found[2] or "", int(found[3] or 0))
+    elif isinstance(value, float):
+        if not value.is_integer():
+            raise ValueError("this is no whole number")
+        number = int(value)
+    else:
+        number = value
+    if not -(2 ** (bits - 1)) <= number < 2 ** (bits - 1):
+        raise ValueError(f"this is no number of {bits} bits")
+    return number
+
+
+def _exactly(digits: str, fraction: str, exponent: int) -> int:
+    """Return the value of a decimal, if it has no fraction."""
+    fraction = fraction.rstrip("0")
+    places = exponent - len(fraction)
+    significant = f"{digits}{fraction}"
+    if int(significant) == 0:
+        return 0
+    if places < 0:
+        cut = significant[places:]
+        if len(cut) < -places or cut.strip("0"):
+            raise ValueError("this is no whole number")
+        return int(significant[:places] or "0")
+    if places > 40:
+        raise ValueError("this number is too large")
+    return int(significant + "0" * places)
 
 
 class _Member(Struct, frozen=True):
@@ -52,10 +93,9 @@ def _usual_in(member: _Member, value: Any) -> Any:
     kind = member.kind
     if kind is not None:
         return [usual(kind, item) for item in value] if isinstance(value, list) else usual(kind, value)
-    if (member.is_whole or member.names) and isinstance(value, str) and _WHOLE.fullmatch(value):
-        value = int(value)
-    if member.is_whole and isinstance(value, float) and value.is_integer():
-        return int(value)
+    if (member.is_whole or member.names) and isinstance(value, str | float):
+        with suppress(ValueError):  # else it is left as it is, and refused with its place
+            value = whole(value, INT32)
     if member.names and type(value) is int and 0 <= value <= len(member.names):
         return member.names[value - 1] if value else None
     return value
@@ -68,7 +108,7 @@ def _members_of(kind: type[Struct]) -> dict[str, _Member]:
     for field in msgspec.structs.fields(kind):
         hint = hints[field.name]
         kinds = get_args(hint)
-        is_whole = int in kinds and str not in kinds
+        is_whole = str not in kinds and any(int in (inner, *get_args(inner)) for inner in kinds)
         member = _Member(field.encode_name, _struct_in(hint), UnsetType in kinds, is_whole, _names_in(hint))
         known[field.name] = known[field.encode_name] = member
     return known

@@ -32,8 +32,8 @@ class TaskGenerationMismatch(Fault):
 
     def __init__(self, kind: Kind, message: str, **details: Any) -> None:
         super().__init__(kind, message, **details)
-        self.expected = _number(details, "expected", "expectedGeneration", "ifGenerationMatch")
-        self.current = _number(details, "current", "currentGeneration", "generation")
+        self.expected = _number(details, "expectedGeneration", "ifGenerationMatch")
+        self.current = _number(details, "currentGeneration", "generation")
 
 
 def refused(message: str, details: Any, code: int | None = None, status: int = 0, **more: Any) -> Fault:

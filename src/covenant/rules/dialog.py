@@ -64,8 +64,10 @@ def add_message(command: AddMessage, view: View, ctx: Context) -> Commit:
     if message.context_id is not None and message.context_id != context_of(record):
         raise ContextMismatch(f"task {task_id} belongs to another context", task_id=task_id)
     if command.if_generation is not None:
-        expected = check_count(command.if_generation, "ifGenerationMatch", GENERATION_MAX)
-        if expected != record.generation:
+        expected = command.if_generation
+        if type(expected) is not int or abs(expected) > GENERATION_MAX + 1:
+            raise Malformed("ifGenerationMatch is a number of 64 bits", field="ifGenerationMatch")
+        if expected != record.generation:  # one that no task ever has is another, too
             raise GenerationMismatch(
                 f"task {task_id} is at generation {record.generation}, not {expected}",
                 task_id=task_id,

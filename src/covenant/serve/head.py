@@ -13,10 +13,14 @@ from typing import Any, Final, TypeAlias
 from msgspec import UNSET, Struct, UnsetType
 
 from covenant.exchange.token import digest_of
+from covenant.model.error import Malformed
+from covenant.rules.header import OWS, SINGLE, ambiguity
 
 Headers: TypeAlias = list[tuple[bytes, bytes]]
 
 KEPT_BYTES_MAX: Final = 2048  # of a head that is kept: each connection may keep one
+_OWS: Final = OWS.encode()
+_SINGLE: Final = frozenset(name.encode() for name in SINGLE)
 _END: Final = b"\r\n\r\n"
 _LENGTH: Final = b"content-length"
 _DIGITS_MAX: Final = 8
@@ -31,6 +35,7 @@ class Head(Struct, eq=False):
     query: bytes
     headers: Headers
     local: str | None = None  # the address of ours at which it came in
+    fault: Malformed | None = None  # why its headers cannot be relied on
     meaning: Any = None  # what a surface has found in it
     token: str | UnsetType | None = UNSET  # the digest of the bearer token, once somebody has read it
 
@@ -38,6 +43,21 @@ class Head(Struct, eq=False):
         said = bearer(self.headers)
         self.token = None if not said else digest_of(said)
         return self.token
+
+
+def read_head(
+    method: str, path: str, query: bytes, headers: Headers, local: str | None, http_version: str = "1.1"
+) -> Head:
+    """Return the head with its header values trimmed, and with the reason to refuse it, if there is one.
+
+    The parser leaves white space behind a value, which is no part of it (RFC 9110, 5.5).
+    """
+    trimmed = [(name, value.strip(_OWS)) for name, value in headers]
+    once = [name for name, _ in trimmed if name in _SINGLE]
+    fault = None
+    if len(set(once)) != len(once) or (b"host" not in once and http_version == "1.1"):
+        fault = ambiguity([name.decode("ascii") for name in once], needs_host=http_version == "1.1")
+    return Head(method, path, query, trimmed, local, fault)
 
 
 class Known(Struct, frozen=True, eq=False):

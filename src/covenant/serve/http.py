@@ -20,7 +20,7 @@ from msgspec import UNSET, Struct
 from covenant.exchange.exchange import Exchange
 from covenant.model.error import CovenantError, Internal, TooLarge, Unauthenticated, WrongMethod
 from covenant.model.peer import Caller
-from covenant.serve.head import Head, Headers, bearer
+from covenant.serve.head import Head, Headers, bearer, read_head
 from covenant.serve.routes import find
 from covenant.serve.status import HTTP_STATUS, RETRY_AFTER_S
 from covenant.serve.verbs.about import version_of
@@ -124,7 +124,8 @@ class Http:
         if page is None:
             response = await self.answer(asked)
         else:
-            response = await self._show(page, scope, receive, send)
+            scope["headers"] = asked.head.headers
+            response = await self._show(page, scope, receive, send, asked.head.fault)
         if isinstance(response, Stream):
             await _stream(send, asked, response)
         elif response is not None:
@@ -150,10 +151,14 @@ class Http:
             self.on_request(asked.verb, status, perf_counter() - started)
         return response
 
-    async def _show(self, page: Page, scope: Scope, receive: Receive, send: Send) -> Response | None:
+    async def _show(
+        self, page: Page, scope: Scope, receive: Receive, send: Send, fault: CovenantError | None
+    ) -> Response | None:
         """A page answers for itself, unless it refuses."""
         started = perf_counter()
         try:
+            if fault is not None:
+                raise fault
             if scope["method"] != "GET":
                 raise WrongMethod(f"{scope['path']} takes GET", allow=["GET"])
             await page(scope, receive, send)
@@ -166,6 +171,8 @@ class Http:
 
     async def _answer(self, asked: Asked) -> bytes:
         head = asked.head
+        if head.fault is not None:
+            raise head.fault
         caller = self.caller_of(head) or await self.authenticate(head.headers)
         self.exchange.meter(caller)
         route, parameter = find(head.method, head.path)
@@ -218,7 +225,8 @@ class _Scoped:
 
     def __init__(self, scope: Scope, receive: Receive) -> None:
         local = scope["server"][0] if scope["server"] else None
-        self.head = Head(scope["method"], scope["path"], scope["query_string"], scope["headers"], local)
+        version = scope.get("http_version", "1.1")
+        self.head = read_head(scope["method"], scope["path"], scope["query_string"], scope["headers"], local, version)
         self.verb: type | None = None
         self._receive = receive
 

@@ -87,7 +87,7 @@ def _bounds(limits: Limits) -> dict[str, Schema]:
         "expires_ms": _TIME,
         "before": _AGE,
         "after": {"minimum": 0, "maximum": 2**31},
-        "if_generation": _AGE,
+        "if_generation": {"minimum": -(2**63), "maximum": 2**63 - 1},
         "text": {"minLength": 1},
         "receipt": {"minLength": 1, "maxLength": limits.key_bytes_max},
         "task_id": _ID,

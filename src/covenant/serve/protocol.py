@@ -26,7 +26,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from covenant.model.error import CovenantError, HeadTooLarge, Malformed, TooManyConnections, TooSlow
 from covenant.serve.connections import NEVER, Connections
 from covenant.serve.hangups import HangUps
-from covenant.serve.head import Head, Headers, Known, known
+from covenant.serve.head import Head, Headers, Known, known, read_head
 from covenant.serve.http import Http, HungUp, Response, Stream, refused, too_large
 
 T = TypeVar("T")
@@ -208,7 +208,7 @@ class HttpProtocol(HttpToolsProtocol):
         method, path = parser.get_method().decode("ascii"), url[1].decode("ascii")
         if method == "HEAD" or path in self._http.pages:
             return None
-        return _Plain(Head(method, path, url[2] or b"", self.headers, self.server[0] if self.server else None))
+        return _Plain(read_head(method, path, url[2] or b"", self.headers, self.server[0] if self.server else None))
 
     def _begin_for_asgi(self) -> None:
         self._known = None  # what comes after it is for the parser to say
@@ -217,6 +217,7 @@ class HttpProtocol(HttpToolsProtocol):
         self.url, self.expect_100_continue = url, expects
         self.headers += headers  # which the scope has by now
         super().on_headers_complete()
+        self.headers = []  # what comes behind a chunked body is no header
         if not self.pipeline:
             self._scoped = self.cycle
         elif len(self.pipeline) < _PIPELINED_MAX:
@@ -237,7 +238,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._stage = _Stage.BEGIN
         plain = self._read_now()
         if plain is not None:
-            if self._piece is not None and self._keeps:
+            if self._piece is not None and self._keeps and plain.head.fault is None:
                 self._keeps -= 1
                 self._known = known(plain.head, self._piece, len(plain.data), self._bounds.head_bytes_max)
             self._begin_plain(plain)

@@ -24,6 +24,7 @@ from covenant.a2a.fault import (
     UNSUPPORTED,
     Fault,
 )
+from covenant.a2a.names import INT64, whole
 from covenant.exchange.exchange import Exchange
 from covenant.exchange.follow import follow
 from covenant.exchange.outcome import committed
@@ -33,7 +34,7 @@ from covenant.model.agent import AgentId
 from covenant.model.error import CovenantError, TaskTerminal
 from covenant.model.message import Message
 from covenant.model.peer import Caller
-from covenant.model.protocol import GENERATION_MAX, RESTARTED, State, StreamResponse, TaskShown
+from covenant.model.protocol import RESTARTED, State, StreamResponse, TaskShown
 from covenant.model.push import PushConfig
 from covenant.model.task import Task
 from covenant.model.view import Dialog, DialogPage
@@ -42,7 +43,6 @@ from covenant.rules.dialog import intent_of
 PAGE_DEFAULT: Final = 50
 PAGE_MAX: Final = 100
 CURSOR: Final = "covenant/afterGeneration"  # in the metadata of a request, for clients that cannot set a header
-_DIGITS_MAX: Final = len(str(GENERATION_MAX))
 KEY: Final = "covenant/idempotencyKey"  # in the metadata of a message, for clients that cannot set a header
 REQUEST_METADATA: Final = "covenant/requestMetadata"  # in that of a message: what stood beside it in its request
 OUTPUT_MODES: Final = "covenant/acceptedOutputModes"
@@ -227,7 +227,7 @@ class Operations:
         self._check_streams(agent)
         with self._exchange.waits.one(caller.agent.pubkey):
             if after is None and request.metadata is not None:
-                after = _number(request.metadata.get(CURSOR), CURSOR)
+                after = _cursor(request.metadata.get(CURSOR))
             resumes = after is not None and after > 0
             dialog = await self._dialog(caller, agent, request.id, None, artifacts=not resumes)
             task_id = dialog.task.id
@@ -355,15 +355,22 @@ def _check_history(length: int | None) -> None:
         raise Fault(INVALID_PARAMS, "historyLength is a number from 0", field="historyLength")
 
 
-def _number(value: int | str | None, name: str) -> int | None:
-    """A 64-bit number, which may come as a string."""
+def _number(value: wire.Int64 | None, name: str) -> int | None:
+    """Return a 64-bit number, whatever it is worth: one that no task ever has is before or behind all of them."""
     if value is None:
         return None
-    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= _DIGITS_MAX:
-        value = int(value)
-    if type(value) is not int or not 0 <= value <= GENERATION_MAX:
-        raise Fault(INVALID_PARAMS, f"{name} is a number from 0", field=name)
-    return value
+    try:
+        return whole(value, INT64)
+    except ValueError as wrong:
+        raise Fault(INVALID_PARAMS, f"{name}: {wrong}", field=name) from None
+
+
+def _cursor(value: Any) -> int | None:
+    """Return the generation behind which a stream goes on."""
+    after = _number(value if value is None or type(value) in (int, float, str) else "", CURSOR)
+    if after is not None and after < 0:
+        raise Fault(INVALID_PARAMS, f"{CURSOR} is a generation", field=CURSOR)
+    return after
 
 
 def _state(name: str | None) -> State | None:

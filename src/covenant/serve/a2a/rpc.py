@@ -191,10 +191,10 @@ class Rpc:
 
     async def _open(self, reader: Reader, data: bytes, context: Any) -> tuple[Talk, Any]:
         """Who speaks, and what is asked for."""
-        metadata = [(name, value) for name, value in context.invocation_metadata() or () if isinstance(value, str)]
-        caller = await self._authenticate(dict(metadata).get("authorization"))
+        metadata = parameters.gathered_metadata(context.invocation_metadata() or ())
+        caller = await self._authenticate(metadata.get("authorization"))
         self._exchange.meter(caller)
-        said = parameters.read(parameters.gathered(metadata))
+        said = parameters.read(metadata)
         request = reader.read(data)
         agent = await self._desk.directory.find(request.tenant)
         active = parameters.check(said, agent)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import suppress
 from email.utils import formatdate, parsedate_to_datetime
 from functools import partial
 from typing import Any, Final
@@ -57,7 +58,7 @@ class _Meaning(Struct, eq=False):
     headers: dict[str, str]
     type: str
     reached: Reached
-    said: Parameters | None = None  # once somebody has asked what they are
+    said: Parameters | None = None  # once they were read
 
 
 class Surface:
@@ -81,6 +82,8 @@ class Surface:
                 spot = paths.spot(head.method, head.path)
             except Exception as failed:
                 return _refuse(asked, headers, failed)
+            if head.fault is not None:
+                return _refuse(asked, headers, head.fault, is_jsonrpc=spot.what == paths.JSONRPC)
             reached = Reached(headers.get("host"), head.local)
             meaning = head.meaning = _Meaning(spot, headers, _type(headers), reached)
         what = meaning.spot.what
@@ -95,9 +98,15 @@ class Surface:
         try:
             caller = self._http.caller_of(asked.head) or await self._http.authenticate(asked.head.headers)
             self._exchange.meter(caller)
+            limit = self._exchange.bounds.body_bytes_max
+            try:
+                said = meaning.said or self._negotiate(asked, meaning)
+            except Fault:
+                with suppress(CovenantError):
+                    body = await asked.body(limit)  # for nothing but the id of the call
+                raise
             if meaning.type not in jsonrpc.TYPES:
                 raise _wrong_type(meaning.type, jsonrpc.TYPES)
-            limit = self._exchange.bounds.body_bytes_max
             come = asked.data
             body = come if come and len(come) <= limit else await asked.body(limit)
             usual = jsonrpc.read_usual(body)
@@ -110,8 +119,8 @@ class Surface:
                 request = jsonrpc.request_of(call, params)
             name = meaning.spot.agent or meaning.spot.tenant or request.tenant or None
             agent = self._directory.at_hand(name) or await self._directory.find(name)
-            talk = self._talk(asked, caller, meaning, request, name, agent)
-            request = dialect.heard(talk.parameters, request)
+            talk = self._talk(caller, meaning, said, request, name, agent)
+            request = dialect.heard(said, request)
             if call.stream is not None:
                 events = call.stream(self._desk, talk, request)
                 refuse = partial(jsonrpc.refused, call_id)
@@ -132,6 +141,7 @@ class Surface:
         try:
             caller = self._http.caller_of(head) or await self._http.authenticate(head.headers)
             self._exchange.meter(caller)
+            said = meaning.said or self._negotiate(asked, meaning)
             query = rest.query_of(head.query)
             body = b""
             if head.method == "POST":
@@ -143,8 +153,8 @@ class Surface:
             request = rest.request_of(call, head.method, spot, query, body)
             name = spot.agent or spot.tenant or request.tenant or None
             agent = self._directory.at_hand(name) or await self._directory.find(name)
-            talk = self._talk(asked, caller, meaning, request, name, agent)
-            request = dialect.heard(talk.parameters, request)
+            talk = self._talk(caller, meaning, said, request, name, agent)
+            request = dialect.heard(said, request)
             if call.stream is not None:
                 return await self._stream(asked, talk, call.stream(self._desk, talk, request), _bare, rest.refused)
             assert call.answer is not None
@@ -156,18 +166,21 @@ class Surface:
         except Exception as failed:
             return _refused(asked, headers, failed)
 
+    def _negotiate(self, asked: Asked, meaning: _Meaning) -> Parameters:
+        """Read the parameters, of which the version says how everything else is read: a client of another version
+        hears that before anything else. Only the token comes earlier, so that a stranger is refused and counted as one
+        whatever it speaks."""
+        said = meaning.said = parameters.read(meaning.headers, _version_in(asked.head.query))
+        return said
+
     def _talk(
-        self, asked: Asked, caller: Caller, meaning: _Meaning, request: Any, name: str | None, agent: Agent
+        self, caller: Caller, meaning: _Meaning, said: Parameters, request: Any, name: str | None, agent: Agent
     ) -> Talk:
         spot = meaning.spot
         if spot.agent:
             tenant: str | None = spot.tenant or request.tenant or None
             if tenant and self._exchange.key_of(tenant) != agent.id.pubkey:
                 raise Fault(INVALID_PARAMS, f"the tenant {tenant} is not {agent.id.display}", field="tenant")
-        said = meaning.said
-        if said is None:
-            version = rest.query_of(asked.head.query).get(_VERSION)
-            said = meaning.said = parameters.read(meaning.headers, version)
         extensions = parameters.check(said, agent)
         is_plain = not dialect.knows_generations(said, request)
         return Talk(caller, agent, name, said, extensions, is_plain, meaning.reached)
@@ -208,6 +221,13 @@ def _bare(told: StreamResponse) -> StreamResponse:
 def _read(headers: Headers) -> dict[str, str]:
     """Those that mean something here."""
     return parameters.gathered((_READ[key], value.decode("latin-1")) for key, value in headers if key in _READ)
+
+
+def _version_in(query: bytes) -> str | None:
+    """Return the version that a query names. A query that does not read names none, and is refused later."""
+    with suppress(Fault):
+        return rest.query_of(query).get(_VERSION)
+    return None
 
 
 def _type(headers: dict[str, str]) -> str:
@@ -258,5 +278,9 @@ def _refused(asked: Asked, headers: dict[str, str], failed: Exception) -> Respon
     )
 
 
-async def _refuse(asked: Asked, headers: dict[str, str], failed: Exception) -> Response:
-    return _refused(asked, headers, failed)
+async def _refuse(asked: Asked, headers: dict[str, str], failed: Exception, is_jsonrpc: bool = False) -> Response:
+    """Refuse what HTTP itself forbids, with its status in either binding."""
+    refused = _refused(asked, headers, failed)
+    if is_jsonrpc:
+        return Response(refused.status, jsonrpc.refused(None, _refusal(asked, failed))[1])
+    return refused
