@@ -40,7 +40,8 @@ class Reply(msgspec.Struct):
 
 
 class Fake:
-    """`steps` are the kinds of what happens: s(tatus), a(rtifact), c(hunk of the last artifact); then it completes."""
+    """`steps` are the kinds of what happens: s(tatus), q(uestion), a(rtifact), c(hunk of the last artifact); then it
+    completes."""
 
     def __init__(self, steps: str = "sacc", resumes: bool = True, streams: bool = True) -> None:
         self.resumes = resumes
@@ -50,6 +51,7 @@ class Fake:
         self.skips: set[int] = set()  # generations that no stream brings
         self.cuts: list[int] = []  # after how many bytes the next streams are cut
         self.away: list[int] = []  # how much happens while nobody listens, after each cut
+        self.closings = 0  # streams that end at the first question
         self.silences = 0  # streams that end without a word
         self.reads: list[int] = []  # how far the next answers to a read are
         self.forgets = False  # what its cursors mean
@@ -80,8 +82,8 @@ class Fake:
         told: list[dict[str, Any]] = [{"statusUpdate": self._status(1, "SUBMITTED")}]
         made = 0
         for number, step in enumerate(steps, 2):
-            if step == "s":
-                told.append({"statusUpdate": self._status(number, "WORKING")})
+            if step in "sq":
+                told.append({"statusUpdate": self._status(number, "WORKING" if step == "s" else "INPUT_REQUIRED")})
                 continue
             made += step == "a" or not made
             artifact = {"artifactId": f"artifact-{made}", "parts": [{"text": f"piece {number}"}]}
@@ -202,6 +204,11 @@ class Fake:
 
     def _stream(self, number: Any, events: list[bytes], before: int = 0) -> Reply:
         """What a stream has told has happened, and something more while nobody listens."""
+        asking = next((at for at, event in enumerate(events) if b"INPUT_REQUIRED" in event), None)
+        if self.closings and asking is not None:
+            self.closings -= 1
+            self.position = max(self.position, before + asking + 1)
+            return Reply(b"".join(events[: asking + 1]), content_type="text/event-stream")
         whole = b"".join(events)
         if not self.cuts:
             self.position = self.end

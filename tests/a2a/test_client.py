@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -26,7 +27,7 @@ from covenant.a2a.sse import Parser
 from covenant.exchange.realm import Realm
 from covenant.model.error import Malformed, Unreachable
 from covenant.serve.a2a.directory import sign_card
-from tests.a2a.fake import HASTY, TASK, Fake, Reply, client_of, serving
+from tests.a2a.fake import HASTY, TASK, Fake, FakeWire, Reply, client_of, serving
 
 STEPS = st.text("sac", min_size=0, max_size=8)
 CUTS = st.lists(st.integers(0, 2500), max_size=6)
@@ -68,6 +69,26 @@ def put_together(events: list[Event]) -> tuple[str, dict[str, list[Any]]]:
 
 
 # --- following ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("resumes", "closings", "pauses"), [(True, 1, 0), (False, 1, 0), (False, 6, 5)])
+async def test_a_stream_that_ends_at_a_question_is_gone_on_with_at_once(
+    resumes: bool, closings: int, pauses: int
+) -> None:
+    """Where every stream ends there, the follower comes back ever more slowly."""
+    fake, paused = Fake("sqsa", resumes), []
+    fake.closings = closings
+
+    async def noted(seconds: float) -> None:
+        paused.append(seconds)
+
+    client = Client(fake.card, pick(fake.card, "http://fake"), FakeWire(fake), (), Patience(sleep=noted))
+    events = [event async for event in client.send_and_follow("draft")]
+    assert [event.generation for event in events] == [1, 2, 3, 4, 5, 6]
+    assert not any(event.missed for event in events)
+    assert len(paused) == pauses
+    assert all(later > earlier / 2 for earlier, later in pairwise(paused))
+    assert len(fake.calls_of("SubscribeToTask")) == closings
 
 
 @given(STEPS, CUTS, AWAY_FOR)

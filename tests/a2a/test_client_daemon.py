@@ -70,6 +70,35 @@ async def test_a_task_is_followed_from_its_message_to_its_end(client: Client, si
     assert client.resumes and client.is_numbered
 
 
+async def test_a_stream_that_ends_at_a_question_is_no_lost_line(client: Client, site: Site) -> None:
+    """The follower subscribes behind it at once, without a pause: the answer may be under way already."""
+    pauses: list[float] = []
+
+    async def noted(seconds: float) -> None:
+        pauses.append(seconds)
+
+    patient = Client(client.card, client.interface, Wire(site.tokens["alice"], 5, 30), (), Patience(sleep=noted))
+
+    async def work() -> None:
+        delivery = await site.lease()
+        await site.work(c.UpdateTask(None, delivery.lease_id, agent_says("which colour?"), Asks.INPUT))
+        await site.exchange.listen(site.writer, delivery.lease_id, 0, 5_000)
+        await site.finish(delivery)
+
+    working = asyncio.create_task(work())
+    events = []
+    async with patient, asyncio.timeout(30):
+        async for event in patient.send_and_follow("draft"):
+            events.append(event)
+            if event.status is not None and event.status.is_interrupted:
+                await patient.send("red", task_id=event.task_id, blocking=False)
+    await working
+    states = [event.status.state for event in events if event.status is not None]
+    assert states[-3:] == [State.INPUT_REQUIRED, State.WORKING, State.COMPLETED]
+    assert [event.generation for event in events] == list(range(events[0].generation, 6))
+    assert (pauses, any(event.missed for event in events)) == ([], False)
+
+
 async def test_a_refusal_that_comes_after_the_stream_has_begun_is_heard(
     client: Client, site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:

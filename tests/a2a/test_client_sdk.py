@@ -218,6 +218,18 @@ async def test_a_question_is_answered_without_a_guard(client: Client) -> None:
     assert isinstance(done, Seen) and (done.id, done.state) == (task.id, State.COMPLETED)
 
 
+async def test_a_question_ends_a_stream_and_not_the_following(client: Client) -> None:
+    """That server ends the stream of the message there; the subscription behind it brings the rest."""
+    events: list[Event] = []
+    async with asyncio.timeout(30):
+        async for event in client.send_and_follow("ask"):
+            events.append(event)
+            if event.status is not None and event.status.is_interrupted:
+                await client.send("draft", task_id=event.task_id, blocking=False)
+    assert events[-1].is_last
+    assert sum(event.status is not None and event.status.is_interrupted for event in events) == 1
+
+
 async def test_a_task_is_canceled_once(client: Client) -> None:
     task = await client.send("ask")
     assert isinstance(task, Seen)

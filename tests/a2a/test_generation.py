@@ -407,13 +407,25 @@ async def told(events: AsyncIterator[Event]) -> Client:
     return client
 
 
+async def told_to_the_end(town: Town) -> Client:
+    """A streamed message, which closes at the first question, and a subscription behind its last event."""
+    client = await told(sent_streaming(town))
+    assert client.task is not None
+    if not client.task.status.state.is_terminal:
+        assert client.task.status.state.is_interrupted
+        request = a.SubscribeToTask(id=client.task.id)
+        async for event in town.operations.subscribe(town.alice, town.agent, request, client.generations[-1]):
+            client.hear(event.response, event.generation)
+    return client
+
+
 @pytest.mark.parametrize("first", ["update", "artifact", "ask", "partial"])
 async def test_the_stream_of_an_agent_that_makes_a_task_after_all_begins_with_its_first_act(
     kept: str, tmp_path: Path, first: str
 ) -> None:
     """Then the task as it is with that, and everything behind it; what it did before counts, too."""
     async with place(kept, tmp_path).replies().opened() as town:
-        following = asyncio.ensure_future(told(sent_streaming(town)))
+        following = asyncio.ensure_future(told_to_the_end(town))
         await town.work(c.ReleaseLease(None, (await town.lease()).lease_id))
         delivery = await town.lease()
         lease = delivery.lease_id

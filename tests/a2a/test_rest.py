@@ -93,7 +93,7 @@ async def test_a_stream_that_has_nothing_to_tell_yet_begins_all_the_same(site: S
 
 
 async def test_a_message_may_be_answered_by_a_stream(site: Site) -> None:
-    headers = {**VERSION, **site.auth("alice"), "Last-Event-ID": "7"}  # which is about another stream
+    headers = {**VERSION, **site.auth("alice")}
     place = f"{site.url}/message:stream"
     async with site.client.stream("POST", place, json={"message": message()}, headers=headers) as response:
         await site.finish(await site.lease())

@@ -37,18 +37,23 @@ class Follower:
         self._has_shown = False
 
     async def events(self, stream: AsyncGenerator[Sent, None] | None = None) -> AsyncGenerator[Event, None]:
-        """From a stream that is open already, or from one of its own."""
+        """From a stream that is open already, or from one of its own. One that ends behind a question that was news is
+        no lost line: the next is opened at once."""
         while not self._track.is_over:
             began, least_s = asyncio.get_running_loop().time(), 0.0
+            is_asked = False
             try:
                 async with aclosing(self._listen(stream) if stream or self._streams else self._ask()) as heard:
                     async for event in heard:
                         self._pauses.begin_anew()
                         self._has_shown = True
+                        is_asked = event.status is not None and event.status.is_interrupted
                         yield event
             except Unreachable as cut:
+                is_asked = False
                 self._fail(cut)
             except Fault as refusal:
+                is_asked = False
                 if not self._has_another_way(refusal):
                     self._fail(refusal)
                 least_s = refusal.details.get("retry_after_s", 0.0)
@@ -57,7 +62,8 @@ class Follower:
                 self._failures = 0
                 self._pauses.begin_anew()
             if not self._track.is_over:
-                await self._pauses.pause(least_s)
+                if not is_asked:
+                    await self._pauses.pause(least_s)
                 self._track.reconnect()
 
     # --- a stream -----------------------------------------------------------------------------------------------

@@ -63,7 +63,9 @@ CALLS: Final[dict[str, Call]] = {
     ),
     "SendStreamingMessage": _streams(
         wire.SendMessage,
-        lambda desk, talk, r: desk.operations.send_streaming(talk.caller, talk.agent, r, talk.parameters.key),
+        lambda desk, talk, r: desk.operations.send_streaming(
+            talk.caller, talk.agent, r, talk.parameters.key, talk.parameters.after
+        ),
     ),
     "GetTask": _answers(wire.GetTask, lambda desk, talk, r: desk.operations.get_task(talk.caller, talk.agent, r)),
     "ListTasks": _answers(wire.ListTasks, lambda desk, talk, r: desk.operations.list_tasks(talk.caller, talk.agent, r)),

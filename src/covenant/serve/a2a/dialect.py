@@ -21,11 +21,12 @@ from covenant.serve.a2a.parameters import Parameters
 def knows_generations(said: Parameters, request: Any) -> bool:
     if said.version != PLAIN or GENERATION in said.extensions or said.after is not None:
         return True
-    if isinstance(request, wire.SendMessage):
-        return request.configuration.if_generation_match is not None
     if isinstance(request, wire.GetTask):
         return request.current_generation is not None
-    return isinstance(request, wire.SubscribeToTask) and request.metadata is not None and CURSOR in request.metadata
+    if isinstance(request, wire.SendMessage) and request.configuration.if_generation_match is not None:
+        return True
+    resumes = isinstance(request, (wire.SendMessage, wire.SubscribeToTask)) and request.metadata is not None
+    return resumes and CURSOR in request.metadata
 
 
 def heard(said: Parameters, request: Any) -> Any:

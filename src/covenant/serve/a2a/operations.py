@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import AsyncGenerator, Coroutine, Iterator
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from datetime import datetime
 from time import monotonic
 from typing import Any, Final
@@ -37,7 +37,7 @@ from covenant.model.peer import Caller
 from covenant.model.protocol import RESTARTED, State, StreamResponse, TaskShown
 from covenant.model.push import PushConfig
 from covenant.model.task import Task
-from covenant.model.view import Dialog, DialogPage
+from covenant.model.view import Dialog, DialogPage, Sent
 from covenant.rules.dialog import intent_of
 
 PAGE_DEFAULT: Final = 50
@@ -60,10 +60,12 @@ class Agent(Struct, frozen=True):
 
 
 class Event(Struct, frozen=True):
-    """One element of a stream; `generation` is where a cut stream is taken up again."""
+    """One element of a stream; `generation` is where a cut stream is taken up again. `is_last`: the stream ends here by
+    itself, and not because the daemon does."""
 
     generation: int
     response: StreamResponse
+    is_last: bool = False
 
 
 class Operations:
@@ -94,31 +96,61 @@ class Operations:
         return wire.SendReply(task=dialog.task)
 
     async def send_streaming(
-        self, caller: Caller, agent: Agent, request: wire.SendMessage, key: str | None = None
+        self, caller: Caller, agent: Agent, request: wire.SendMessage, key: str | None = None, after: int | None = None
     ) -> AsyncGenerator[Event, None]:
-        """Task first, then what happens to it; or the one message that is the whole answer."""
+        """Task first, then what happens to it until it ends or asks for something; or the one message that is the whole
+        answer. Sent again under its key, with the last event that was seen of it: what came after that."""
         self._check_streams(agent)
         _check_history(request.configuration.history_length)
+        request, after = _resuming(request, after)
+        key = key or (request.message.metadata or {}).get(KEY)
+        if after and key is None:
+            said = "Last-Event-ID goes with the Idempotency-Key of the message: without one this is another message"
+            raise Fault(INVALID_PARAMS, said, field=CURSOR)
         with self._exchange.waits.one(caller.agent.pubkey):
-            command = self._first(caller, agent, request, key) or await self._more(caller, agent, request, key)
+            first = self._first(caller, agent, request, key)
+            command = first or await self._more(caller, agent, request, key, after)
             done = await self._exchange.run(caller, command)
+            if isinstance(done, Sent) and not done.duplicate:
+                after = None  # the key was not known: nothing has been seen of this task
             if agent.replies:
                 with suppress(CovenantError):  # as above
                     await self._begin(caller, done.task_id, done.generation, has_place=True)
             with committed:
-                dialog = await self._shown(caller, done.task_id, request.configuration.history_length)
-                if dialog.reply is not None:
-                    yield Event(dialog.generation, StreamResponse(message=dialog.reply))
-                    return
-                async for event in self._from_snapshot(caller, agent, dialog):
-                    yield event
+                events = self._from_message(caller, agent, done.task_id, after, request.configuration.history_length)
+                async with aclosing(events):
+                    async for event in events:
+                        yield event
 
-    async def _shown(self, caller: Caller, task_id: str, history: int | None) -> Dialog:
+    async def _from_message(
+        self, caller: Caller, agent: Agent, task_id: str, after: int | None, history: int | None
+    ) -> AsyncGenerator[Event, None]:
+        """To the next state in which the task waits for its sender, or to its end. A message that answers a question
+        moves the task on in its own commit, so a question that is there now was asked behind it."""
+        dialog = await self._shown(caller, task_id, 0 if after else history, artifacts=not after)
+        if after and after > dialog.generation:
+            raise _not_that_far(task_id)
+        if dialog.reply is not None:
+            if not after or after < dialog.generation:
+                yield Event(dialog.generation, StreamResponse(message=dialog.reply), is_last=True)
+            return
+        stops_at = dialog.generation if dialog.state.is_interrupted else None
+        if after and after == stops_at:
+            return
+        events = self._behind(caller, agent, task_id, after) if after else self._from_snapshot(caller, agent, dialog)
+        async with aclosing(events):
+            async for event in events:
+                if event.generation == stops_at or _interrupts(event.response):
+                    yield structs.replace(event, is_last=True)
+                    return
+                yield event
+
+    async def _shown(self, caller: Caller, task_id: str, history: int | None, artifacts: bool = True) -> Dialog:
         """The message that is the whole answer, or the task. A task that was shown is not taken back."""
-        dialog = await self._asked(caller, task_id, history, artifacts=True, direct=True)
+        dialog = await self._asked(caller, task_id, history, artifacts, direct=True)
         if dialog.is_hidden:
             await self._exchange.run(caller, c.ShowTask(self._exchange.by(caller), task_id))
-            dialog = await self._asked(caller, task_id, history, artifacts=True, direct=True)
+            dialog = await self._asked(caller, task_id, history, artifacts, direct=True)
         return dialog
 
     def _first(self, caller: Caller, agent: Agent, request: wire.SendMessage, key: str | None) -> c.SendTask | None:
@@ -138,14 +170,18 @@ class Operations:
         )
         return c.SendTask(caller.agent, task, protocol=True, shown=not agent.replies, push=hook, key=key)
 
-    async def _more(self, caller: Caller, agent: Agent, request: wire.SendMessage, key: str | None) -> c.AddMessage:
-        """For a task that is there."""
+    async def _more(
+        self, caller: Caller, agent: Agent, request: wire.SendMessage, key: str | None, after: int | None = None
+    ) -> c.AddMessage:
+        """For a task that is there, and as far as the caller says to have seen it."""
         message, push = _whole(request), request.configuration.task_push_notification_config
         hook = None if push is None else self._hook(agent, push)
         if key is None and message.metadata is not None:
             key = message.metadata.get(KEY)
         assert message.task_id is not None
-        await self._check_there(caller, agent, message.task_id)
+        dialog = await self._dialog(caller, agent, message.task_id, 0, artifacts=False)
+        if after and after > dialog.generation:
+            raise _not_that_far(message.task_id)
         guard = _number(request.configuration.if_generation_match, "ifGenerationMatch")
         return c.AddMessage(self._exchange.by(caller), message.task_id, message, guard, hook, key)
 
@@ -233,7 +269,7 @@ class Operations:
             task_id = dialog.task.id
             if after is not None and resumes:
                 if after > dialog.generation:
-                    raise Fault(INVALID_PARAMS, f"task {task_id} is not that far", field=CURSOR)
+                    raise _not_that_far(task_id)
                 async for event in self._behind(caller, agent, task_id, after):
                     yield event
                 return
@@ -243,7 +279,7 @@ class Operations:
                 yield event
 
     async def _from_snapshot(self, caller: Caller, agent: Agent, dialog: Dialog) -> AsyncGenerator[Event, None]:
-        yield Event(dialog.generation, StreamResponse(task=dialog.task))
+        yield Event(dialog.generation, StreamResponse(task=dialog.task), dialog.state.is_terminal)
         if not dialog.state.is_terminal:
             async for event in self._behind(caller, agent, dialog.task.id, dialog.generation):
                 yield event
@@ -256,12 +292,12 @@ class Operations:
                 if not seen.is_whole:
                     break
                 for update in seen.updates:
-                    yield Event(update.generation, update.response)
+                    yield Event(update.generation, update.response, update.ends)
             else:
                 return
             now = await self._dialog(caller, agent, task_id, None)
             shown = structs.replace(now.task, metadata={RESTARTED: True})
-            yield Event(now.generation, StreamResponse(task=shown))
+            yield Event(now.generation, StreamResponse(task=shown), now.state.is_terminal)
             if now.state.is_terminal:
                 return
             after = now.generation
@@ -332,6 +368,26 @@ class Operations:
     def _check_streams(self, agent: Agent) -> None:
         if not agent.streams:
             raise Fault(UNSUPPORTED, f"{agent.id.display} does not stream")
+
+
+def _resuming(request: wire.SendMessage, after: int | None) -> tuple[wire.SendMessage, int | None]:
+    """What was seen, by the header or by the metadata of the request. It is no part of what is sent."""
+    if request.metadata is None or CURSOR not in request.metadata:
+        return request, after
+    if after is None:
+        after = _number(request.metadata[CURSOR], CURSOR)
+    beside = {name: value for name, value in request.metadata.items() if name != CURSOR}
+    return structs.replace(request, metadata=beside), after
+
+
+def _not_that_far(task_id: str) -> Fault:
+    return Fault(INVALID_PARAMS, f"task {task_id} is not that far", field=CURSOR)
+
+
+def _interrupts(response: StreamResponse) -> bool:
+    """The task waits for its sender from here on."""
+    told = response.status_update or response.task
+    return told is not None and told.status.state.is_interrupted
 
 
 def _whole(request: wire.SendMessage) -> Message:

@@ -28,7 +28,6 @@ from covenant.exchange.bounds import Bounds
 from covenant.exchange.exchange import Exchange
 from covenant.model.error import CovenantError, Draining, Unauthenticated
 from covenant.model.peer import Caller
-from covenant.model.protocol import StreamResponse
 from covenant.rules.whereabouts import Reached
 from covenant.serve.a2a import dialect, parameters
 from covenant.serve.a2a.calls import CALLS, Call, Desk, Talk
@@ -43,6 +42,7 @@ _LOOK_S: Final = 0.5  # for whether gRPC is still there
 _LAST_WORD_S: Final = 0.1  # for those who watch the health of the daemon to be told that it ends
 _ACCEPTING: Final = "_server_main_loop"  # where gRPC reads the path of a call
 _STATUS: Final = "grpc-status-details-bin"
+_LAST_ID: Final = "last-event-id"  # in the trailers of a stream, what an event's id is over HTTP
 _SERVED: Final = (SERVICE.full_name, health.SERVICE_NAME, reflection.SERVICE_NAME)
 _KEEPALIVE_MS: Final = 60_000
 _KEEPALIVE_ANSWER_MS: Final = 20_000
@@ -184,8 +184,9 @@ class Rpc:
         is_over = False
         async with aclosing(call.stream(self._desk, talk, request)) as events:
             async for event in events:
-                is_over = _ends(event.response)
+                is_over = event.is_last
                 await context.write(write(event.response))
+                context.set_trailing_metadata(((_LAST_ID, str(event.generation)),))
         if self._exchange.is_draining and not is_over:
             raise Draining("the daemon is ending: subscribe again, from the last generation")
 
@@ -251,15 +252,6 @@ def _is_of_no_path(record: logging.LogRecord) -> bool:
     return all(frame.f_code.co_name != _ACCEPTING for frame, _ in walk_tb(fault.__traceback__))
 
 
-def _ends(response: StreamResponse) -> bool:
-    """Nothing comes after it."""
-    if response.status_update is not None:
-        return response.status_update.status.state.is_terminal
-    if response.task is not None:
-        return response.task.status.state.is_terminal
-    return response.message is not None
-
-
 def _error_of(failed: Exception) -> CovenantError:
     if isinstance(failed, CovenantError):
         return failed
@@ -271,4 +263,5 @@ async def _refuse(context: Any, error: CovenantError) -> None:
     code = grpc.StatusCode[kind_of(error).grpc]
     told = {"code": code.value[0], "message": message_of(error), "details": details_of(error)}
     status = json_format.ParseDict(told, status_pb2.Status())
-    await context.abort(code, status.message, ((_STATUS, status.SerializeToString()),))
+    trailers = (*(context.trailing_metadata() or ()), (_STATUS, status.SerializeToString()))
+    await context.abort(code, status.message, trailers)

@@ -1,0 +1,228 @@
+"""Where a stream ends and how it is resumed: SendStreamingMessage closes at a question, SubscribeToTask does not; both
+resume behind an id that they gave. In three bindings."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+
+from covenant.model import command as c
+from covenant.model.record import Asks
+from covenant.model.view import Delivery
+from tests.a2a.served import Site, agent_says, message, start_site
+from tests.a2a.streams import BINDINGS, Heard, Refused, listen, whole
+
+ASKS = {Asks.INPUT: "INPUT_REQUIRED", Asks.AUTH: "AUTH_REQUIRED"}
+KEY = {"Idempotency-Key": "k-1"}
+STOPS_S = 10  # a stream that should have ended is given up
+
+
+@pytest.fixture
+async def site() -> AsyncIterator[Site]:
+    async with httpx.AsyncClient(timeout=30) as client:
+        site = await start_site(client, grpc="127.0.0.1:0")
+        yield site
+        await site.daemon.stop()
+
+
+@pytest.fixture(params=BINDINGS)
+def binding(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+async def ask(site: Site, delivery: Delivery, asks: Asks = Asks.INPUT) -> None:
+    await site.work(c.UpdateTask(None, delivery.lease_id, agent_says("which colour?"), asks))
+
+
+def sends(text: str = "draft the brief", **more: Any) -> dict[str, Any]:
+    return {"message": message(text, **more)}
+
+
+async def send(site: Site, binding: str, params: dict[str, Any], **headers: str) -> Heard:
+    async with asyncio.timeout(STOPS_S):
+        return await whole(site, binding, "SendStreamingMessage", params, **headers)
+
+
+async def asked(
+    site: Site, binding: str, asks: Asks = Asks.INPUT, headers: dict[str, str] | None = None
+) -> tuple[Heard, Delivery]:
+    """A streamed message whose worker has asked something."""
+    sending = asyncio.ensure_future(send(site, binding, sends(), **(headers or {})))
+    delivery = await site.lease()
+    await ask(site, delivery, asks)
+    return await sending, delivery
+
+
+def task_of(heard: Heard) -> str:
+    return str(heard.events[0]["task"]["id"])
+
+
+@pytest.mark.parametrize("asks", list(ASKS))
+async def test_a_streamed_message_ends_at_a_question_and_names_its_last_event(
+    site: Site, binding: str, asks: Asks
+) -> None:
+    heard, _ = await asked(site, binding, asks)
+    assert heard.states[-1] == ASKS[asks]
+    assert heard.last_id == str(heard.generations[-1]) == "3"
+
+
+@pytest.mark.parametrize("resumes", [False, True])
+async def test_a_subscription_stays_open_over_questions(site: Site, binding: str, resumes: bool) -> None:
+    heard, delivery = await asked(site, binding)
+    task_id = task_of(heard)
+    headers = {"Last-Event-ID": heard.last_id} if resumes else {}
+    stream = listen(site, binding, "SubscribeToTask", {"id": task_id}, **headers)
+    async with asyncio.timeout(STOPS_S):
+        first = asyncio.ensure_future(anext(stream))
+        if not resumes:
+            assert (await first).states == ["INPUT_REQUIRED"]
+        await site.start("red", taskId=task_id)
+        await ask(site, delivery)
+        await site.start("light red", taskId=task_id)
+        await site.finish(delivery)
+        told = [await first, *[heard async for heard in stream]][-1]
+    assert told.is_over
+    assert told.states[-4:] == ["WORKING", "INPUT_REQUIRED", "WORKING", "COMPLETED"]
+    assert told.generations == [*([] if resumes else [3]), 4, 5, 6, 7]
+
+
+async def test_an_answer_streams_on_to_the_next_question_and_to_the_end(site: Site, binding: str) -> None:
+    """The message moves the task on in its own commit, so the question that it answers does not end its stream."""
+    first, delivery = await asked(site, binding)
+    number = 0
+    for turn in range(3):
+        answering = asyncio.ensure_future(send(site, binding, sends(f"turn {turn}", taskId=task_of(first))))
+        number = await _heard_behind(site, delivery, number)
+        if turn < 2:
+            await ask(site, delivery)
+            assert (await answering).states == ["WORKING", "INPUT_REQUIRED"]
+        else:
+            await site.finish(delivery)
+            assert (await answering).states == ["WORKING", "COMPLETED"]
+
+
+async def _heard_behind(site: Site, delivery: Delivery, number: int) -> int:
+    """The number of the next message that the worker hears."""
+    inputs = (await site.exchange.listen(site.writer, delivery.lease_id, number, STOPS_S * 1000)).inputs
+    assert len(inputs) == 1
+    return inputs[0].number
+
+
+async def test_an_answer_to_a_task_that_is_asked_again_at_once_ends_there(site: Site, binding: str) -> None:
+    """The worker is quicker than the stream: its snapshot shows the next question already."""
+    first, delivery = await asked(site, binding)
+    run = site.exchange.run
+
+    async def and_ask(caller: Any, command: Any) -> Any:
+        done = await run(caller, command)
+        if isinstance(command, c.AddMessage):
+            await ask(site, delivery)
+        return done
+
+    site.exchange.run = and_ask  # type: ignore[method-assign]  # between the message and the snapshot
+    heard = await send(site, binding, sends("red", taskId=task_of(first)))
+    assert (heard.states, heard.generations, heard.last_id) == (["INPUT_REQUIRED"], [5], "5")
+
+
+async def test_a_streamed_message_still_ends_with_its_task(site: Site, binding: str) -> None:
+    sending = asyncio.ensure_future(send(site, binding, sends()))
+    delivery = await site.lease()
+    await site.chunk(delivery, "one")
+    await site.finish(delivery)
+    heard = await sending
+    assert heard.states[-1] == "COMPLETED"
+    assert heard.last_id == str(heard.generations[-1])
+
+
+async def test_a_cut_send_is_sent_again_with_its_key_and_goes_on_behind_the_last_event(
+    site: Site, binding: str
+) -> None:
+    """The same POST again: what was missed, each once, in order, no snapshot."""
+    async for heard in listen(site, binding, "SendStreamingMessage", sends(), **KEY):
+        if not heard.is_over:
+            assert heard.generations == [1]
+            break  # the line is cut
+    delivery = await site.lease()
+    for text in ("one", "two", "three"):
+        await site.chunk(delivery, text, append=text != "one")
+    again = asyncio.ensure_future(send(site, binding, sends(), **KEY, **{"Last-Event-ID": "3"}))
+    await site.finish(delivery)
+    assert (await again).generations == [4, 5, 6]
+    assert [next(iter(event)) for event in (await again).events] == ["artifactUpdate", "artifactUpdate", "statusUpdate"]
+    for last, expected in (("1", [2, 3, 4, 5, 6]), ("5", [6]), ("6", [])):
+        missed = await send(site, binding, sends(), **KEY, **{"Last-Event-ID": last})
+        assert missed.generations == expected
+    listing = await site.rpc("ListTasks")
+    assert listing["totalSize"] == 1
+
+
+async def test_a_send_that_is_resumed_ends_at_the_question_too(site: Site, binding: str) -> None:
+    heard, delivery = await asked(site, binding, headers=KEY)
+    for last, expected in (("1", [2, 3]), ("3", [])):
+        assert (await send(site, binding, sends(), **KEY, **{"Last-Event-ID": last})).generations == expected
+    assert (await send(site, binding, sends(), **KEY)).states == ["INPUT_REQUIRED"]  # without an id: the task as it is
+    await site.chunk(delivery, "while it waits")
+    assert (await send(site, binding, sends(), **KEY, **{"Last-Event-ID": "3"})).generations == [4]
+    await site.start("red", taskId=task_of(heard))
+    await site.finish(delivery)
+    assert (await send(site, binding, sends(), **KEY, **{"Last-Event-ID": "3"})).generations == [4, 5, 6]
+
+
+async def test_a_message_to_a_task_is_resumed_by_its_key_too(site: Site, binding: str) -> None:
+    first, delivery = await asked(site, binding)
+    more = sends("red", taskId=task_of(first))
+    async for heard in listen(site, binding, "SendStreamingMessage", more, **KEY):
+        if not heard.is_over:
+            assert heard.generations == [4]
+            break
+    await site.chunk(delivery, "one")
+    await site.finish(delivery)
+    assert (await send(site, binding, more, **KEY, **{"Last-Event-ID": "4"})).generations == [5, 6]
+    task = await site.rpc("GetTask", {"id": task_of(first)})
+    assert [one["parts"][0]["text"] for one in task["history"] if one["role"] == "ROLE_USER"][1:] == ["red"]
+
+
+async def test_an_id_without_a_key_is_refused_before_the_message_is_taken(site: Site, binding: str) -> None:
+    """It would be another message, of which nothing can have been seen."""
+    with pytest.raises(Refused) as refusal:
+        await send(site, binding, sends(), **{"Last-Event-ID": "2"})
+    assert refusal.value.reason == "INVALID_PARAMS"
+    assert (await site.rpc("ListTasks"))["totalSize"] == 0
+    task = await site.start()
+    with pytest.raises(Refused):
+        await send(site, binding, sends("more", taskId=task["id"]), **{"Last-Event-ID": "1"})
+    assert (await site.rpc("GetTask", {"id": task["id"]}, **{"A2A-Version": "1.1"}))["generation"] == "1"
+
+
+async def test_an_id_past_the_task_is_refused_before_the_message_is_taken(site: Site, binding: str) -> None:
+    task = await site.start()
+    with pytest.raises(Refused) as refusal:
+        await send(site, binding, sends("more", taskId=task["id"]), **KEY, **{"Last-Event-ID": "7"})
+    assert refusal.value.reason == "INVALID_PARAMS"
+    assert (await site.rpc("GetTask", {"id": task["id"]}, **{"A2A-Version": "1.1"}))["generation"] == "1"
+
+
+async def test_a_key_that_is_not_known_begins_with_the_task_whatever_was_seen(site: Site, binding: str) -> None:
+    """The key has lapsed, or the first request never came: the stream shows the task that the message has made."""
+    sending = asyncio.ensure_future(send(site, binding, sends(), **KEY, **{"Last-Event-ID": "7"}))
+    await site.finish(await site.lease())
+    heard = await sending
+    assert heard.states[0] in ("SUBMITTED", "WORKING") and heard.states[-1] == "COMPLETED"
+    with pytest.raises(Refused) as refusal:
+        await send(site, binding, sends(), **KEY, **{"Last-Event-ID": "7"})
+    assert refusal.value.reason == "INVALID_PARAMS"
+
+
+async def test_a_client_without_headers_resumes_a_send_by_its_metadata(site: Site, binding: str) -> None:
+    keyed = {"message": message(metadata={"covenant/idempotencyKey": "k-2"})}
+    sending = asyncio.ensure_future(send(site, binding, keyed))
+    delivery = await site.lease()
+    assert "covenant/requestMetadata" not in (delivery.task.message.metadata or {})  # type: ignore[union-attr]
+    await site.finish(delivery)
+    assert (await sending).generations[-1] == 3
+    behind = {**keyed, "metadata": {"covenant/afterGeneration": 2}}
+    assert (await send(site, binding, behind)).generations == [3]
