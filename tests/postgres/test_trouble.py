@@ -20,7 +20,6 @@ from covenant.model.peer import Caller, Role
 from covenant.serve.daemon import Daemon, Settings
 from covenant.store.clock import ManualClock
 from covenant.store.postgres import batch as trying
-from covenant.store.postgres import engine as engines
 from covenant.store.postgres import entry as entries
 from covenant.store.postgres import housekeeping, rounds
 from covenant.store.postgres import lane as lanes
@@ -35,6 +34,8 @@ from tests.daemons import OPERATOR_TOKEN
 from tests.postgres import started_server, store_url
 from tests.postgres.servers import forget, socket_of
 from tests.postgres.support import WAITING, engine_of, sql, until
+
+pytestmark = pytest.mark.usefixtures("short_waits")
 
 ALICE, BOB = AgentId.named("alice@lab"), AgentId.named("bob@lab")
 
@@ -99,12 +100,6 @@ async def over_a_line(server: Any) -> AsyncIterator[tuple[Line, int]]:
         await line.close()
 
 
-def end_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Closing the store does not wait long for a server that says nothing."""
-    monkeypatch.setattr(engines, "_ENDING_S", 0.3)
-    monkeypatch.setattr(lanes, "_CLOSE_S", 0.3)
-
-
 async def test_a_connection_that_says_nothing_is_taken_for_lost(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connect, "__defaults__", (0.3,))
     async with over_a_line(server) as (line, port):
@@ -122,7 +117,6 @@ async def test_a_store_over_a_connection_that_says_nothing_is_closed_in_time(
     server: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One limit of time for the last word, and one for all lanes together: each could wait for its own."""
-    end_at_once(monkeypatch)
     async with over_a_line(server) as (line, port):
         url = f"postgresql://postgres@127.0.0.1:{port}/postgres?sslmode=disable&schema=silent2&lanes=20"
         box = await Mailbox.open(url)
@@ -205,7 +199,6 @@ async def test_housekeeping_on_a_connection_that_says_nothing_comes_to_an_end(
     server: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(housekeeping, "COMMAND_S", 0.3)
-    end_at_once(monkeypatch)
     async with over_a_line(server) as (line, port):
         url = f"postgresql://postgres@127.0.0.1:{port}/postgres?sslmode=disable&schema=silent5&lanes=1"
         async with Mailbox.open(url) as box:
@@ -228,7 +221,6 @@ async def test_who_led_over_a_connection_that_says_nothing_leads_again(
 ) -> None:
     """The server knows nothing of its end, and keeps its lock."""
     monkeypatch.setattr(pulses, "BEAT_S", 0.1)
-    end_at_once(monkeypatch)
     async with over_a_line(server) as (line, port):
         url = f"postgresql://postgres@127.0.0.1:{port}/postgres?sslmode=disable&schema=silent6&lanes=1"
         async with Mailbox.open(url) as box:
