@@ -208,7 +208,7 @@ async def covenant(database: str) -> list[str]:
 
 async def _seen(http: httpx.AsyncClient, places: Sequence[str]) -> list[str]:
     pair = {name: await Replica.reached(http, place) for name, place in zip("AB", places, strict=True)}
-    return [await scenario(pair) for _, scenario in SCENARIOS.values()]
+    return await asyncio.gather(*(scenario(pair) for _, scenario in SCENARIOS.values()))  # each has a task of its own
 
 
 SIDES: Final[dict[str, Callable[[str], Coroutine[Any, Any, list[str]]]]] = {

@@ -29,6 +29,7 @@ from covenant.store.clock import CountingIds, ManualClock
 from covenant.store.postgres import ahead
 from tests.daemons import Realmful, start_daemon
 from tests.haste import hurry
+from tests.patience import SHORT
 from tests.postgres import store_for
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell has put this in the background, and programs inherit it
@@ -74,6 +75,13 @@ def clock() -> ManualClock:
 def limits() -> Limits:
     """The bounds in force; a test that needs others parametrises this name."""
     return Limits()
+
+
+@pytest.fixture
+def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the limits of `tests.patience` run out soon, for a test in which one of them does."""
+    for name, value in SHORT.items():
+        monkeypatch.setattr(name, value)
 
 
 @pytest.fixture

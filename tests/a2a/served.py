@@ -93,9 +93,10 @@ async def start_site(
     store: str = "memory:",
     bounds: Bounds | None = None,
     keep_awake_s: float | None = None,
+    limits: Limits | None = None,
     **more: Any,
 ) -> Site:
-    settings = Settings(store=store, http="127.0.0.1:0", limits=Limits(), bounds=bounds or Bounds(), **more)
+    settings = Settings(store=store, http="127.0.0.1:0", limits=limits or Limits(), bounds=bounds or Bounds(), **more)
     daemon = Daemon(settings, Realm.throwaway(), OPERATOR_TOKEN)
     if keep_awake_s is not None:
         daemon.http.door = Surface(daemon.http, daemon.operations, daemon.directory, keep_awake_s)

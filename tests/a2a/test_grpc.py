@@ -471,6 +471,7 @@ async def test_metadata_that_is_no_text_is_not_repeated_in_the_log(
     assert "half a secret" not in caplog.text
 
 
+@pytest.mark.usefixtures("short_waits")
 async def test_a_path_that_is_no_text_is_not_repeated_in_the_log(
     place: Place, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -485,6 +486,7 @@ async def test_a_path_that_is_no_text_is_not_repeated_in_the_log(
     assert [record.levelname for record in caplog.records] == ["WARNING"]
 
 
+@pytest.mark.usefixtures("short_waits")
 async def test_a_call_whose_path_is_no_text_ends_no_more_than_what_is_under_way(place: Place) -> None:
     """gRPC ends its server for it, whoever has sent it. There is another at once, twice as well."""
     task = await place.ours.send()

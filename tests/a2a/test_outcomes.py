@@ -11,6 +11,7 @@ from typing import Any, Final
 import httpx
 import pytest
 
+from covenant import Limits
 from covenant.model import command as c
 from covenant.store.journal.engine import Journal
 from tests.a2a.served import VERSION, Site, events_of, message, start_site
@@ -22,7 +23,7 @@ HOOK: Final = "https://hook.example/told"
 @pytest.fixture
 async def site(tmp_path: Path) -> AsyncIterator[Site]:
     async with httpx.AsyncClient() as client:
-        site = await start_site(client, store=f"file:{tmp_path}/data")
+        site = await start_site(client, store=f"file:{tmp_path}/data", limits=Limits(reopen_delay_ms=20))
         yield site
         await site.daemon.stop()
 

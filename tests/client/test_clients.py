@@ -276,10 +276,8 @@ async def test_a_closed_client_says_so_to_those_who_still_wait(proxy: Proxy, rea
     assert {getattr(call.exception(), "code", call.exception()) for call in calls} == {"store_closed"}
 
 
-async def test_a_client_can_be_closed_while_its_daemon_does_not_answer(
-    proxy: Proxy, realm: Realmful, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("covenant.client.unheard._GIVE_BACK_S", 0.05)
+@pytest.mark.usefixtures("short_waits")
+async def test_a_client_can_be_closed_while_its_daemon_does_not_answer(proxy: Proxy, realm: Realmful) -> None:
     far = await Mailbox.open(proxy.url, token=realm.tokens["bob@lab"])
     proxy.may_answer.clear()
     proxy.hang_up()

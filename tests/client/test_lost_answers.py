@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from covenant import Delivery, Mailbox, OpenMailbox, Task, TaskState, WorkContext, Worker
 from covenant.model.run import RunCommit, Wait
 from tests.client.proxy import Proxy
@@ -80,6 +82,7 @@ async def test_a_box_that_is_closed_while_it_receives_keeps_no_lease(
     assert (entry.state, entry.attempt) == (TaskState.QUEUED, 0)
 
 
+@pytest.mark.usefixtures("short_waits")
 async def test_a_receive_that_is_cancelled_while_the_line_is_down_keeps_no_lease(
     proxy: Proxy, box: OpenMailbox, far: OpenMailbox
 ) -> None:

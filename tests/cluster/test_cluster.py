@@ -48,7 +48,8 @@ async def played(cluster: Cluster, seed: int, for_s: float, tmp_path: Path, has_
 @pytest.mark.parametrize(
     ("seed", "for_s", "has_time"),
     [
-        pytest.param(6, 40, False, id="a-minute"),
+        pytest.param(6, 1, False, id="each-fault-once"),
+        pytest.param(6, 40, False, id="a-minute", marks=pytest.mark.soak),
         pytest.param(60, 580, True, id="ten-minutes", marks=pytest.mark.soak),
     ],
 )
@@ -62,6 +63,9 @@ async def test_a_cluster_keeps_every_promise_whatever_happens_to_it(
     assert all(step.outcome is not Outcome.DONE for step in late)
 
 
-async def test_one_daemon_on_a_folder_keeps_the_same_promises(folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "for_s", [pytest.param(1, id="each-fault-once"), pytest.param(40, id="a-minute", marks=pytest.mark.soak)]
+)
+async def test_one_daemon_on_a_folder_keeps_the_same_promises(for_s: float, folder: Path, tmp_path: Path) -> None:
     async with alone(folder) as cluster:
-        await played(cluster, 1, 8, tmp_path)
+        await played(cluster, 1, for_s, tmp_path)

@@ -249,6 +249,7 @@ async def test_what_could_not_be_given_back_is_given_back_when_it_is_said_again(
         assert await house.give_back("bob@lab", "r") == 0
 
 
+@pytest.mark.usefixtures("short_waits")
 async def test_what_was_not_given_back_yet_when_its_caller_went_away_is_given_back_when_it_is_said_again(
     house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:

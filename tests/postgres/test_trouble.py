@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -34,6 +34,8 @@ from tests.daemons import OPERATOR_TOKEN
 from tests.postgres import started_server, store_url
 from tests.postgres.servers import forget, socket_of
 from tests.postgres.support import WAITING, engine_of, sql, until
+
+pytestmark = pytest.mark.usefixtures("short_waits")
 
 ALICE, BOB = AgentId.named("alice@lab"), AgentId.named("bob@lab")
 
@@ -79,6 +81,14 @@ class Line:
         await asyncio.gather(*self._piping, return_exceptions=True)
 
 
+@pytest.fixture(scope="module")
+def server() -> Iterator[Any]:
+    """One for all of these tests, with a store for each: only the way to it is silenced."""
+    started = started_server()
+    yield started
+    forget(started)
+
+
 @asynccontextmanager
 async def over_a_line(server: Any) -> AsyncIterator[tuple[Line, int]]:
     line = Line(str(socket_of(server) / ".s.PGSQL.5432"))
@@ -90,11 +100,10 @@ async def over_a_line(server: Any) -> AsyncIterator[tuple[Line, int]]:
         await line.close()
 
 
-async def test_a_connection_that_says_nothing_is_taken_for_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_connection_that_says_nothing_is_taken_for_lost(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connect, "__defaults__", (0.3,))
-    server = started_server()
     async with over_a_line(server) as (line, port):
-        url = f"postgresql://postgres@127.0.0.1:{port}/postgres?sslmode=disable&schema=silent&lanes=1"
+        url = f"postgresql://postgres@127.0.0.1:{port}/postgres?sslmode=disable&schema=silent1&lanes=1"
         async with Mailbox.open(url) as box:
             alice, bob = box.of(ALICE), box.of(BOB)
             await alice.send_task(plain(bob, id=uid(1)))
@@ -102,13 +111,25 @@ async def test_a_connection_that_says_nothing_is_taken_for_lost(monkeypatch: pyt
             assert (await soon(alice.send_task(plain(bob, id=uid(2))))).task_id == uid(2)
             assert (await soon(alice.get_task(uid(2)))).task.id == uid(2)
             assert [delivery.task.id for delivery in await soon(bob.recv_tasks(5, wait_ms=0))] == [uid(1), uid(2)]
-    forget(server)
 
 
-async def test_a_line_is_probed_from_both_ends() -> None:
-    server = started_server()
+async def test_a_store_over_a_connection_that_says_nothing_is_closed_in_time(
+    server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One limit of time for the last word, and one for all lanes together: each could wait for its own."""
+    async with over_a_line(server) as (line, port):
+        url = f"postgresql://postgres@127.0.0.1:{port}/postgres?sslmode=disable&schema=silent2&lanes=20"
+        box = await Mailbox.open(url)
+        alice, bob = box.of(ALICE), box.of(BOB)
+        await asyncio.gather(*(alice.send_task(plain(bob)) for _ in range(100)))
+        line.silence()
+        async with asyncio.timeout(5):
+            await box.close()
+
+
+async def test_a_line_is_probed_from_both_ends(server: Any) -> None:
     async with over_a_line(server) as (_, port):
-        url = f"postgresql://postgres@127.0.0.1:{port}/postgres?sslmode=disable&schema=silent&lanes=1"
+        url = f"postgresql://postgres@127.0.0.1:{port}/postgres?sslmode=disable&schema=silent3&lanes=1"
         async with Mailbox.open(url) as box:
             engine = engine_of(box)
             for connection in (engine._lanes[0]._connection, engine._reader._connection, engine._pulse._ears):
@@ -128,15 +149,15 @@ async def test_a_line_is_probed_from_both_ends() -> None:
                 assert here.getsockopt(tcp, socket.TCP_KEEPINTVL) == PROBE_S
                 assert here.getsockopt(tcp, socket.TCP_KEEPCNT) == PROBES
                 assert here.getsockopt(tcp, socket.TCP_USER_TIMEOUT) == UNHEARD_MS
-    forget(server)
 
 
-async def test_a_bell_on_a_connection_that_says_nothing_rings_on_another(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_bell_on_a_connection_that_says_nothing_rings_on_another(
+    server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(connect, "__defaults__", (0.3,))
     monkeypatch.setattr(rounds, "POLL_S", 600.0)
-    server = started_server()
     async with over_a_line(server) as (line, port):
-        ours = "schema=silent&lanes=1"
+        ours = "schema=silent4&lanes=1"
         url = f"postgresql://postgres@127.0.0.1:{port}/postgres?sslmode=disable&{ours}"
         async with Mailbox.open(url) as here, Mailbox.open(f"{server.get_uri()}&{ours}") as there:
             await until(lambda: engine_of(here).companions() > 1)
@@ -155,7 +176,6 @@ async def test_a_bell_on_a_connection_that_says_nothing_rings_on_another(monkeyp
             await soon(here.of(ALICE).send_task(plain(there.of(BOB), id=uid(2))))
             assert (await soon(waiting[1])).task.id == uid(2)
             assert hands[0] is not None and hands[1] is None  # made anew, and not waited for once more
-    forget(server)
 
 
 async def test_a_compaction_that_was_decided_and_finds_no_connection_is_not_said_to_be_not_stored(
@@ -176,12 +196,11 @@ async def test_a_compaction_that_was_decided_and_finds_no_connection_is_not_said
 
 
 async def test_housekeeping_on_a_connection_that_says_nothing_comes_to_an_end(
-    monkeypatch: pytest.MonkeyPatch,
+    server: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(housekeeping, "COMMAND_S", 0.3)
-    server = started_server()
     async with over_a_line(server) as (line, port):
-        url = f"postgresql://postgres@127.0.0.1:{port}/postgres?sslmode=disable&schema=silent&lanes=1"
+        url = f"postgresql://postgres@127.0.0.1:{port}/postgres?sslmode=disable&schema=silent5&lanes=1"
         async with Mailbox.open(url) as box:
             housekeeper = engine_of(box).housekeeper
             step = housekeeper._step
@@ -195,15 +214,15 @@ async def test_housekeeping_on_a_connection_that_says_nothing_comes_to_an_end(
                 await soon(housekeeper.tidy())
             monkeypatch.setattr(housekeeper, "_step", step)
             assert await soon(housekeeper.tidy()) == (0, 0)
-    forget(server)
 
 
-async def test_who_led_over_a_connection_that_says_nothing_leads_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_led_over_a_connection_that_says_nothing_leads_again(
+    server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The server knows nothing of its end, and keeps its lock."""
     monkeypatch.setattr(pulses, "BEAT_S", 0.1)
-    server = started_server()
     async with over_a_line(server) as (line, port):
-        url = f"postgresql://postgres@127.0.0.1:{port}/postgres?sslmode=disable&schema=silent&lanes=1"
+        url = f"postgresql://postgres@127.0.0.1:{port}/postgres?sslmode=disable&schema=silent6&lanes=1"
         async with Mailbox.open(url) as box:
             engine = engine_of(box)
             engine.join("key", lambda pubkey: None)
@@ -212,7 +231,6 @@ async def test_who_led_over_a_connection_that_says_nothing_leads_again(monkeypat
             await until(lambda: not engine.leads())
             async with asyncio.timeout(10):
                 await until(engine.leads)
-    forget(server)
 
 
 async def test_a_question_waits_for_a_database_that_is_away_as_long_as_it_would_alone(

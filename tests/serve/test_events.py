@@ -494,6 +494,7 @@ async def test_a_reader_that_reads_nothing_costs_nothing(house: House) -> None:
         assert await asyncio.to_thread(_count_events, slow) == MANY
 
 
+@pytest.mark.usefixtures("short_waits")
 async def test_a_reader_that_reads_nothing_holds_up_nobodys_end(house: House) -> None:
     async with held_up(house) as (_, transport):
         await until(lambda: bool(transport.get_write_buffer_size()))

@@ -225,14 +225,14 @@ class Postgres(Roll):
         self._bell.close()
         self._pulse.close()
         self.ahead.let_go()
-        for lane in self._lanes:
-            await lane.close()
+        await asyncio.gather(*(lane.close() for lane in self._lanes))
         self._lanes = []
         await self._reader.close()
 
     async def _say_goodbye(self) -> None:
         try:
-            await self.member.say_goodbye(await self._reader.connected())
+            async with asyncio.timeout(_ENDING_S):
+                await self.member.say_goodbye(await self._reader.connected())
         except (*LOST, asyncpg.PostgresError, CovenantError):
             log.warning("the database is away: this daemon could not say that it ends")
 

@@ -71,6 +71,7 @@ _HELD: Final = """
 _DRAW_AHEAD: Final = "select array_agg(nextval('block')) from generate_series(1, $1)"
 _IS_AHEAD: Final = "select exists (select from ahead a join lane l on l.id = a.lane where l.id = $1 and l.hash = $2)"
 _RECALLS_MAX: Final = 3
+_CLOSE_S: Final = 2.0  # for a connection to end in order
 _DRAWN_SINCE: Final = "CV002"
 _MORE_ON_SHELVES: Final = "CV003"
 # Trust, or what is due, or a record: the last by its number, or because others are at it.
@@ -658,6 +659,6 @@ def _firsts(asked: Sequence[First], which: Sequence[int]) -> Sequence[str]:
 
 async def _close(connection: asyncpg.Connection[Any]) -> None:
     try:
-        await asyncio.wait_for(connection.close(), 2)
+        await asyncio.wait_for(connection.close(), _CLOSE_S)
     except (*LOST, asyncpg.PostgresError, TimeoutError):
         connection.terminate()
