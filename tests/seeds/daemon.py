@@ -36,7 +36,6 @@ class RealDaemon:
     def __init__(self, store: str | None = None, operator_token: str | None = None) -> None:
         self.home = Path(tempfile.mkdtemp(prefix="cov-"))  # short: a socket has to fit into it
         self.address = ""
-        self.starts = 0
         self._store = store
         self._token = operator_token
         self._life = ExitStack()
@@ -48,7 +47,6 @@ class RealDaemon:
         store = () if self._store is None else ("--store", self._store)
         self._process = self._life.enter_context(process("serve", *options, *store, **env))
         self.address = urlsplit(fields(self._process.read_until(LAST_LINE))["http"]).netloc
-        self.starts += 1
 
     def kill(self) -> None:
         assert self._process is not None

@@ -354,24 +354,29 @@ def test_a_repeat_is_answered_from_the_cache(alice: Peer, bob: Peer, surface: st
 # --- the retry gate ----------------------------------------------------------------------------------------
 
 
-@says(
-    "covenant a2a retry-stale is disabled by default and reports what it would do unless the operator passes --enable.",
-)
-def test_without_enable_the_gate_only_reports(house: House, operator: Peer) -> None:
-    """It says exactly what it would do, not only that it is off."""
-    report = operator.cli.json("a2a", "retry-stale", "--max-requeues", "9")["report"]
-    assert (report["policy"]["enabled"], report["requeued"]) == (False, [])
-    assert ids(report["would_requeue"]) == [house.stale.first, house.stale.second]
-    assert reasons(report)[house.stale.unsafe] == "unsafe_duplicate_safety"
-    assert reasons(report)[house.stale.silent] == "missing_idempotency"
-    assert operator.entry(house.stale.first)["state"] == "in_flight"
-    assert operator.rows(house.stale.first, "repair") == []
-
-
 @pytest.fixture
 def far(pair: Pair) -> tuple[Peer, Peer, Peer]:
     """A sender at one daemon; a receiver and the operator at the other."""
     return pair.one.enroll(), pair.one.enroll().at(pair.two), pair.two.operator
+
+
+@says(
+    "covenant a2a retry-stale is disabled by default and reports what it would do unless the operator passes --enable.",
+)
+def test_without_enable_the_gate_only_reports(far: tuple[Peer, Peer, Peer]) -> None:
+    """It says exactly what it would do, not only that it is off."""
+    alice, bob, operator = far
+    safe, silent = alice.send(bob, idempotency=idempotent("k")), alice.send(bob)
+    bob.lease(), bob.lease()
+    usual = operator.cli.json("a2a", "retry-stale")["report"]
+    assert (usual["policy"]["enabled"], usual["requeued"]) == (False, [])
+    bounds = ("--min-lease-age-ms", "0", "--scan-limit", "1000", "--max-requeues", "50")
+    would = operator.cli.json("a2a", "retry-stale", *bounds)["report"]
+    assert safe in ids(would["would_requeue"]) and reasons(would)[silent] == "missing_idempotency"
+    assert (bob.entry(safe)["state"], would["requeued"], operator.rows(safe, "repair")) == ("in_flight", [], [])
+    done = operator.cli.json("a2a", "retry-stale", "--enable", *bounds)["report"]
+    assert ids(done["requeued"]) == ids(would["would_requeue"]) and done["would_requeue"] == []
+    assert bob.entry(safe)["state"] == "queued"
 
 
 @says(
