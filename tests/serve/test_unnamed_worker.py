@@ -149,9 +149,11 @@ async def test_all_that_a_holder_says_under_its_lease_is_taken(site: Site) -> No
     assert (await site.entry())["outcome"] == "canceled"
 
 
-async def test_a_holder_cancels_and_rejects_what_it_holds(site: Site) -> None:
+async def test_a_holder_rejects_what_it_holds(site: Site) -> None:
+    """A cancel stays its sender's: a holder that will not do the work says so under its lease."""
     lease = await site.leased()
     await site.go_elsewhere()
+    assert (await site.call("bob@lab", "POST", f"/a2a/tasks/{TASK}/cancel", {}))["code"] == "not_permitted"
     rejected = await site.call("bob@lab", "POST", f"/a2a/leases/{lease}/reject", {"text": "not mine"})
     assert rejected["task_id"] == TASK and (await site.entry())["outcome"] == "rejected"
 

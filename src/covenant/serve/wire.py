@@ -61,7 +61,8 @@ class SendTasks(Request, frozen=True, tag="send_a2a_tasks"):
 
 class RecvTask(Request, frozen=True, tag="try_recv_a2a_task"):
     """`for` names a recipient other than the caller: `*` is everybody. That is the operator's. `receipt` is a name that
-    the caller makes up: the same receive again gets the same answer, and `give_back` undoes it."""
+    the caller makes up: the same receive again gets the same answer, and `give_back` undoes it. `incarnation` names the
+    worker that will hold the lease; without it, the worker is the caller's key, whichever daemon answers."""
 
     wait_ms: int = 0
     incarnation: str | None = None
@@ -85,6 +86,8 @@ class RecentTasks(Request, frozen=True, tag="recent_a2a_tasks"):
 
 
 class PostResult(Request, frozen=True, tag="post_a2a_result"):
+    """`incarnation` is as of a receive. A result that names no lease is taken from the worker of the first attempt."""
+
     result: Result
     incarnation: str | None = None
 

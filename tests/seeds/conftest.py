@@ -1,0 +1,28 @@
+"""Two daemons of one store on PostgreSQL, for both texts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import pytest
+
+from tests.postgres import store_url
+from tests.seeds.daemon import RealDaemon
+
+
+class Pair(NamedTuple):
+    one: RealDaemon
+    two: RealDaemon
+
+
+@pytest.fixture(scope="session")
+def pair() -> Iterator[Pair]:
+    store = store_url()
+    one = RealDaemon(store)
+    one.start()
+    two = RealDaemon(store, one.operator.token)
+    two.start()
+    yield Pair(one, two)
+    two.close()
+    one.close()
