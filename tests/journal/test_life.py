@@ -307,6 +307,31 @@ async def reopened(box: OpenMailbox, clock: ManualClock) -> None:
         await engine._reopening
 
 
+@pytest.mark.parametrize("is_set_back", [False, True])
+async def test_a_store_that_failed_reopens_after_its_delay_and_not_before(tmp_path: Path, is_set_back: bool) -> None:
+    """Also where the timer fires early, and at once where the clock was set back."""
+    clock, limits = ManualClock(), Limits(reopen_delay_ms=600_000)
+    async with open_journal(tmp_path / "data", limits=limits, clock=clock) as box:
+        engine = journal_of(box)
+        await cycle(box)
+        engine._on_damage(ArchiveFailed(errno.EIO, "archive"))
+        await until(lambda: not engine.is_up)
+        for _ in range(10):
+            clock.advance(limits.reopen_delay_ms // 10 - 1)
+            await asyncio.sleep(0)
+            assert not engine.is_up
+            assert engine._reopening is None
+        if is_set_back:
+            clock.advance(-3_600_000)
+            for _ in range(20):  # as often as the clock fires early
+                clock.advance(0)
+        else:
+            clock.advance(10)
+        assert engine._reopening is not None
+        await engine._reopening
+        await cycle(box)
+
+
 async def test_housekeeping_that_failed_is_tried_again_also_when_the_clock_was_set_back(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

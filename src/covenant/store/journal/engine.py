@@ -324,12 +324,20 @@ class Journal(Embedded):
         self._loop.call_soon_threadsafe(lambda: self._fail(failed) if self._refusal is None else None)
 
     def _reopen_later(self) -> None:
-        self._timer = self._clock.call_at(self._clock.now_ms() + self.limits.reopen_delay_ms, self._on_reopen)
+        """Reopen after `reopen_delay_ms`, or at once when the clock was set back: nobody knows how long that would be."""
+        failed_ms = self._clock.now_ms()
+        due_ms = failed_ms + self.limits.reopen_delay_ms
 
-    def _on_reopen(self) -> None:
-        self._timer = None
-        if not isinstance(self._refusal, StoreClosed):
-            self._reopening = self._loop.create_task(self._reopen())
+        def look() -> None:
+            self._timer = None
+            if isinstance(self._refusal, StoreClosed):
+                return
+            if failed_ms <= self._clock.now_ms() < due_ms:
+                self._timer = self._clock.call_at(due_ms, look)
+            else:
+                self._reopening = self._loop.create_task(self._reopen())
+
+        self._timer = self._clock.call_at(due_ms, look)
 
     async def _reopen(self) -> None:
         """Load what was synced and nothing else: lines behind it were never acknowledged."""
