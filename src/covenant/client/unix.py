@@ -137,7 +137,7 @@ class _Connection(asyncio.Protocol):
     def _end(self, outcome: str = "unknown") -> CovenantError:
         if self._is_closed:
             return StoreClosed("the mailbox was closed")
-        if self._why is not None:
+        if self._why is not None and _size_refused(self._why) is None:
             return read_refusal(self._why)
         return Unreachable("the daemon hung up", outcome=outcome)
 
