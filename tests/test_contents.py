@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,15 @@ def test_every_name_is_there_and_listed() -> None:
 def test_what_is_not_there_is_told_as_of_any_module() -> None:
     with pytest.raises(AttributeError, match="module 'covenant' has no attribute 'Post'"):
         covenant.Post  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_the_version_is_that_of_the_distribution() -> None:
+    assert covenant.__version__ == version("covenant-exchange")
+
+
+@pytest.mark.parametrize("name", ["InvalidInput", "ManualClock", "Release", "StoreError", "Thresholds", "read_block"])
+def test_what_a_program_needs_beside_the_mailbox_is_listed(name: str) -> None:
+    assert name in covenant.__all__
 
 
 def _python(program: str) -> str:

@@ -14,11 +14,22 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
+    from covenant.exchange.alerts import Thresholds
     from covenant.mailbox import Mailbox, OpenMailbox
     from covenant.model.agent import AgentId
     from covenant.model.audit import AuditRow
-    from covenant.model.content import Audio, Content, Image, Json, Resource, ResourceContents, ResourceLink, Text
-    from covenant.model.error import CovenantError
+    from covenant.model.content import (
+        Audio,
+        Content,
+        Image,
+        Json,
+        Resource,
+        ResourceContents,
+        ResourceLink,
+        Text,
+        read_block,
+    )
+    from covenant.model.error import CovenantError, InvalidInput, StoreError
     from covenant.model.limits import Limits
     from covenant.model.message import Artifact, Message, Part
     from covenant.model.record import Asks, Outcome, TaskState
@@ -51,7 +62,10 @@ if TYPE_CHECKING:
         Tree,
         TreeNode,
     )
-    from covenant.worker import WorkContext, Worker
+    from covenant.store.clock import ManualClock
+    from covenant.worker import Release, WorkContext, Worker
+
+    __version__: str
 
 __all__ = [
     "AgentId",
@@ -72,10 +86,12 @@ __all__ = [
     "Image",
     "Input",
     "Inputs",
+    "InvalidInput",
     "Json",
     "LeaseStatus",
     "Limits",
     "Mailbox",
+    "ManualClock",
     "Message",
     "Moved",
     "OpenMailbox",
@@ -84,6 +100,7 @@ __all__ = [
     "Posted",
     "QueueEntry",
     "QueuePage",
+    "Release",
     "Released",
     "RepairOutcome",
     "RepairRequest",
@@ -96,16 +113,20 @@ __all__ = [
     "RetryReport",
     "Sent",
     "SkipReason",
+    "StoreError",
     "Task",
     "TaskState",
     "Text",
+    "Thresholds",
     "Tree",
     "TreeNode",
     "WorkContext",
     "Worker",
+    "read_block",
 ]
 
 _CONTENTS: Final = {
+    "covenant.exchange.alerts": ("Thresholds",),
     "covenant.mailbox": (
         "Mailbox",
         "OpenMailbox",
@@ -121,8 +142,13 @@ _CONTENTS: Final = {
         "ResourceContents",
         "ResourceLink",
         "Text",
+        "read_block",
     ),
-    "covenant.model.error": ("CovenantError",),
+    "covenant.model.error": (
+        "CovenantError",
+        "InvalidInput",
+        "StoreError",
+    ),
     "covenant.model.limits": ("Limits",),
     "covenant.model.message": (
         "Artifact",
@@ -167,7 +193,9 @@ _CONTENTS: Final = {
         "Tree",
         "TreeNode",
     ),
+    "covenant.store.clock": ("ManualClock",),
     "covenant.worker": (
+        "Release",
         "WorkContext",
         "Worker",
     ),
@@ -178,6 +206,8 @@ _MODULE_OF: Final = {name: module for module, names in _CONTENTS.items() for nam
 if not TYPE_CHECKING:  # or a type checker would believe in any name
 
     def __getattr__(name: str) -> Any:
+        if name == "__version__":
+            return import_module("covenant.version").VERSION
         module = _MODULE_OF.get(name)
         if module is None:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

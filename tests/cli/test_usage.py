@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import pty
 import re
@@ -14,7 +15,7 @@ from pathlib import Path
 import click
 import pytest
 
-from covenant.cli import main, words
+from covenant.cli import log, main, words
 from covenant.cli.entry import state_line
 from covenant.cli.main import COMMANDS
 from covenant.cli.main import covenant as program
@@ -297,6 +298,42 @@ def test_what_a_peer_writes_cannot_command_the_terminal() -> None:
     assert words.safe("two\nlines") == "two\nlines"
     assert words.brief("a\nb\r\n  c\x1b") == "a b c\\x1b"
     assert words.brief("x" * 500) == f"{'x' * 79}…"
+
+
+HIDDEN = "csi \x9b31m, turned \u202e, nothing \u200b, tag \U000e0041, del \x7f, c0 \x1b"
+SPELLED = ("\\u009b", "\\u202e", "\\u200b", "\\udb40\\udc41", "\\u007f", "\\u001b")
+
+
+def test_json_for_a_terminal_prints_whole(covenant: Client) -> None:
+    """Whoever reads JSON in a terminal is told the same text as a program, and the terminal nothing."""
+    hidden = Client(covenant.home, covenant.json("peers", "enroll", "hidden")["token"])
+    covenant("agents", "publish", "hidden", "-", stdin=json.dumps({"name": "x", "description": HIDDEN}))
+    task_id = covenant.json("a2a", "send", "hidden", HIDDEN, "--data", json.dumps([HIDDEN]))["task_id"]
+    hidden("a2a", "next")
+    covenant("a2a", "force-error", task_id, "--reason", HIDDEN, "--message", HIDDEN)
+    for call in (
+        ("a2a", "show", task_id, "--json"),
+        ("why", task_id, "--json"),
+        ("a2a", "results", "--recent", "1000", "--json"),
+        ("agents", "show", "hidden", "--json"),
+        ("audit", "recent", "--task", task_id, "--json"),
+        ("audit", "export"),
+        ("audit", "export", "--json"),
+    ):
+        answer = covenant(*call)
+        assert all(line.isprintable() for line in (answer.out + answer.err).splitlines()), answer
+        said = "".join(json.dumps(json.loads(line), ensure_ascii=False) for line in answer.out.splitlines())
+        assert all(spelled in answer.out for spelled in SPELLED), call
+        assert json.dumps(HIDDEN, ensure_ascii=False)[1:-1] in said, call
+
+
+def test_a_line_of_the_log_is_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    """Neither form lets what somebody else wrote begin a line, or command a terminal."""
+    record = logging.LogRecord("x", logging.INFO, "", 0, "said: %s", (HIDDEN + "\n2026 INFO forged",), None)
+    for formatter in (log._Text(), log._Json()):
+        line = formatter.format(record)
+        assert line.isprintable() and "forged" in line
+    assert json.loads(log._Json().format(record))["message"] == record.getMessage()
 
 
 @pytest.mark.parametrize(

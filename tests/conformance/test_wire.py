@@ -129,7 +129,7 @@ async def test_unknown_members_are_ignored(alice: Mailbox, bob: Mailbox) -> None
         "intent_text": "work",
         "priority": 5,
         "idempotency": {"duplicate_safety": "idempotent", "key": "key", "future": True},
-        "content": [{"type": "text", "text": "a", "future": []}],
+        "content": [{"type": "text", "text": "a"}],
     }
     await alice.send_task(msgspec.json.decode(json.dumps(body), type=Task))
     delivery = await take(bob)

@@ -40,7 +40,7 @@ class Described:
         if is_closed:
             for name, schema in self._document["components"]["schemas"].items():
                 if "properties" in schema and name not in _OPEN:
-                    schema["additionalProperties"] = False
+                    schema.setdefault("additionalProperties", False)  # a content block says that it is open
 
     def check(self, method: str, path: str, status: int, answer: Any) -> None:
         """Raises unless this may be the answer of this route."""
@@ -214,10 +214,14 @@ async def test_every_answer_is_as_described(api: Api) -> None:
 async def one_task_to_its_end(api: Api) -> None:
     nothing = await api.ok("bob@lab", "GET", "/a2a/tasks/next", wait_ms=1)
     assert nothing["task"] is None
-    content = [{"type": "text", "text": "é"}, {"type": "json", "value": {"n": [1, None, 2.5]}}]
+    content = [
+        {"type": "text", "text": "é", "_meta": {"a": 1}, "future": [None]},
+        {"type": "json", "value": {"n": [1, None, 2.5]}},
+    ]
     sent = await api.ok("alice@lab", "POST", "/a2a/tasks", task_for("bob@lab", content=content, parent=NOWHERE))
     task_id = sent["task_id"]
     lease = await api.ok("bob@lab", "GET", "/a2a/tasks/next")
+    assert lease["task"]["content"] == content
     await api.ok("bob@lab", "POST", "/a2a/leases/{lease_id}/heartbeat", {}, lease_id=lease["lease_id"])
     await api.ok("bob@lab", "POST", "/a2a/leases/{lease_id}/release", {"reason": "late"}, lease_id=lease["lease_id"])
     await api.refused(

@@ -81,7 +81,7 @@ def blocks_of(value: Any) -> tuple[Content, ...]:
         return ()
     if isinstance(value, str):
         return (Text(value),)
-    if isinstance(value, (Text, Json)):
+    if isinstance(value, Content):
         return (value,)
     return (Json(plain(value)),)
 
@@ -102,7 +102,7 @@ def value_in(content: Sequence[Content]) -> Any:
 def _block_value(block: Content) -> Any:
     if isinstance(block, Json):
         return fresh(block.value)
-    return block.text if isinstance(block, Text) else plain(block)
+    return block.text if isinstance(block, Text) else msgspec.json.decode(msgspec.json.encode(block))
 
 
 def input_of(task: Task) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import click
 
 from covenant.cli.cache import cache
@@ -15,6 +17,8 @@ from covenant.cli.status import status
 from covenant.cli.task import cancel, send, show, tree, watch
 from covenant.cli.words import counted, size
 from covenant.serve import wire as w
+
+_COMPACTION_MS: Final = 60_000  # it rewrites a snapshot, which is not done in a moment
 
 
 @click.group()
@@ -32,7 +36,7 @@ def a2a() -> None:
 @answers
 def compact(session: Session, older_than_ms: int | None) -> None:
     """Let go of tasks that are over."""
-    done = session.ask(w.Compact(older_than_ms=older_than_ms), w.Compacted)
+    done = session.ask(w.Compact(older_than_ms=older_than_ms), w.Compacted, _COMPACTION_MS)
 
     def tell() -> None:
         freed = f", {counted(done.segments_dropped, 'segment')}, {size(done.bytes_freed)}" if done.bytes_freed else ""

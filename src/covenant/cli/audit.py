@@ -7,7 +7,6 @@ from contextlib import aclosing
 from typing import Any, Final
 
 import click
-import msgspec
 from msgspec import Struct
 
 from covenant.cli.database import connected, is_database, tell_lanes
@@ -16,7 +15,7 @@ from covenant.cli.option import answers, limit_option
 from covenant.cli.output import written
 from covenant.cli.session import Session
 from covenant.cli.table import Cell, Column, print_table
-from covenant.cli.words import ago, safe
+from covenant.cli.words import ago, json_text, safe
 from covenant.model.agent import AgentId
 from covenant.model.audit import AuditRow
 from covenant.model.error import BadSetting, StoreDamaged
@@ -128,7 +127,7 @@ def export(session: Session, after: int, store: str | None) -> None:
 
 def _write(row: AuditRow) -> None:
     with written():
-        click.echo(msgspec.json.encode(row))
+        click.echo(json_text(row))
 
 
 def _rows(folder: str, after: int) -> Iterator[AuditRow]:

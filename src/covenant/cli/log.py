@@ -8,7 +8,7 @@ import sys
 import time
 from typing import Any, Final
 
-from covenant.cli.words import safe
+from covenant.cli.words import json_escaped, safe
 
 FORMATS: Final = ("text", "json")
 
@@ -19,8 +19,11 @@ class _Text(logging.Formatter):
         self.default_msec_format = "%s.%03d"
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        record.message = safe(record.message)
+        record.message = safe(record.message).replace("\n", "\\n")  # one line each: nobody else's words begin another
         return super().formatMessage(record)
+
+    def formatException(self, failed: Any) -> str:
+        return safe(super().formatException(failed))
 
 
 class _Json(logging.Formatter):
@@ -33,7 +36,7 @@ class _Json(logging.Formatter):
         }
         if record.exc_info:
             row["exception"] = self.formatException(record.exc_info)
-        return json.dumps(row, ensure_ascii=False)
+        return json_escaped(json.dumps(row, ensure_ascii=False))
 
 
 def start_logging(form: str) -> None:

@@ -15,6 +15,7 @@ _UNIT_MS: Final = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_
 _DURATION: Final = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d|w)?")
 _DURATION_MS_MAX: Final = 100 * 365 * _UNIT_MS["d"]
 FOR_EVER: Final = -1
+PATIENCE_MS: Final = 10_000
 RISKS: Final = ("idempotent", "operator-accepted")
 
 
@@ -34,6 +35,7 @@ class Given:
         self.token: str | None = None
         self.token_from = ""
         self.as_json = False
+        self.patience_ms = PATIENCE_MS
 
 
 class Duration(click.ParamType[int]):
@@ -70,6 +72,15 @@ def _kept(name: str, metavar: str, told: str, hidden: bool) -> Callable[[F], F]:
     return click.option(name, metavar=metavar, help=told, expose_value=False, callback=_keep, hidden=hidden)
 
 
+def _timeout_option(hidden: bool) -> Callable[[F], F]:
+    """Without a default of its own, or what stands behind a command would undo what stands before it."""
+    told = "How long the daemon may take to answer, beside a wait that was asked for. Default: 10s."
+    function: Callable[[F], F] = click.option(
+        "--timeout", "patience_ms", type=Duration("s"), help=told, expose_value=False, callback=_keep, hidden=hidden
+    )
+    return function
+
+
 def home_option(hidden: bool = False) -> Callable[[F], F]:
     return _kept("--home", "DIR", "The daemon's folder (or COVENANT_HOME). Default: ~/.covenant.", hidden)
 
@@ -80,7 +91,7 @@ def connection(hidden: bool) -> Callable[[F], F]:
     token = "Whose call it is (or COVENANT_TOKEN). Default, over a socket: the operator's, from <home>/operator.token."
 
     def added(function: F) -> F:
-        function = _kept("--token", "TOKEN", token, hidden)(function)
+        function = _timeout_option(hidden)(_kept("--token", "TOKEN", token, hidden)(function))
         return home_option(hidden)(_kept("--url", "URL", url, hidden)(function))
 
     return added

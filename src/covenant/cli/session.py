@@ -17,7 +17,7 @@ import msgspec
 
 from covenant.cli.option import FOR_EVER, Given
 from covenant.cli.output import last_word, written
-from covenant.cli.words import failure, now_ms, safe
+from covenant.cli.words import failure, json_text, now_ms, safe
 from covenant.client.polls import polls
 from covenant.client.remote import ADDRESS, OPERATOR_TOKEN, TOKEN_VARIABLE, has_host, without_ends
 from covenant.exchange.realm import read_secret
@@ -45,14 +45,24 @@ T = TypeVar("T")
 
 
 class Daemon:
-    """The other end: a way to it, and the token that every call carries."""
+    """The other end: a way to it, the token that every call carries, and how long an answer may take."""
 
-    def __init__(self, transport: Transport, token: str) -> None:
+    def __init__(self, transport: Transport, token: str, address: str, patience_ms: int) -> None:
         self._transport = transport
         self._token = token
+        self._address = address
+        self._patience_ms = patience_ms
 
-    async def call(self, request: w.Request, reply: type[R]) -> R:
-        answer: R = await self._transport.call(self._token, request, reply)
+    async def call(self, request: w.Request, reply: type[R], work_ms: int = 0) -> R:
+        """Raises Unreachable if no answer comes within the limit, which counts from the end of the wait that the
+        request asks for, or of the work that it may take."""
+        wait_ms: int = msgspec.structs.asdict(request).get("wait_ms", 0)
+        try:
+            async with asyncio.timeout((self._patience_ms + wait_ms + work_ms) / 1000):
+                answer: R = await self._transport.call(self._token, request, reply)
+        except TimeoutError:
+            silent = f"the daemon at {self._address} does not answer; is it stopped?"
+            raise Unreachable(silent, outcome="unknown") from None
         return answer
 
 
@@ -109,9 +119,9 @@ class Session:
 
     # --- asking -------------------------------------------------------------------------------------------
 
-    def ask(self, request: w.Request, reply: type[R]) -> R:
+    def ask(self, request: w.Request, reply: type[R], work_ms: int = 0) -> R:
         async def once(daemon: Daemon) -> R:
-            return await daemon.call(request, reply)
+            return await daemon.call(request, reply, work_ms)
 
         return self.run(once)
 
@@ -121,7 +131,7 @@ class Session:
     async def _connected(self, work: Callable[[Daemon], Awaitable[T]]) -> T:
         transport = _transport(self.address)
         try:
-            return await work(Daemon(transport, self.find_token()))
+            return await work(Daemon(transport, self.find_token(), self.address, self.given.patience_ms))
         finally:
             await transport.close()
 
@@ -131,7 +141,7 @@ class Session:
         """One JSON object for a program, or the telling of it for a person."""
         with written():
             if self.given.as_json:
-                click.echo(msgspec.json.encode(reply))
+                click.echo(json_text(reply))
             else:
                 tell()
 
@@ -155,7 +165,7 @@ class Session:
     def refuse(self, refusal: CovenantError) -> int:
         """Say no, on stderr and to a program that reads the answer; then the exit code."""
         if self.given.as_json:
-            last_word(msgspec.json.encode(refusal.to_wire()))
+            last_word(json_text(refusal.to_wire()))
         last_word(f"{click.style('error', fg='red')}: {safe(refusal.message)} ({refusal.code})", err=True)
         hint = self._hint(refusal)
         if hint:

@@ -6,7 +6,9 @@ import json
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+
+import msgspec
 
 from covenant.model.content import Audio, Content, Image, Json, Resource, ResourceLink, Text
 from covenant.model.span import SECOND_MS, span
@@ -57,6 +59,19 @@ def safe(text: str) -> str:
     return "".join(
         char if char.isprintable() or char in "\n\t" else char.encode("unicode_escape").decode() for char in text
     )
+
+
+def json_text(value: Any) -> str:
+    """The value as one line of JSON, for a program or a terminal: what does not print is written as \\uXXXX."""
+    return json_escaped(msgspec.json.encode(value).decode())
+
+
+def json_escaped(text: str) -> str:
+    """The same JSON, with what does not print as \\uXXXX. A line break in it can only stand between values."""
+    if text.isprintable():
+        return text
+    shown = (char if char.isprintable() else " " if char in "\n\r\t" else json.dumps(char)[1:-1] for char in text)
+    return "".join(shown)
 
 
 def brief(text: str, width: int = _SHORT) -> str:

@@ -62,6 +62,17 @@ def read_reply(data: bytes, kind: type[Any]) -> Any:
             raise Unreachable(f"what answers there is no Covenant: {data[:80]!r}", outcome="unknown") from None
         if found.pop("kind", None) != "error":
             raise Unreachable(f"an answer that does not read: {other}", outcome="unknown") from None
-        found.pop("id", None)
-        code, message = found.pop("code", "internal"), found.pop("message", "")
-        raise refusal_of(str(code), str(message), found) from None
+        raise _refusal_in(found) from None
+
+
+def read_refusal(data: bytes) -> CovenantError:
+    """The refusal that a daemon said before it hung up."""
+    found: dict[str, Any] = _any.decode(data)
+    found.pop("kind", None)
+    return _refusal_in(found)
+
+
+def _refusal_in(found: dict[str, Any]) -> CovenantError:
+    found.pop("id", None)
+    code, message = found.pop("code", "internal"), found.pop("message", "")
+    return refusal_of(str(code), str(message), found)

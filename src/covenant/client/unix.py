@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import struct
 from typing import Any, Final, cast
 
 import msgspec
 
-from covenant.client.reply import UNREADABLE, encode, read_reply
+from covenant.client.reply import UNREADABLE, encode, read_refusal, read_reply
 from covenant.client.socketpath import within_reach
 from covenant.model.error import CovenantError, StoreClosed, TooLarge, Unreachable
 from covenant.serve import wire as w
 
 _LENGTH: Final = struct.Struct(">I")
+_LAST_WORDS_MAX: Final = 64 * 1024
 _ANSWER_S: Final = 60.0  # the longest wait that a request asks for is much shorter
 
 
@@ -118,6 +120,8 @@ class _Connection(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is one in all but its class
 
     def connection_lost(self, exc: Exception | None) -> None:
+        if exc is not None and not self._is_closed:
+            self._read_last_words()
         self.is_lost = True
         self._can_write.set()
         too_large = None if self._why is None else _size_refused(self._why)
@@ -133,7 +137,19 @@ class _Connection(asyncio.Protocol):
     def _end(self, outcome: str = "unknown") -> CovenantError:
         if self._is_closed:
             return StoreClosed("the mailbox was closed")
+        if self._why is not None and _size_refused(self._why) is None:
+            return read_refusal(self._why)
         return Unreachable("the daemon hung up", outcome=outcome)
+
+    def _read_last_words(self) -> None:
+        """A daemon that refuses a connection says why and hangs up. If a write fails at that before anything was read,
+        what it said still lies in the socket."""
+        assert self._transport is not None
+        try:
+            said = os.read(self._transport.get_extra_info("socket").fileno(), _LAST_WORDS_MAX)
+        except OSError:  # nothing was said
+            return
+        self.data_received(said)
 
     def pause_writing(self) -> None:
         self._can_write.clear()

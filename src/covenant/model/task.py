@@ -13,7 +13,7 @@ from msgspec import Struct, field
 from msgspec.structs import force_setattr
 
 from covenant.model.agent import AgentId
-from covenant.model.content import Content
+from covenant.model.content import Blocks, Content, blocks_in
 from covenant.model.message import Message
 
 if TYPE_CHECKING:
@@ -41,14 +41,14 @@ class Task(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     parent: str | None = None
     deadline_ms: int | None = None
     idempotency: Idempotency | None = None
-    content: Sequence[Content] = ()
+    content: Blocks = ()
     not_before_ms: int | None = None
     message: Message | None = None  # what an A2A client sent
     context_id: str | None = None  # the conversation that it belongs to
 
     def __post_init__(self) -> None:
-        if type(self.content) is list:  # a list is taken, a tuple is kept: an envelope does not change
-            force_setattr(self, "content", tuple(self.content))
+        if type(self.content) is not tuple:  # a list is taken, a tuple is kept: an envelope does not change
+            force_setattr(self, "content", blocks_in(self.content))
 
     @property
     def is_idempotent(self) -> bool:
@@ -65,15 +65,15 @@ class Result(Struct, frozen=True, omit_defaults=True, gc=False):
 
     task_id: str
     status: ResultStatus
-    content: Sequence[Content] = field(default_factory=_no_content)
+    content: Blocks = field(default_factory=_no_content)
     error_message: str | None = None
     lease_id: str | None = None
     sequence: int | None = None
     message: Message | None = None  # what the agent says with it
 
     def __post_init__(self) -> None:
-        if type(self.content) is list:  # a list is taken, a tuple is kept: an envelope does not change
-            force_setattr(self, "content", tuple(self.content))
+        if type(self.content) is not tuple:  # a list is taken, a tuple is kept: an envelope does not change
+            force_setattr(self, "content", blocks_in(self.content))
 
     @classmethod
     def ok(cls, delivery: Delivery, content: Sequence[Content] = ()) -> Result:

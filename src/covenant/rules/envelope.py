@@ -15,12 +15,13 @@ import msgspec
 from msgspec import UNSET, structs
 
 from covenant.model.agent import AgentId, check_agent
-from covenant.model.content import Content, Text
+from covenant.model.content import Block, Content, is_bare, members_of, read_block
 from covenant.model.error import BadCursor, BadId, BlankText, Malformed, SenderMismatch, TooLarge
 from covenant.model.limits import Limits
 from covenant.model.message import Artifact, Message, Part, Role
 from covenant.model.record import SLOT_PREFIX, CacheKey, Key
 from covenant.model.task import Idempotency, Result, Task
+from covenant.rules.content import check_block
 from covenant.rules.context import Context
 from covenant.rules.portable import alike, canonical_base64, is_portable
 
@@ -216,7 +217,8 @@ def check_name(value: str, field: str, limits: Limits) -> str:
 
 
 def seal_content(content: Sequence[Content], limits: Limits) -> tuple[Content, ...]:
-    if type(content) is tuple and len(content) == 1 and type(content[0]) is Text and content[0].annotations is None:
+    """Checks blocks against MCP and the limits, and returns them as they will be kept."""
+    if type(content) is tuple and len(content) == 1 and is_bare(content[0]):
         check_size(content[0].text, "content", limits.content_bytes_max)
         return content
     if not isinstance(content, (list, tuple)):
@@ -227,12 +229,13 @@ def seal_content(content: Sequence[Content], limits: Limits) -> tuple[Content, .
         )
     try:
         for block in content:
-            if not isinstance(block, msgspec.Struct | dict):
+            if not isinstance(block, Block | dict):
                 raise TypeError(f"{type(block).__name__} is no block; it is {_BLOCKS}")
-            _check_value(getattr(block, "value", None), limits.content_depth_max)
-            _check_value(getattr(block, "annotations", None), limits.content_depth_max)
+            _check_values([*members_of(block).values()], limits.content_depth_max)
         body = msgspec.json.encode(content)
-        sealed = msgspec.json.decode(body, type=tuple[Content, ...])
+        sealed = tuple([read_block(members) for members in msgspec.json.decode(body)])
+        for block in sealed:
+            check_block(block)
     except (msgspec.MsgspecError, TypeError, ValueError, RecursionError) as wrong:
         raise Malformed(f"content: {wrong}", field="content") from None
     if len(body) > limits.content_bytes_max:
@@ -243,9 +246,13 @@ def seal_content(content: Sequence[Content], limits: Limits) -> tuple[Content, .
 
 
 def _check_value(value: Any, depth_max: int) -> None:
+    _check_values([value], depth_max)
+
+
+def _check_values(level: list[Any], depth_max: int) -> None:
     """JSON has no infinity and no not-a-number, which an encoder would quietly make null; and what is nested too deep
     could not be read back."""
-    level, depth = [value], 0
+    depth = 0
     while level:
         if depth > depth_max:
             raise Malformed(f"content is nested deeper than {depth_max}", field="content")
@@ -257,6 +264,8 @@ def _check_value(value: Any, depth_max: int) -> None:
                 below += item.values()
             elif isinstance(item, (list, tuple, set, frozenset)):
                 below += item
+            elif isinstance(item, Block):
+                below += members_of(item).values()
         level, depth = below, depth + 1
 
 

@@ -20,7 +20,17 @@ from msgspec.json import encode
 from covenant.model import event as e
 from covenant.model.agent import AgentId
 from covenant.model.audit import Logged
-from covenant.model.content import Audio, Content, Image, Json, Resource, ResourceLink, Text
+from covenant.model.content import (
+    Audio,
+    Content,
+    Image,
+    Json,
+    Resource,
+    ResourceLink,
+    Text,
+    is_bare,
+    members_of,
+)
 from covenant.model.error import BadCursor, UnknownTask
 from covenant.model.limits import Limits
 from covenant.model.message import Artifact, Message, Part, agent_says
@@ -49,6 +59,7 @@ _HISTORY_MAX: Final = 2**31
 _ORDER_MAX: Final = 2**59
 _TOTAL_MAX: Final = 2**31 - 1  # which the protocol tells in 32 bits
 RESULT_ARTIFACT: Final = "result"
+_PLACED_OF_RESOURCE: Final = ("uri", "mimeType", "text", "blob")
 _ENDED: Final = {  # in tables: an enum takes its time to look a member up
     Outcome.ANSWERED: None,  # as its result says
     Outcome.CANCELED: State.CANCELED,
@@ -190,27 +201,46 @@ def _result_artifact(result: Result) -> Artifact:
 
 
 def parts_of(content: Any) -> tuple[Part, ...]:
-    if len(content) == 1 and type(content[0]) is Text:  # as most are
+    """The blocks of a mailbox task or result, as the protocol's parts."""
+    if len(content) == 1 and is_bare(content[0]):  # as most are
         return (Part(text=content[0].text),)
     return tuple([_part_of(block) for block in content])
 
 
 def _part_of(block: Content) -> Part:
-    """The blocks of a mailbox task or result, as the protocol's parts."""
+    """Members of the block that a part has no place for stand in its metadata, under their own names."""
     if isinstance(block, Text):
-        return Part(text=block.text)
-    if isinstance(block, Json):
-        return _json_part(block.value)
-    if isinstance(block, (Image, Audio)):
-        return _raw_part(block.data, block.mime_type)
-    if isinstance(block, ResourceLink):
-        return Part(url=block.uri, filename=block.name, media_type=block.mime_type)
-    assert isinstance(block, Resource)
+        part, placed = Part(text=block.text), {"text"}
+    elif isinstance(block, Json):
+        part, placed = _json_part(block.value), {"value"}
+    elif isinstance(block, (Image, Audio)):
+        part, placed = _raw_part(block.data, block.mime_type), {"data", "mimeType"}
+    elif isinstance(block, ResourceLink):
+        part = Part(url=block.uri, filename=block.name, media_type=block.mime_type)
+        placed = {"uri", "name", "mimeType"}
+    else:
+        return _resource_part(block)
+    return _with_metadata(part, members_of(block), placed)
+
+
+def _resource_part(block: Resource) -> Part:
     inner = block.resource
-    uri = {"uri": inner.uri}
     if inner.blob is not None:
-        return _raw_part(inner.blob, inner.mime_type, uri)
-    return Part(text=inner.text or "", media_type=inner.mime_type, metadata=uri)
+        part = _raw_part(inner.blob, inner.mime_type)
+    else:
+        part = Part(text=inner.text or "", media_type=inner.mime_type)
+    members = {"uri": inner.uri, **members_of(block)}
+    kept = {name: value for name, value in members_of(inner).items() if name not in _PLACED_OF_RESOURCE}
+    return _with_metadata(part, {**members, "resource": kept}, set() if kept else {"resource"})
+
+
+def _with_metadata(part: Part, members: dict[str, Any], placed: set[str]) -> Part:
+    metadata = {name: _portable(name, value) for name, value in members.items() if name not in placed}
+    return structs.replace(part, metadata=metadata) if metadata else part
+
+
+def _portable(name: str, value: Any) -> Any:
+    return value if is_portable({name: value}) else encode(value).decode()
 
 
 def _json_part(value: Any) -> Part:
@@ -219,11 +249,11 @@ def _json_part(value: Any) -> Part:
     return Part(text=encode(value).decode(), media_type="application/json")
 
 
-def _raw_part(data: str, media_type: str | None, metadata: dict[str, Any] | None = None) -> Part:
+def _raw_part(data: str, media_type: str | None) -> Part:
     raw = canonical_base64(data)
     if raw is None:
-        return Part(text=data, metadata=metadata)
-    return Part(raw=raw, media_type=media_type, metadata=metadata)
+        return Part(text=data)
+    return Part(raw=raw, media_type=media_type)
 
 
 def time_of(ms: int) -> str:

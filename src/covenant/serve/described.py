@@ -12,11 +12,15 @@ from typing import Any, Union, get_args, get_origin
 from msgspec import NODEFAULT, UNSET, Raw, Struct, UnsetType, defstruct, field
 from msgspec.structs import FieldInfo, fields
 
+from covenant.model.content import Blocks
+
 
 def described(kind: Any, known: dict[type, type]) -> Any:
     """`known` are those that were asked for before: one struct has one double."""
     if kind is Raw:
         return Any
+    if kind is Blocks:  # it brings its own description
+        return kind
     if isinstance(kind, type) and issubclass(kind, Struct):
         return _double(kind, known)
     within = get_args(kind)

@@ -14,6 +14,8 @@ from covenant.serve.wire import Request
 
 T = TypeVar("T")
 
+_encode: Final = msgspec.json.Encoder().encode
+
 _PARAMETER_PLACES: Final = (3, 2)  # where a path has its one parameter: /a2a/tasks/{task_id}/…, /peers/{peer}
 
 
@@ -26,7 +28,8 @@ class Route:
         self.fields = frozenset(field.encode_name for field in msgspec.structs.fields(place.request)) - {"id"}
         self.waits = "wait_ms" in self.fields
         self._body = self._body_decoder()
-        self._raw = [f.encode_name for f in msgspec.structs.fields(place.request) if f.type is msgspec.Raw]
+        self._whole = msgspec.json.Decoder(place.request)
+        self._whole_lax = msgspec.json.Decoder(place.request, strict=False)
         self._beside = None if place.body in (None, "*") else self._without(str(place.body))
 
     def _without(self, body: str) -> type[msgspec.Struct]:
@@ -42,7 +45,7 @@ class Route:
         if self.place.body is None:
             return None
         if self.place.body == "*":
-            return msgspec.json.Decoder(dict[str, Any])
+            return msgspec.json.Decoder(dict[str, msgspec.Raw])
         member = next(f for f in msgspec.structs.fields(self.place.request) if f.encode_name == self.place.body)
         return msgspec.json.Decoder(member.type)
 
@@ -60,13 +63,11 @@ class Route:
             assert self._beside is not None
             beside = msgspec.structs.asdict(read_as(self._beside, members, strict=False)) if members else {}
             return self.place.request(**beside, **{name: decoded})
-        for name in self._raw:
-            if name in decoded:
-                decoded[name] = msgspec.Raw(msgspec.json.encode(decoded[name]))
+        whole = {name: msgspec.Raw(_encode(value)) for name, value in members.items()} | decoded
         if self.parameter is not None:
-            decoded[self.parameter] = parameter
-        decoded.pop("kind", None)
-        return read_as(self.place.request, {**members, **decoded}, strict=not query)
+            whole[self.parameter] = msgspec.Raw(_encode(parameter))
+        whole.pop("kind", None)
+        return decode(self._whole_lax if query else self._whole, _encode(whole), "request")
 
 
 def _query(query: bytes) -> dict[str, Any]:
@@ -81,11 +82,11 @@ def _query(query: bytes) -> dict[str, Any]:
     return members
 
 
-def decode(decoder: msgspec.json.Decoder[T], data: bytes) -> T:
+def decode(decoder: msgspec.json.Decoder[T], data: bytes, field: str = "body") -> T:
     try:
         return decoder.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as wrong:
-        raise Malformed(str(wrong) or "this is not JSON", field="body") from None
+        raise Malformed(str(wrong) or "this is not JSON", field=field) from None
 
 
 def read_as(kind: type[T], members: Mapping[str, Any], *, strict: bool) -> T:
