@@ -47,6 +47,7 @@ class Answer(Struct):
     fields: list[str] = []
     status: int = 200  # of HTTP
     events: list[dict[str, Any]] = []
+    details: list[dict[str, Any]] = []
 
 
 class Bindings:
@@ -142,7 +143,7 @@ def _told(details: list[dict[str, Any]]) -> dict[str, Any]:
     assert info["@type"].endswith("google.rpc.ErrorInfo")
     assert info["domain"] == "a2a-protocol.org"
     fields = [violation.get("field", "") for detail in details[1:] for violation in detail["fieldViolations"]]
-    return {"reason": info["reason"], "metadata": info.get("metadata", {}), "fields": fields}
+    return {"reason": info["reason"], "metadata": info.get("metadata", {}), "fields": fields, "details": details}
 
 
 def _encoded(body: dict[str, Any]) -> bytes:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 import msgspec
@@ -30,6 +30,18 @@ from covenant.model.error import Malformed
 PublicKey: TypeAlias = str | Ed25519PublicKey | EllipticCurvePublicKey | RSAPublicKey
 _COORDINATE_BYTES: Final = 32
 _NOT_SIGNED: Final = ("signatures", "extended")
+_REQUIRED: Final[Mapping[str, frozenset[str]]] = {  # by the member that the object stands in; the card in none
+    "": frozenset(
+        (
+            *("name", "description", "version", "capabilities", "skills"),
+            *("supportedInterfaces", "defaultInputModes", "defaultOutputModes"),
+        )
+    ),
+    "provider": frozenset(("url", "organization")),
+    "skills": frozenset(("id", "name", "description", "tags")),
+    "supportedInterfaces": frozenset(("url", "protocolBinding", "protocolVersion")),
+}
+_NONE: Final[Mapping[str, frozenset[str]]] = {}
 _SAID_ANYWAY: Final = frozenset(("streaming", "pushNotifications", "extendedAgentCard"))  # `false` says something
 
 
@@ -97,15 +109,18 @@ def _served(card: dict[str, Any]) -> list[bytes]:
 
 
 def _told(card: dict[str, Any]) -> list[bytes]:
-    """One form, or two: the official SDK also leaves out what is empty among the parameters of an extension."""
-    told = _telling("", {name: value for name, value in card.items() if name not in _NOT_SIGNED})
-    return list(dict.fromkeys((rfc8785.dumps(told), rfc8785.dumps(_swept(told)))))
+    """Return the forms, the specification's first. It keeps a required member that is empty (8.4.1); the official SDK
+    leaves that out, and what is empty among the parameters of an extension, too. Mostly they are one and the same."""
+    signed = {name: value for name, value in card.items() if name not in _NOT_SIGNED}
+    told = _telling("", signed)
+    forms = (_telling("", signed, _REQUIRED), told, _swept(told))
+    return list(dict.fromkeys(rfc8785.dumps(form) for form in forms))
 
 
 def payloads_of(card: dict[str, Any]) -> list[bytes]:
     """What a signature covers: what the protocol knows of the card, without its signatures and without members that say
     nothing. A verifier that reads the card by the protocol does not see the rest, wherever in the card it stands.
-    Verifiers do not agree on what that is within the parameters of an extension, so there may be two."""
+    Verifiers do not agree on what says nothing, so there may be several."""
     return _told(msgspec.to_builtins(msgspec.convert(card, Description)))
 
 
@@ -118,15 +133,19 @@ def _swept(value: Any) -> Any:
     return None if value == "" else value
 
 
-def _telling(name: str, value: Any) -> Any:
-    """None when there is nothing in it."""
+def _telling(name: str, value: Any, required: Mapping[str, frozenset[str]] = _NONE) -> Any:
+    """None when there is nothing in it, except that a required member stays; `name` is the member that it is in."""
     if name == "params":
         return value  # free-form, of an extension: there everything says something
     if isinstance(value, dict):
-        inner = {name: told for name, held in value.items() if (told := _telling(name, held)) is not None}
-        return inner or None
+        stays = required.get(name, frozenset())
+        inner = {member: _telling(member, held, required) for member, held in value.items()}
+        for member in stays:
+            if inner.get(member) is None and value.get(member) is not None:
+                inner[member] = value[member]  # empty, whatever it is
+        return {member: told for member, told in inner.items() if told is not None} or None
     if isinstance(value, list):
-        return [told for held in value if (told := _telling("", held)) is not None] or None
+        return [told for held in value if (told := _telling(name, held, required)) is not None] or None
     return value if value or name in _SAID_ANYWAY else None
 
 

@@ -114,7 +114,7 @@ def seal_message(message: Message, limits: Limits) -> Message:
     """The message as it will be kept: complete, and nobody else's."""
     if type(message) is not Message:
         raise Malformed("a message is needed", field="message")
-    check_key(message.message_id, "messageId", limits.key_bytes_max)
+    check_key(message.message_id, "message.messageId", limits.key_bytes_max)
     if message.context_id == "" or message.task_id == "":  # that is how a reader of ProtoJSON is told of none
         message = structs.replace(message, context_id=message.context_id or None, task_id=message.task_id or None)
     return _seal_speech(message, "message", limits)

@@ -21,6 +21,7 @@ from covenant.exchange.exchange import Exchange
 from covenant.exchange.realm import Realm
 from covenant.model import query as q
 from covenant.model.card import Card, CardPage
+from covenant.rules.media import DEFAULT_MODES, input_modes
 from covenant.rules.whereabouts import Listening, Reached, Whereabouts, where
 from covenant.serve.a2a.operations import Agent
 
@@ -28,7 +29,7 @@ PREFIX: Final = "/agents/"
 DIRECT_REPLY: Final = "urn:covenant:direct-reply"
 _LEFT_OUT: Final = ("signatures", "extended")
 _NOTHING: Final[tuple[Any, ...]] = (None, "", [], {})
-_MODES: Final = ["text/plain", "application/json"]
+_MODES: Final = list(DEFAULT_MODES)
 _SHOWN_MAX: Final = 1000  # cards that are kept as they were last shown
 _ANYHOW: Final = Reached()
 
@@ -161,6 +162,7 @@ def agent_of(card: Card) -> Agent:
         DIRECT_REPLY in uris,
         uris,
         tuple(e["uri"] for e in extensions if e.get("required") is True),
+        input_modes(card.card),
     )
 
 

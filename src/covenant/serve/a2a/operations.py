@@ -17,6 +17,7 @@ from msgspec import Struct, structs
 
 from covenant.a2a import wire
 from covenant.a2a.fault import (
+    CONTENT_TYPE,
     INVALID_PARAMS,
     NO_PUSH,
     NOT_CANCELABLE,
@@ -39,6 +40,7 @@ from covenant.model.push import PushConfig
 from covenant.model.task import Task
 from covenant.model.view import Dialog, DialogPage, Sent
 from covenant.rules.dialog import intent_of
+from covenant.rules.media import refused_type
 
 PAGE_DEFAULT: Final = 50
 PAGE_MAX: Final = 100
@@ -57,6 +59,7 @@ class Agent(Struct, frozen=True):
     replies: bool = False  # it may answer with a message: the first thing it does is waited for
     extensions: tuple[str, ...] = ()
     required: tuple[str, ...] = ()  # extensions without which it does not speak
+    modes: tuple[str, ...] = ()  # the media types that it takes; empty if it takes all
 
 
 class Event(Struct, frozen=True):
@@ -81,6 +84,7 @@ class Operations:
         settings = request.configuration
         if settings.history_length is not None:
             _check_history(settings.history_length)
+        _check_types(agent, request.message)
         command = self._first(caller, agent, request, key) or await self._more(caller, agent, request, key)
         if not settings.return_immediately:
             done = await self._exchange.run_and_settle(caller, command)
@@ -107,6 +111,7 @@ class Operations:
         if after and key is None:
             said = "Last-Event-ID goes with the Idempotency-Key of the message: without one this is another message"
             raise Fault(INVALID_PARAMS, said, field=CURSOR)
+        _check_types(agent, request.message)
         with self._exchange.waits.one(caller.agent.pubkey):
             first = self._first(caller, agent, request, key)
             command = first or await self._more(caller, agent, request, key, after)
@@ -409,6 +414,13 @@ def _time_left(wait_ms: int) -> Iterator[int]:
 def _check_history(length: int | None) -> None:
     if length is not None and length < 0:
         raise Fault(INVALID_PARAMS, "historyLength is a number from 0", field="historyLength")
+
+
+def _check_types(agent: Agent, message: Message) -> None:
+    refused = refused_type(agent.modes, message.parts)
+    if refused is not None:
+        taken = ", ".join(agent.modes)
+        raise Fault(CONTENT_TYPE, f"{agent.id.display} takes {taken}, not {refused}", mediaType=refused)
 
 
 def _number(value: wire.Int64 | None, name: str) -> int | None:
