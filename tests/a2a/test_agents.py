@@ -144,6 +144,11 @@ async def test_pages_are_complete_and_in_order(site: Site) -> None:
         ({"name": "x", "extended": 5}, "malformed"),
         ({"name": "x", "extended": {"skills": "many"}}, "malformed"),
         ({"name": "x", "extended": {"icon_url": "https://example.com"}}, "malformed"),
+        ({"name": "x", "signatures": [{"protected": "a", "signature": "b"}]}, "malformed"),
+        ({"name": "x", "securitySchemes": {"key": {}}}, "malformed"),
+        ({"name": "x", "url": "https://example.com"}, "malformed"),
+        ({"name": "x", "skills": []}, "malformed"),
+        ({"name": "x", "supportedInterfaces": [{"protocolBinding": "GRPC", "url": "example.com:443"}]}, "malformed"),
     ],
 )
 async def test_what_is_no_card_is_refused(site: Site, card: dict[str, object], code: str) -> None:

@@ -128,6 +128,27 @@ async def test_an_answer_to_a_task_that_is_asked_again_at_once_ends_there(site: 
     assert (heard.states, heard.generations, heard.last_id) == (["INPUT_REQUIRED"], [5], "5")
 
 
+@pytest.mark.parametrize("history", [None, 0])
+async def test_a_worker_that_is_quicker_than_the_stream_hides_no_event(
+    site: Site, binding: str, history: int | None
+) -> None:
+    """Clients take the question or the result from the events behind the task, and pass over what is in the task."""
+    run = site.exchange.run
+
+    async def and_ask(caller: Any, command: Any) -> Any:
+        done = await run(caller, command)
+        if isinstance(command, c.SendTask):
+            site.exchange.run = run  # type: ignore[method-assign]
+            await ask(site, await site.lease())
+        return done
+
+    site.exchange.run = and_ask  # type: ignore[method-assign]  # between the message and the first look at its task
+    params = {**sends(), "configuration": {} if history is None else {"historyLength": history}}
+    heard = await send(site, binding, params)
+    assert (heard.states, heard.generations) == (["SUBMITTED", "WORKING", "INPUT_REQUIRED"], [1, 2, 3])
+    assert len(heard.events[0]["task"].get("history", ())) == (history is None)
+
+
 async def test_a_streamed_message_still_ends_with_its_task(site: Site, binding: str) -> None:
     sending = asyncio.ensure_future(send(site, binding, sends()))
     delivery = await site.lease()

@@ -41,6 +41,22 @@ def test_a_peer_publishes_itself_if_it_may(covenant: Client, bob: Client) -> Non
     covenant("capabilities", "revoke", grant_id)
 
 
+def test_the_bindings_of_a_card_are_chosen(covenant: Client, bob: Client, tmp_path: Path) -> None:
+    plain = covenant.json("agents", "publish", "bob", "--binding", "rest", "--binding", "jsonrpc")["published"]["card"]
+    listed = [{"protocolBinding": "HTTP+JSON"}, {"protocolBinding": "JSONRPC"}]
+    assert plain == {"name": "bob", "supportedInterfaces": listed}
+    file = tmp_path / "card.json"
+    file.write_text(json.dumps({"name": "Bob"}))
+    chosen = covenant.json("agents", "publish", "bob", str(file), "--binding", "jsonrpc")["published"]["card"]
+    assert chosen == {"name": "Bob", "supportedInterfaces": listed[1:]}
+    file.write_text(json.dumps(chosen))
+    assert "supportedInterfaces" in covenant("agents", "publish", "bob", str(file), "--binding", "rest", code=2).err
+    covenant("agents", "publish", "bob", "--binding", "soap", code=2)
+    file.write_text(json.dumps({"name": "Bob", "securitySchemes": {}}))
+    assert covenant.refused("agents", "publish", "bob", str(file)) == "malformed"
+    covenant("agents", "withdraw", "bob")
+
+
 def test_what_is_no_card_is_told_in_one_line(covenant: Client, tmp_path: Path) -> None:
     file = tmp_path / "card.json"
     file.write_text("[1]")

@@ -315,7 +315,7 @@ async def a_dialog(api: Api) -> None:
     await act("not_permitted", "reply", {"text": "hello"})
     await act("", "reject", {"text": "not I"})
 
-    card = {"name": "bob", "skills": []}
+    card = {"name": "bob", "skills": [{"id": "door", "tags": ["paint"]}]}
     await api.ok("operator", "POST", "/a2a/agents", {"name": "bob@lab", "card": card})
     made = await api.ok("operator", "POST", "/a2a/agents", {"name": "carol@lab"})
     assert made["published"]["card"] == {"name": "carol", "description": "carol@lab, an agent of this realm"}

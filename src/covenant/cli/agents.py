@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 
@@ -16,6 +16,8 @@ from covenant.cli.table import Column, print_fields, print_table
 from covenant.cli.words import ago, brief, safe
 from covenant.serve import wire as w
 
+_BINDINGS: Final = {"jsonrpc": "JSONRPC", "rest": "HTTP+JSON", "grpc": "GRPC"}
+
 
 @click.group()
 def agents() -> None:
@@ -25,15 +27,27 @@ def agents() -> None:
 @agents.command()
 @click.argument("name")
 @click.argument("card", required=False, type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path))
+@click.option(
+    "--binding",
+    "bindings",
+    multiple=True,
+    type=click.Choice(tuple(_BINDINGS)),
+    help="List only this one; again for more, the preferred first. Default: all that are served.",
+)
 @answers
-def publish(session: Session, name: str, card: Path | None) -> None:
+def publish(session: Session, name: str, card: Path | None, bindings: tuple[str, ...]) -> None:
     """Let A2A clients reach the peer NAME.
 
     CARD is a JSON file with its agent card, or - for stdin. Where it is served, and the signature, are added by the
-    daemon. Without one, a plain card is made.
+    daemon. Without one, a plain card is made. A member that the daemon would not serve as it is written is refused.
     """
-    request = w.PublishAgent(name=name, card=None if card is None else json_in(card, dict[str, Any], "card", "CARD"))
-    done = session.ask(request, w.AgentReply)
+    said = None if card is None else json_in(card, dict[str, Any], "card", "CARD")
+    if bindings:
+        said = {"name": name.partition("@")[0]} if said is None else said
+        if said.get("supportedInterfaces") is not None:
+            raise click.UsageError("the card has supportedInterfaces already: leave them or --binding out")
+        said["supportedInterfaces"] = [{"protocolBinding": _BINDINGS[binding]} for binding in dict.fromkeys(bindings)]
+    done = session.ask(w.PublishAgent(name=name, card=said), w.AgentReply)
 
     def tell() -> None:
         label = short(done.published.agent)

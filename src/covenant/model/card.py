@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import builtins
-from typing import Any
+from typing import Any, Final
 
 from msgspec import Struct
 
 from covenant.model.agent import AgentId
 
 CARD_PREFIX = "card:"
+BINDINGS: Final = ("JSONRPC", "HTTP+JSON", "GRPC")  # of the protocol, the preferred first
+CARD_VERSION: Final = "1.0"  # of the protocol, which a card names for each of its interfaces
 
 
 class _Said(Struct, frozen=True, rename="camel", kw_only=True, gc=False):

@@ -11,7 +11,7 @@ from msgspec import Struct
 from covenant.model import event as e
 from covenant.model.agent import AgentId
 from covenant.model.audit import AuditRow
-from covenant.model.card import Capabilities, Card, CardPage, Description, Skill, card_key
+from covenant.model.card import BINDINGS, CARD_VERSION, Capabilities, Card, CardPage, Description, Skill, card_key
 from covenant.model.command import PublishCard, WithdrawCard
 from covenant.model.error import Malformed, NotPermitted, TooLarge, UnknownPeer
 from covenant.model.peer import Peer, peer_key
@@ -21,6 +21,18 @@ from covenant.rules.envelope import check_count, check_cursor, check_json, check
 from covenant.rules.portable import is_portable
 
 CARD_BYTES_MAX: Final = 256 * 1024
+_BY_THE_DAEMON: Final = ("signatures", "securitySchemes", "securityRequirements")
+_OF_0_3: Final = (
+    "url",
+    "preferredTransport",
+    "additionalInterfaces",
+    "protocolVersion",
+    "security",
+    "supportsAuthenticatedExtendedCard",
+)
+_ONCE: Final = ("capabilities", "supportedInterfaces", "extended")  # the same for the extended card
+_REQUIRED: Final = ("name", "description", "version", "defaultInputModes", "defaultOutputModes", "skills")
+_INTERFACE: Final = ("protocolBinding", "protocolVersion")
 _shape: Final = msgspec.json.Decoder(Description)
 
 
@@ -51,11 +63,68 @@ def _check_shape(card: dict[str, Any]) -> None:
         raise TooLarge(f"the card has {len(body)} bytes", field="card", size=len(body), limit=CARD_BYTES_MAX)
     if not is_portable(plain):
         raise Malformed("card: something is nested too deep to go over gRPC", field="card")
-    for said in (plain, plain.get("extended") or {}):
+    extended = plain.get("extended") or {}
+    for said in (plain, extended):
         _check_names(Description, said)
         _check_names(Capabilities, said.get("capabilities") or {})
         for skill in said.get("skills") or ():
             _check_names(Skill, skill)
+    _check_is_kept(plain, extended)
+
+
+def _check_is_kept(card: dict[str, Any], extended: dict[str, Any]) -> None:
+    """Refuse members that the served card would not have, or would have otherwise."""
+    for said, path in ((card, ""), (extended, "extended.")):
+        for name in _BY_THE_DAEMON:
+            if said.get(name) is not None:
+                raise _not_kept(f"{path}{name} is the daemon's to say: leave it out")
+        for name in _OF_0_3:
+            if said.get(name) is not None:
+                raise _not_kept(
+                    f"{path}{name} is of version 0.3 of the protocol, which is not spoken here: leave it out"
+                )
+        for name in _REQUIRED:
+            if said.get(name) in ("", []):
+                raise _not_kept(f"{path}{name} is empty, and clients require it: leave it out, or say something")
+    for name in _ONCE:
+        if extended.get(name) is not None:
+            raise _not_kept(f"extended.{name} is that of the card itself: leave it out")
+    if extended and (card.get("capabilities") or {}).get("extendedAgentCard") is False:
+        raise _not_kept("extended is shown to nobody where capabilities.extendedAgentCard is false")
+    if card.get("supportedInterfaces") is not None:
+        _check_interfaces(card["supportedInterfaces"])
+
+
+def _check_interfaces(listed: Any) -> None:
+    """Which bindings the card lists, in the order in which clients should prefer them."""
+    if not isinstance(listed, list) or not listed or not all(isinstance(entry, dict) for entry in listed):
+        raise _not_kept('supportedInterfaces is a list like [{"protocolBinding": "JSONRPC"}]')
+    found: set[str] = set()
+    for entry in listed:
+        other = next((name for name in entry if name not in _INTERFACE), None)
+        if other is not None:
+            raise _not_kept(f"supportedInterfaces: {other} is the daemon's to say: leave it out")
+        binding = entry.get("protocolBinding")
+        if binding not in BINDINGS:
+            raise _not_kept(f"supportedInterfaces: protocolBinding {binding!r} is none of {', '.join(BINDINGS)}")
+        if binding in found:
+            raise _not_kept(f"supportedInterfaces: {binding} is there twice")
+        if entry.get("protocolVersion") not in (None, CARD_VERSION):
+            raise _not_kept(f"supportedInterfaces: protocolVersion is {CARD_VERSION}")
+        found.add(binding)
+
+
+def _not_kept(reason: str) -> Malformed:
+    return Malformed(f"card: {reason}", field="card")
+
+
+def bindings_of(card: dict[str, Any]) -> tuple[str, ...]:
+    """The bindings that a published card lists, in its order; all of them if it says nothing of that."""
+    listed = card.get("supportedInterfaces")
+    if not isinstance(listed, list):
+        return BINDINGS
+    named = [entry.get("protocolBinding") for entry in listed if isinstance(entry, dict)]
+    return tuple(name for name in named if name in BINDINGS) or BINDINGS
 
 
 def _check_names(shape: type[Struct], said: dict[str, Any]) -> None:

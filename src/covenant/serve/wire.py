@@ -407,7 +407,8 @@ class ListDaemons(Request, frozen=True, tag="list_daemons"):
 
 class PublishAgent(Request, frozen=True, tag="publish_agent"):
     """Let the A2A protocol reach an agent: the caller, or for the operator the one that is named. Without a card, a
-    plain one is made."""
+    plain one is made. A member that would not be served as it is written is refused. `supportedInterfaces` names the
+    bindings that the card lists, as `[{"protocolBinding": "JSONRPC"}]`; without it, all that are served."""
 
     name: str | None = None
     card: dict[str, Any] | None = None

@@ -20,7 +20,8 @@ from covenant.a2a.signature import b64, payloads_of
 from covenant.exchange.exchange import Exchange
 from covenant.exchange.realm import Realm
 from covenant.model import query as q
-from covenant.model.card import Card, CardPage
+from covenant.model.card import BINDINGS, CARD_VERSION, Card, CardPage
+from covenant.rules.card import bindings_of
 from covenant.rules.media import DEFAULT_MODES, input_modes
 from covenant.rules.whereabouts import Listening, Reached, Whereabouts, where
 from covenant.serve.a2a.operations import Agent
@@ -28,7 +29,8 @@ from covenant.serve.a2a.operations import Agent
 PREFIX: Final = "/agents/"
 DIRECT_REPLY: Final = "urn:covenant:direct-reply"
 _LEFT_OUT: Final = ("signatures", "extended")
-_NOTHING: Final[tuple[Any, ...]] = (None, "", [], {})
+_NOTHING: Final[tuple[Any, ...]] = ("", [], {})
+_REQUIRED: Final = frozenset(("name", "description", "version", "defaultInputModes", "defaultOutputModes", "skills"))
 _MODES: Final = list(DEFAULT_MODES)
 _SHOWN_MAX: Final = 1000  # cards that are kept as they were last shown
 _ANYHOW: Final = Reached()
@@ -106,6 +108,9 @@ class Directory:
         if known is not None and known[0] is card.card and known[1].modified_ms == card.published_ms:
             return known[1]
         shown = _complete(card, here, at_root=not name, extended=extended)
+        if not shown["supportedInterfaces"]:
+            bindings = ", ".join(bindings_of(card.card))
+            raise Fault(TASK_NOT_FOUND, f"{card.agent.display} is reached by {bindings}, which is not served here")
         shown["signatures"] = sign_card(shown, self._exchange.realm)
         digest = hashlib.sha256(rfc8785.dumps(shown)).hexdigest()[:32]
         if len(self._shown) >= _SHOWN_MAX:
@@ -128,27 +133,32 @@ def _complete(card: Card, here: Whereabouts, at_root: bool, extended: bool) -> d
     if extended:
         shown |= _said(card.card.get("extended") or {})
     shown["capabilities"] = _capabilities(card)
-    shown["supportedInterfaces"] = _interfaces(here, "" if at_root else f"{PREFIX}{quote(label, safe='@')}", label)
+    interfaces = _interfaces(here, "" if at_root else f"{PREFIX}{quote(label, safe='@')}", label)
+    shown["supportedInterfaces"] = [interfaces[name] for name in bindings_of(card.card) if name in interfaces]
     shown["securitySchemes"] = {"bearer": {"httpAuthSecurityScheme": {"scheme": "Bearer"}}}
     shown["securityRequirements"] = [{"schemes": {"bearer": {"list": [f"a2a.send.{label}"]}}}]
     return shown
 
 
-def _interfaces(here: Whereabouts, path: str, label: str) -> list[dict[str, Any]]:
-    found = []
-    if here.url is not None:
-        found += [
-            {"url": f"{here.url}{path}", "protocolBinding": "JSONRPC", "protocolVersion": "1.0"},
-            {"url": f"{here.url}{path}", "protocolBinding": "HTTP+JSON", "protocolVersion": "1.0"},
-        ]
-    if here.grpc is not None:
-        tenant = {"tenant": label} if path else {}
-        found.append({"url": here.grpc, "protocolBinding": "GRPC", "protocolVersion": "1.0", **tenant})
+def _interfaces(here: Whereabouts, path: str, label: str) -> dict[str, dict[str, Any]]:
+    """The interfaces of an agent by their bindings, as far as they are served."""
+    found: dict[str, dict[str, Any]] = {}
+    for binding in BINDINGS:
+        interface = {"protocolBinding": binding, "protocolVersion": CARD_VERSION}
+        if binding == "GRPC" and here.grpc is not None:
+            found[binding] = {"url": here.grpc, **interface, **({"tenant": label} if path else {})}
+        elif binding != "GRPC" and here.url is not None:
+            found[binding] = {"url": f"{here.url}{path}", **interface}
     return found
 
 
 def _said(card: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in card.items() if name not in _LEFT_OUT and value not in _NOTHING}
+    """What the owner said; null is not said, nor is an empty member that clients require (of an older store)."""
+    return {
+        name: value
+        for name, value in card.items()
+        if name not in _LEFT_OUT and value is not None and not (name in _REQUIRED and value in _NOTHING)
+    }
 
 
 def agent_of(card: Card) -> Agent:
@@ -168,18 +178,11 @@ def agent_of(card: Card) -> Agent:
 
 def _capabilities(card: Card) -> dict[str, Any]:
     said = card.card.get("capabilities")
-    given = said if isinstance(said, dict) else {}
-    extensions = given.get("extensions")
-    return {
-        "streaming": True,
-        "pushNotifications": True,
-        **given,
-        "extendedAgentCard": given.get("extendedAgentCard") is not False,
-        "extensions": [
-            *(extensions if isinstance(extensions, list) else []),
-            {"uri": GENERATION, "description": "task generation, resumable streams, idempotency keys"},
-        ],
-    }
+    given = {name: value for name, value in said.items() if value is not None} if isinstance(said, dict) else {}
+    extensions = list(given.get("extensions", ()))
+    if all(extension.get("uri") != GENERATION for extension in extensions):
+        extensions.append({"uri": GENERATION, "description": "task generation, resumable streams, idempotency keys"})
+    return {"streaming": True, "pushNotifications": True, "extendedAgentCard": True, **given, "extensions": extensions}
 
 
 def sign_card(card: dict[str, Any], realm: Realm) -> list[dict[str, str]]:

@@ -106,7 +106,8 @@ class Operations:
         answer. Sent again under its key, with the last event that was seen of it: what came after that."""
         self._check_streams(agent)
         _check_history(request.configuration.history_length)
-        request, after = _resuming(request, after)
+        request, last = _resuming(request, after)
+        after = last or None  # 0 is no event
         key = key or (request.message.metadata or {}).get(KEY)
         if after and key is None:
             said = "Last-Event-ID goes with the Idempotency-Key of the message: without one this is another message"
@@ -116,12 +117,15 @@ class Operations:
             first = self._first(caller, agent, request, key)
             command = first or await self._more(caller, agent, request, key, after)
             done = await self._exchange.run(caller, command)
-            if isinstance(done, Sent) and not done.duplicate:
+            is_new = isinstance(done, Sent) and not done.duplicate
+            if is_new:
                 after = None  # the key was not known: nothing has been seen of this task
             if agent.replies:
                 with suppress(CovenantError):  # as above
                     await self._begin(caller, done.task_id, done.generation, has_place=True)
             with committed:
+                if is_new and not agent.replies:
+                    after = 0
                 events = self._from_message(caller, agent, done.task_id, after, request.configuration.history_length)
                 async with aclosing(events):
                     async for event in events:
@@ -131,7 +135,10 @@ class Operations:
         self, caller: Caller, agent: Agent, task_id: str, after: int | None, history: int | None
     ) -> AsyncGenerator[Event, None]:
         """To the next state in which the task waits for its sender, or to its end. A message that answers a question
-        moves the task on in its own commit, so a question that is there now was asked behind it."""
+        moves the task on in its own commit, so a question that is there now was asked behind it.
+
+        Behind 0 it begins with the task as it was sent, however far a quick worker is: clients look for questions
+        and results in the events. Behind nothing it begins with the task as it is."""
         dialog = await self._shown(caller, task_id, 0 if after else history, artifacts=not after)
         if after and after > dialog.generation:
             raise _not_that_far(task_id)
@@ -140,11 +147,16 @@ class Operations:
                 yield Event(dialog.generation, StreamResponse(message=dialog.reply), is_last=True)
             return
         stops_at = dialog.generation if dialog.state.is_interrupted else None
-        if after and after == stops_at:
+        if after is not None and after == stops_at:
             return
-        events = self._behind(caller, agent, task_id, after) if after else self._from_snapshot(caller, agent, dialog)
+        if after is None or dialog.generation == 1:
+            events = self._from_snapshot(caller, agent, dialog)
+        else:
+            events = self._behind(caller, agent, task_id, after)
         async with aclosing(events):
             async for event in events:
+                if history == 0:
+                    event = _without_history(event)
                 if event.generation == stops_at or _interrupts(event.response):
                     yield structs.replace(event, is_last=True)
                     return
@@ -387,6 +399,12 @@ def _resuming(request: wire.SendMessage, after: int | None) -> tuple[wire.SendMe
 
 def _not_that_far(task_id: str) -> Fault:
     return Fault(INVALID_PARAMS, f"task {task_id} is not that far", field=CURSOR)
+
+
+def _without_history(event: Event) -> Event:
+    if event.response.task is None:
+        return event
+    return structs.replace(event, response=StreamResponse(task=structs.replace(event.response.task, history=())))
 
 
 def _interrupts(response: StreamResponse) -> bool:
