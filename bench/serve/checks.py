@@ -14,7 +14,7 @@ from covenant.exchange.realm import Realm
 from covenant.model import event as e
 from covenant.model.peer import Capability, Demand, Grant, Role, Scope, grant_key, peer_key
 from covenant.rules.context import Context
-from covenant.rules.grant import find
+from covenant.rules.grant import authorize
 from covenant.store.clock import RandomIds
 from covenant.store.state import State
 
@@ -53,9 +53,9 @@ class _Side:
         start = perf_counter_ns()
         for _ in range(_CHECKS_AT_ONCE // _SUBJECTS):
             for subject, demand in demands:
-                find(subject, demand, state, ctx)
+                authorize(subject, demand, state, ctx)
         spent = perf_counter_ns() - start
-        if any(find(subject, demand, state, ctx)[0] is None for subject, demand in demands):
+        if any(authorize(subject, demand, state, ctx)[0] is None for subject, demand in demands):
             raise RuntimeError("a check found no grant")
         return spent / _CHECKS_AT_ONCE
 

@@ -35,21 +35,21 @@ def test_a_peer_comes_in_and_is_thrown_out(covenant: Client) -> None:
 
 def test_who_lacks_a_right_or_names_nobody_is_told_what_to_type(covenant: Client, bob: Client) -> None:
     told = bob("a2a", "compact", code=1).err.splitlines()
-    assert told[1] == f"the operator gives it: covenant --home {bob.home} capabilities grant NAME a2a.compact"
+    assert told[1] == f"the operator gives it: covenant --home {bob.home} capabilities grant NAME store.compact"
     told = covenant("a2a", "send", "nobody", "work", code=1).err.splitlines()
     assert told[1] == f"who is enrolled: covenant --home {covenant.home} peers list"
 
 
 def test_a_right_is_given_and_taken(covenant: Client, bob: Client) -> None:
     assert bob.refused("a2a", "compact") == "missing_capability"
-    checked = bob("capabilities", "check", "a2a.compact", code=1)
-    assert checked.out == "no: bob@local may not a2a.compact (missing_capability)\n"
+    checked = bob("capabilities", "check", "store.compact", code=1)
+    assert checked.out == "no: bob@local may not store.compact (missing_capability)\n"
 
     scope = json.dumps({"max_uses": 2})
-    said = covenant.text("capabilities", "grant", "bob", "a2a.compact", "--scope", scope, "--expires-in", "30d")
+    said = covenant.text("capabilities", "grant", "bob", "store.compact", "--scope", scope, "--expires-in", "30d")
     assert "used 0 of 2 times" in said and "expires in 29 days" in said
     grant_id = said.split()[1]
-    assert grant_id in bob.text("capabilities", "check", "a2a.compact")
+    assert grant_id in bob.text("capabilities", "check", "store.compact")
     assert "used 0 of 2 times" in covenant.text("capabilities", "list", "--subject", "bob")
     assert "revoked" in covenant.text("capabilities", "revoke", grant_id, "--reason", "enough")
 

@@ -12,7 +12,7 @@ from covenant.model.error import TooLarge
 from covenant.model.run import Memo, RunStatus, Wait
 
 from .runs import DONE, RUN, begin, parked_on, plainly, raw, says, step
-from .support import nothing_for, plain, refused, take, uid
+from .support import keyed, nothing_for, plain, refused, take, uid
 
 GO = Wait(signals=("go",))
 
@@ -227,3 +227,23 @@ async def test_a_value_that_json_does_not_have_is_refused(alice: Mailbox, bob: M
     with refused("malformed"):
         await alice.signal_run(RUN, "go", value)
     assert (await bob.get_run(RUN)).signals == []
+
+
+async def test_a_start_that_begins_no_run_is_refused_and_keeps_no_signal(alice: Mailbox, bob: Mailbox) -> None:
+    """Contract 11, 22: under the idempotency key of an open task, or of a cached result, there would be no run that
+    receives the signal."""
+    leader = await alice.send_task(keyed(bob))
+    held_by = []
+    for is_cached in (False, True):
+        if is_cached:
+            await bob.send_result(Result.ok(await take(bob), DONE))
+        with refused("not_a_run") as refusal:
+            await alice.signal_run(RUN, "go", 1, start=keyed(bob))
+        held_by.append(refusal.value.details["held_by"])
+        with refused("unknown_task"):
+            await alice.get_task(RUN)
+    assert held_by == [leader.task_id] * 2
+    await alice.send_task(plain(bob, id=RUN))  # the id is free
+    assert (await bob.get_task(RUN)).generation == 1
+    started = await alice.signal_run(uid(7), "go", 1, start=keyed(bob, key="another"))
+    assert (started.started, started.generation) == (True, 1)

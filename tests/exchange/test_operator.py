@@ -188,7 +188,7 @@ async def test_of_two_rotations_at_once_one_is_refused_and_the_file_has_the_othe
 
 async def test_who_may_not_rotate_the_operators_token_touches_no_file(home: Home) -> None:
     async with opened(home) as exchange:
-        _, token = await exchange.enroll(exchange.operator(), "bob@lab", None, ["peers.rotate"])
+        _, token = await exchange.enroll(exchange.operator(), "bob@lab", None, ["peers.*"])
         before = sorted(home.folder.iterdir())
         with pytest.raises(NotPermitted):
             await exchange.trust.rotate(exchange.authenticate(token), "operator@local")

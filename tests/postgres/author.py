@@ -41,7 +41,7 @@ _ACTIONS: Final = (
         "a2a.repair.requeue",
         "a2a.repair.*",
         "a2a.cache.forget",
-        "a2a.compact",
+        "store.compact",
         "peers.*",
         "agents.publish",
         "peers.fly",

@@ -253,7 +253,16 @@ def test_every_kind_of_event_is_told_or_left_out_on_purpose() -> None:
     silent |= {e.RunBegun, e.Stepped, e.RunWaits, e.TaskAwaited, e.RunResumed, e.RunClosed, e.RunSwept}  # the run's own
     silent |= {e.StepKept, e.StepDropped, e.EntryKept, e.Marked, e.Signaled, e.SignalTaken}
     silent.add(e.KeyTaken)
-    of_trust = {e.Enrolled, e.TokenRotated, e.PeerRevoked, e.Granted, e.GrantUsed, e.GrantRevoked, e.GrantExpired}
+    of_trust = {
+        e.Enrolled,
+        e.ActionHeld,
+        e.TokenRotated,
+        e.PeerRevoked,
+        e.Granted,
+        e.GrantUsed,
+        e.GrantRevoked,
+        e.GrantExpired,
+    }
     assert set(TOLD) | silent | of_trust == set(Event.__args__)
     assert not set(TOLD) & (silent | of_trust)
     for kind, members in TOLD.items():

@@ -153,7 +153,7 @@ NAMING: Final[dict[str, Asking]] = {
     "pass on": lambda peer: w.Grant(subject=peer.display, action="a2a.send.*", parent=HIDDEN),
     "grants": lambda peer: w.ListGrants(subject=peer.display),
     "grants by key": lambda peer: w.ListGrants(subject=peer.pubkey),
-    "check another": lambda peer: w.Check(action="a2a.compact", subject=peer.display),
+    "check another": lambda peer: w.Check(action="store.compact", subject=peer.display),
     "check a send": lambda peer: w.Check(action="a2a.send.x", counterparty=peer.display),
     "publish": lambda peer: w.PublishAgent(name=peer.display),
     "publish by key": lambda peer: w.PublishAgent(name=peer.pubkey, card={"name": "x"}),

@@ -11,28 +11,8 @@ from covenant.cli.option import RISKS, Duration, Spelled, answers, cursor_option
 from covenant.cli.session import Session, moment
 from covenant.cli.table import Column, print_fields, print_table
 from covenant.cli.words import ago, now_ms, safe
-from covenant.model.agent import AgentId, is_key
 from covenant.model.peer import GrantedView, Scope
-from covenant.rules.grant import PEER_ACTIONS
 from covenant.serve import wire as w
-
-
-class ActionType(click.ParamType[str]):
-    """An action. Where it ends with a peer, `bob` is short for `bob@local`, as everywhere."""
-
-    name = "action"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        action = str(value)
-        peer = counterparty_in(action)
-        if peer is None or peer == "*" or "@" in peer or is_key(peer):
-            return action
-        return action.removesuffix(peer) + AgentId.named(peer).display
-
-
-def counterparty_in(action: str) -> str | None:
-    """The peer with whose name an action ends."""
-    return next((action[len(start) :] for start in PEER_ACTIONS if action.startswith(start)), None)
 
 
 class ScopeType(click.ParamType[Scope]):
@@ -54,7 +34,7 @@ def capabilities() -> None:
 
 @capabilities.command()
 @click.argument("subject")
-@click.argument("action", type=ActionType())
+@click.argument("action")
 @click.option("--scope", type=ScopeType(), default=Scope(), help='What it is narrowed to: {"max_uses": 3}, …')
 @click.option("--expires-in", "expires_in_ms", type=Duration(), help="How long it holds: 30d.")
 @click.option("--expires-ms", type=int, help="The same as Unix time in ms.")
@@ -140,7 +120,7 @@ def _tell_page(session: Session, page: w.Grants) -> None:
 
 
 @capabilities.command()
-@click.argument("action", type=ActionType())
+@click.argument("action")
 @click.option("--subject", help="Whose right it is. Default: your own.")
 @click.option("--counterparty", help="The other side. Default: the peer that ACTION ends with.")
 @click.option("--task-id", metavar="ID", help="The task that the call is about.")
@@ -161,7 +141,7 @@ def check(
         w.Check(
             action=action,
             subject=subject,
-            counterparty=counterparty or counterparty_in(action),
+            counterparty=counterparty,
             task_id=task_id,
             lease_id=lease_id,
             duplicate_risk=None if duplicate_risk is None else duplicate_risk.replace("-", "_"),
@@ -175,6 +155,7 @@ def check(
 
 def _tell_checked(found: w.Checked) -> None:
     if found.passed:
-        click.echo(f"{click.style('yes', fg='green')}: {found.subject} may {found.action}, by grant {found.grant}")
+        by = "by right" if found.grant is None else f"by grant {found.grant}"
+        click.echo(f"{click.style('yes', fg='green')}: {found.subject} may {found.action}, {by}")
     else:
         click.echo(f"{click.style('no', fg='red')}: {found.subject} may not {found.action} ({found.reason})")

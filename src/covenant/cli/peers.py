@@ -6,7 +6,6 @@ from pathlib import Path
 
 import click
 
-from covenant.cli.capabilities import ActionType
 from covenant.cli.option import answers, cursor_option, limit_option
 from covenant.cli.session import Session
 from covenant.cli.table import Cell, Column, print_fields, print_table
@@ -28,7 +27,6 @@ def peers() -> None:
 @click.option(
     "--grant",
     "grants",
-    type=ActionType(),
     multiple=True,
     metavar="ACTION",
     help="What it may do; may be given more than once.",

@@ -21,7 +21,7 @@ from covenant.exchange.token import Keeper, digest_of
 from covenant.exchange.trust import Trust
 from covenant.exchange.waits import Wait, Waits
 from covenant.model import command as c
-from covenant.model.agent import AgentId
+from covenant.model.agent import AgentId, full_label
 from covenant.model.error import CovenantError, Draining, Unauthenticated, UnknownPeer
 from covenant.model.peer import OPERATOR, Caller, Demand, PeerView
 from covenant.model.query import CheckGrant, GetTask, ListInputs, Query
@@ -30,6 +30,7 @@ from covenant.model.task import Result, Task
 from covenant.model.view import Compaction, Inputs, QueueEntry
 from covenant.rules.context import Ids
 from covenant.rules.envelope import check_text
+from covenant.rules.grant import demand_for
 from covenant.store.clock import Clock
 from covenant.store.engine import Store
 
@@ -60,6 +61,7 @@ class Exchange:
         self.connections = Gauge(self.bounds.connections_max, "connections")
         self.is_draining = False
         self.incarnation = ids.lease()
+        self._stranger = random_key()  # stands for labels that nobody has
         self._named = self.incarnation  # the last that was found to be good: one worker posts many results
         self._clock = clock
         self._ids = ids
@@ -149,8 +151,9 @@ class Exchange:
 
     def named(self, name: str) -> AgentId:
         """The enrolled agent with this label or key, or one of that label whose key nobody has: the rules say, to those
-        who may hear it, that it is not there."""
-        return self._enrolled(name) or AgentId(AgentId.named(name).display, random_key())
+        who may hear it, that it is not there. Both take the same steps, and the same time."""
+        stranger = AgentId(full_label(name), self._stranger)
+        return self._enrolled(name) or stranger
 
     def agent(self, name: str) -> AgentId:
         """The enrolled agent with this label or key, for callers who may know that there is none."""
@@ -169,7 +172,8 @@ class Exchange:
         return name if found is None else found.pubkey
 
     def _enrolled(self, name: str) -> AgentId | None:
-        return self.store.agent_of(name) or self.store.agent_of(_label(name))
+        by_key, by_label = self.store.agent_of(name), self.store.agent_of(_label(name))
+        return by_key or by_label
 
     # --- doing --------------------------------------------------------------------------------------------
 
@@ -283,7 +287,7 @@ class Exchange:
         return self.trust.enroll(caller, display, pubkey, actions)
 
     async def require(self, caller: Caller, action: str) -> None:
-        """Raise unless the caller is the operator or holds this action. It counts as a use of it."""
+        """Raise unless the caller may do this. It counts as a use."""
         await self.run(caller, c.UseRight(self.by(caller), action))
 
     async def under(self, caller: Caller, action: str, read: Callable[[], Coroutine[Any, Any, T]]) -> T:
@@ -299,11 +303,12 @@ class Exchange:
 
     async def may(self, caller: Caller, action: str) -> bool:
         """Whether it would be let in; nothing is used up."""
-        return caller.is_operator or (await self.check(caller, caller.agent, Demand(action, action)))[0] is not None
+        return (await self.check(caller, caller.agent, demand_for(action, action)))[1] is None
 
-    async def check(self, caller: Caller, subject: AgentId, demand: Demand) -> tuple[str | None, bool]:
-        """The grant that would let this subject do that, and whether it holds the action at all."""
-        found: tuple[str | None, bool] = await self.ask(caller, CheckGrant(None, subject.pubkey, demand))
+    async def check(self, caller: Caller, subject: AgentId, demand: Demand) -> tuple[str | None, str | None]:
+        """The grant that would let this subject do that, and the code of the refusal if it may not. Where it needs no
+        grant, both are None."""
+        found: tuple[str | None, str | None] = await self.ask(caller, CheckGrant(None, subject.pubkey, demand))
         return found
 
     # --- what a caller's words mean -----------------------------------------------------------------------

@@ -43,8 +43,6 @@ class Trust:
         label = AgentId.named(display).display
         agent = AgentId(label, pubkey or random_key())
         token = make_token()
-        for action in actions:
-            check_action(action)
         grants = tuple(self.sign(agent, action, caller.agent) for action in actions)
         command = c.EnrollPeer(self._exchange.by(caller), agent, Role.PEER, digest_of(token), grants)
         return await self._exchange.run(caller, command), token
@@ -109,7 +107,6 @@ class Trust:
         delegable: bool,
         parent: str | None,
     ) -> GrantedView:
-        check_action(action)
         who = self._exchange.named(subject)
         signed = self.sign(who, action, caller.agent, scope, expires_ms, delegable, parent)
         granted: GrantedView = await self._exchange.run(caller, c.GrantCapability(self._exchange.by(caller), signed))
@@ -125,7 +122,8 @@ class Trust:
         delegable: bool = False,
         parent: str | None = None,
     ) -> Grant:
-        """A grant from now on, with the realm's signature under it."""
+        """A grant from now on, with the realm's signature under it. What is signed names its action in full."""
         x = self._exchange
+        action = check_action(action)
         capability = Capability(x.new_id(), subject, action, granter, x.now_ms(), scope, expires_ms, delegable, parent)
         return x.realm.sign_grant(capability)

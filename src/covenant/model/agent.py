@@ -62,13 +62,22 @@ def _full(label: str) -> str:
     return label if "@" in label else f"{label}@{_DEFAULT_HOST}"
 
 
-@lru_cache(maxsize=4096)
-def _named(label: str) -> AgentId:
+def full_label(label: str) -> str:
+    """The label with its host: `bob` is `bob@local`. Raises BadAgent for what is no label.
+
+    Nothing is cached, so the time that it takes does not tell which labels are in use.
+    """
     display = _full(label)
     if not _DISPLAY.fullmatch(display):
         shown = repr(label if len(label) <= _SHOWN_MAX else f"{label[:_SHOWN_MAX]}…")
         why = f"{shown} is no name of an agent: bob, or bob@lab, of letters, digits, `_`, `.` and `-`"
         raise BadAgent(why, label=repr(label))
+    return display
+
+
+@lru_cache(maxsize=4096)
+def _named(label: str) -> AgentId:
+    display = full_label(label)
     agent = AgentId(display, base58(hashlib.sha256(_LABEL_KEY_DOMAIN + display.encode()).digest()))
     check_agent(agent)
     return agent

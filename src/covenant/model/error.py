@@ -351,7 +351,7 @@ class BackupFailed(StoreError):
 
 
 class NotARun(CovenantError):
-    """The task is no run of a durable agent, or none has begun with it."""
+    """The task is no run of a durable agent, or none has begun or would begin with it."""
 
     code = "not_a_run"
 

@@ -342,6 +342,14 @@ class Enrolled(_Event, frozen=True, tag="enrolled"):
     agent: AgentId
     role: Role
     token: str
+    held: tuple[str, ...] = ()  # the actions that it is granted in the same commit
+
+
+class ActionHeld(_Event, frozen=True, tag="action_held"):
+    """A peer was granted an action for the first time, or the last grant of it was revoked."""
+
+    action: str
+    is_held: bool = True
 
 
 class TokenRotated(_Event, frozen=True, tag="token_rotated"):
@@ -432,6 +440,7 @@ Event: TypeAlias = (
     | SlotClosed
     | Compacted
     | Enrolled
+    | ActionHeld
     | TokenRotated
     | PeerRevoked
     | Granted

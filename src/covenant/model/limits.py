@@ -31,6 +31,7 @@ WAITERS_MAX: Final = 100_000
 STEP_RECORDS_MAX: Final = 100
 LEASES_REMEMBERED_MAX: Final = 64  # not settable: replaying a journal must not depend on it
 RECEIPTS_REMEMBERED_MAX: Final = 64  # of one lease; not settable either
+ACTIONS_HELD_MAX: Final = 1000  # that are remembered for one peer, the last ones; not settable either
 LOG_TAIL_MAX: Final = 10_000
 QUEUE_DEPTH_MAX: Final = 10_000_000
 MESSAGES_MAX: Final = 100_000

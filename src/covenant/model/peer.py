@@ -44,6 +44,7 @@ class Peer(Struct, gc=False, omit_defaults=True):
     enrolled_ms: int
     revoked_ms: int | None = None
     order: int = 0
+    held: tuple[str, ...] = ()  # the actions of its grants, also where they are used up or over; not where revoked
 
 
 class Scope(Struct, frozen=True, gc=False, omit_defaults=True, forbid_unknown_fields=True):

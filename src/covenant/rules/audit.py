@@ -24,6 +24,7 @@ _SILENT = (
     e.SlotCached,
     e.SlotClosed,
     e.Enrolled,
+    e.ActionHeld,
     e.TokenRotated,
     e.PeerRevoked,
     e.Granted,

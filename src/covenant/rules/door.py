@@ -8,7 +8,7 @@ it allowed or refused, and a bounded grant loses a use only if the call succeeds
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any, Final, NoReturn, TypeAlias
 
 from msgspec import structs
 
@@ -26,16 +26,17 @@ from covenant.model.error import (
     UnknownPeer,
 )
 from covenant.model.peer import Caller, Demand, Grant, Peer, peer_key
-from covenant.model.record import TaskRecord
+from covenant.model.record import TaskRecord, Tombstone
 from covenant.model.repair import Requeue
 from covenant.model.task import Task
 from covenant.rules.cache import visible_slot
 from covenant.rules.context import Commit, Context, View, Way
 from covenant.rules.envelope import check_id
-from covenant.rules.grant import find, is_lasting, recall, remember, spellings, uses_of
+from covenant.rules.grant import authorize, demand_for, holds, is_lasting, recall, refused, remember, spellings, uses_of
 from covenant.rules.peer import check_caller
 from covenant.rules.retention import is_free
-from covenant.rules.sight import task_of_lease, visible_task
+from covenant.rules.send_key import send_key
+from covenant.rules.sight import is_visible, task_of_lease, visible_task
 
 Decide: TypeAlias = Callable[[c.Command, View, Context], Commit]
 
@@ -74,15 +75,18 @@ def _let_in(
         checks += sent
     if type(command) is c.RetryStale:
         return _retried(caller, command, demand, view, ctx, decide, checks)
-    grant, held = recall(caller.agent.pubkey, demand, view, ctx)
+    grant, reason = recall(caller.agent.pubkey, demand, view, ctx)
     if type(command) is c.SignalRun and command.start is not None and demand.counterparty is not None:
         command = _truly_started(command, caller.agent, demand.counterparty)
-    if grant is None:
-        return _repeated(command, view, ctx, decide) or _missing(caller, demand, held, checks)
+    if reason is not None:
+        return _repeated(command, view, ctx, decide) or _missing(caller, demand, reason, checks)
+    if grant is None:  # the operator's by right
+        return decide(command, view, ctx)
     checks.append(_check_row(demand, grant))
+    agreed = None
     if type(command) is c.SignalRun and command.start is not None and _is_start(command, view, ctx):
-        _check_recipient(c.SendTask(command.by, command.start), caller, view, ctx, checks)
-    return _decided(command, demand, grant, view, ctx, decide)
+        agreed = _check_recipient(c.SendTask(command.by, command.start), caller, view, ctx, checks)
+    return _decided(command, demand, grant, view, ctx, decide, agreed)
 
 
 def _sent(
@@ -98,21 +102,36 @@ def _sent(
     if way is not None and way.order == view.trust_order:
         checks += way.rows
         return _decided(_truly_addressed(command, sender, way.demand), way.demand, way.grant, view, ctx, decide)
-    demand = _as_addressed(known_agent(given, view))
-    grant, held = find(sender.pubkey, demand, view, ctx)
+    task_id = check_id(task.id, "id") if task.id else None
+    demand = _as_addressed(known_agent(given, view), task_id)
+    grant, reason = authorize(sender.pubkey, demand, view, ctx)
     command = _truly_addressed(command, sender, demand)
     if grant is None:
-        again = _repeated(command, view, ctx, decide)
+        assert reason is not None
+        again = _sent_before(command, demand, task_id, view, ctx, decide)
         if again is not None:
             return again
-        demand = _as_addressed(given)
-        held = _check_address(caller, demand, view, ctx, checks) or held
-        return _missing(caller, demand, held, checks)
+        demand = _as_addressed(given, task_id)
+        return _missing(caller, demand, _check_address(caller, demand, view, ctx, checks, reason), checks)
     checks.append(_check_row(demand, grant))
-    _check_recipient(command, caller, view, ctx, checks)
+    agreed = _check_recipient(command, caller, view, ctx, checks)
     if is_lasting(grant.capability) and not ctx.recv_gate:
         remember(ctx.ways, name, Way(view.trust_order, demand, grant, tuple(checks)))
-    return _decided(command, demand, grant, view, ctx, decide)
+    return _decided(command, demand, grant, view, ctx, decide, agreed)
+
+
+def _sent_before(
+    command: c.SendTask, demand: Demand, task_id: str | None, view: View, ctx: Context, decide: Decide
+) -> Commit | None:
+    """The answer to a send that was let in before. Only where there is such a send is the task read: to read a large
+    one takes long, and the caller may not send."""
+    assert demand.counterparty is not None and command.by is not None
+    sender = command.by.pubkey
+    known = None if task_id is None else view.get(task_id)
+    is_own = isinstance(known, (TaskRecord, Tombstone)) and known.sender == sender
+    if not is_own and command.key is not None:
+        is_own = view.get(send_key(sender, demand.counterparty.pubkey, command.key, ctx)) is not None
+    return _repeated(command, view, ctx, decide) if is_own else None
 
 
 def _check_sender(named: AgentId | None, caller: AgentId) -> None:
@@ -144,28 +163,42 @@ def _addressed_task(
     recipient = known_agent(task.recipient, view)
     if recipient.pubkey == caller.agent.pubkey:
         return structs.replace(task, sender=caller.agent, recipient=caller.agent)
-    demand = _as_addressed(recipient)
+    demand = _as_addressed(recipient, check_id(task.id, "id") if task.id else None)
     send = _truly_addressed(c.SendTask(command.by, task), caller.agent, demand)
-    grant, held = recall(caller.agent.pubkey, demand, view, ctx)
+    grant, reason = recall(caller.agent.pubkey, demand, view, ctx)
     if grant is None:
-        _missing(caller, demand, held, checks)
-    else:
-        checks.append(_check_row(demand, grant))
-        if grant.capability.scope.max_uses is not None or grant.capability.parent is not None:
-            raise NotPermitted("a run sends under grants without a bound on their uses", action=demand.action)
-    _check_recipient(send, caller, view, ctx, checks)
+        assert reason is not None
+        return _missing(caller, demand, reason, checks)
+    checks.append(_check_row(demand, grant))
+    agreed = _check_recipient(send, caller, view, ctx, checks)
+    if _is_counted(grant) or (agreed is not None and _is_counted(agreed)):
+        raise NotPermitted("a run sends under grants without a bound on their uses", action=demand.action)
     return send.task
 
 
-def _decided(command: c.Command, demand: Demand, grant: Grant, view: View, ctx: Context, decide: Decide) -> Commit:
+def _is_counted(grant: Grant) -> bool:
+    """Whether a use of it may have to be written down: it has a bound, or something that it came from has."""
+    return grant.capability.scope.max_uses is not None or grant.capability.parent is not None
+
+
+def _decided(
+    command: c.Command,
+    demand: Demand,
+    grant: Grant,
+    view: View,
+    ctx: Context,
+    decide: Decide,
+    agreed: Grant | None = None,
+) -> Commit:
+    """`agreed` is the grant under which the recipient takes a task."""
     ctx.granted = demand.action
     try:
         commit = decide(command, view, ctx)
     finally:
         ctx.granted = None
-    counts = grant.capability.scope.max_uses is not None or grant.capability.parent is not None
-    if counts and _is_a_use(command, commit):
-        commit.events = (*commit.events, *uses_of(grant, view))
+    for used in (grant,) if agreed is None else (grant, agreed):
+        if _is_counted(used) and _is_a_use(command, commit):
+            commit.events = (*commit.events, *uses_of(used, view))
     return commit
 
 
@@ -178,7 +211,7 @@ def _is_a_use(command: c.Command, commit: Commit) -> bool:
 def _repeated(command: c.Command, view: View, ctx: Context, decide: Decide) -> Commit | None:
     """A call that was let in once and whose answer was lost may have used its grant up: it is answered again. What
     changes nothing needs no grant."""
-    if type(command) is c.UseRight:
+    if type(command) in _NEVER_REPEATED:
         return None
     try:
         commit = decide(command, view, ctx)
@@ -187,10 +220,13 @@ def _repeated(command: c.Command, view: View, ctx: Context, decide: Decide) -> C
     return None if commit.events or commit.audit or isinstance(commit.reply, CovenantError) else commit
 
 
-def _missing(caller: Caller, demand: Demand, held: bool, checks: list[AuditRow]) -> Commit:
+_NEVER_REPEATED: Final = frozenset((c.UseRight, c.EnrollPeer, c.RevokePeer, c.PublishCard, c.CompactHistory))
+"""Commands that change something each time, or that end what they name."""
+
+
+def _missing(caller: Caller, demand: Demand, reason: str, checks: list[AuditRow]) -> NoReturn:
     checks.append(_check_row(demand, None))
-    kind = ScopeMismatch if held else MissingCapability
-    raise kind(f"{caller.agent} has no grant of {demand.action} for this", action=demand.action)
+    raise refused(caller.agent, demand, reason)
 
 
 def _retried(
@@ -205,7 +241,8 @@ def _retried(
     """The gate asks for each task whether a grant reaches it, and uses one up for each that it requeues."""
     licence = _Licence(caller, view, ctx)
     if not licence.is_there(demand):
-        return _missing(caller, demand, False, checks)
+        held = holds(caller.agent.pubkey, demand, view)
+        return _missing(caller, demand, ScopeMismatch.code if held else MissingCapability.code, checks)
     checks.append(AuditRow("capability_check", demand.action, scope_id=demand.label, passed=True))
     ctx.granted, ctx.may_requeue = demand.action, licence.reaches
     try:
@@ -226,11 +263,12 @@ class _Licence:
         self._ctx = ctx
 
     def is_there(self, demand: Demand) -> bool:
+        """Whether a grant of the action is open, whatever it reaches: that is asked for each task."""
         return any(self._view.grants(self._caller.agent.pubkey, action) for action in spellings(demand))
 
     def reaches(self, record: TaskRecord) -> bool:
         assert record.lease is not None
-        demand = Demand(
+        demand = demand_for(
             "a2a.repair.requeue",
             "a2a-auto-retry",
             counterparty(record, self._caller),
@@ -238,7 +276,7 @@ class _Licence:
             record.lease.lease_id,
             "idempotent",
         )
-        grant, _ = find(self._caller.agent.pubkey, demand, self._view, self._ctx)
+        grant, _ = authorize(self._caller.agent.pubkey, demand, self._view, self._ctx)
         if grant is None:
             return False
         limit = grant.capability.scope.max_uses
@@ -277,20 +315,23 @@ def _refused(refusal: CovenantError, call: c.Call, checks: list[AuditRow], ctx: 
 # --- what each command demands -----------------------------------------------------------------------------
 
 
-def _as_addressed(recipient: AgentId) -> Demand:
+def _as_addressed(recipient: AgentId, task_id: str | None) -> Demand:
     """In the words of the caller: that a key is enrolled, and as what, is told to nobody whose grant does not reach
     it. Whose grant reaches the name that it gave hears that nobody has both."""
-    return Demand(f"a2a.send.{recipient.display}", f"a2a-send:{recipient.display}", recipient)
+    return demand_for("a2a.send.", f"a2a-send:{recipient.display}", recipient, task_id)
 
 
-def _check_address(caller: Caller, demand: Demand, view: View, ctx: Context, checks: list[AuditRow]) -> bool:
-    """Raise if the caller's grant reaches the name that it gave; else, whether it holds the action at all."""
-    grant, held = find(caller.agent.pubkey, demand, view, ctx)
+def _check_address(
+    caller: Caller, demand: Demand, view: View, ctx: Context, checks: list[AuditRow], reason: str
+) -> str:
+    """Raise if the caller's grant reaches the name that it gave; else return why it is refused, as it is for that name
+    or was for the peer that is meant."""
+    grant, why = authorize(caller.agent.pubkey, demand, view, ctx)
     if grant is not None:
         assert demand.counterparty is not None
         checks.append(_check_row(demand, grant))
         raise _nobody(demand.counterparty)
-    return held
+    return ScopeMismatch.code if ScopeMismatch.code in (why, reason) else MissingCapability.code
 
 
 def _nobody(agent: AgentId) -> UnknownPeer:
@@ -322,18 +363,23 @@ def _truly_started(command: c.SignalRun, sender: AgentId, recipient: AgentId) ->
     return structs.replace(command, start=start)
 
 
-def _check_recipient(command: c.SendTask, caller: Caller, view: View, ctx: Context, checks: list[AuditRow]) -> None:
-    """The recipient must be somebody, and where the gate is on, must have agreed to hear from the sender."""
+def _check_recipient(
+    command: c.SendTask, caller: Caller, view: View, ctx: Context, checks: list[AuditRow]
+) -> Grant | None:
+    """The recipient must be somebody, and where the gate is on, must have agreed to hear from the sender: by the grant
+    that is returned."""
     task, sender = command.task, caller.agent
     peer = view.get(peer_key(task.recipient.pubkey))
     if not isinstance(peer, Peer) or peer.revoked_ms is not None:
         raise _nobody(task.recipient)
-    if ctx.recv_gate and sender != peer.agent:
-        demand = Demand(f"a2a.recv.{sender.display}", f"a2a-recv:{peer.agent.display}", sender)
-        grant, _ = find(peer.agent.pubkey, demand, view, ctx)
-        checks.append(_check_row(demand, grant))
-        if grant is None:
-            raise RecipientRefused(f"{peer.agent.display} does not take tasks of {sender}", peer=peer.agent.display)
+    if not ctx.recv_gate or sender == peer.agent:
+        return None
+    demand = demand_for("a2a.recv.", f"a2a-recv:{peer.agent.display}", sender)
+    grant, _ = authorize(peer.agent.pubkey, demand, view, ctx)
+    checks.append(_check_row(demand, grant))
+    if grant is None:
+        raise RecipientRefused(f"{peer.agent.display} does not take tasks of {sender}", peer=peer.agent.display)
+    return grant
 
 
 def _respond(command: c.PostResult, caller: Caller, view: View, ctx: Context) -> Demand | None:
@@ -344,7 +390,7 @@ def _respond(command: c.PostResult, caller: Caller, view: View, ctx: Context) ->
     if _is_own_affair(record, caller):
         return None
     lease = command.result.lease_id
-    return Demand(f"a2a.respond.{sender.display}", f"a2a-respond:{task_id}", sender, task_id, lease)
+    return demand_for("a2a.respond.", f"a2a-respond:{task_id}", sender, task_id, lease)
 
 
 def _is_own_affair(record: TaskRecord, caller: Caller) -> bool:
@@ -357,7 +403,7 @@ def _converse(command: c.AddMessage, caller: Caller, view: View, ctx: Context) -
     """To add to a task is to send to its recipient."""
     record = visible_task(check_id(command.task_id, "task_id"), command.by, view, ctx)
     recipient = record.task.recipient
-    return Demand(f"a2a.send.{recipient.display}", f"a2a-send:{recipient.display}", recipient, record.task.id)
+    return _as_addressed(recipient, record.task.id)
 
 
 def _hold(
@@ -373,21 +419,24 @@ def _hold(
     assert task.sender is not None
     if _is_own_affair(record, caller):
         return None
-    return Demand(f"a2a.respond.{task.sender.display}", f"a2a-respond:{task.id}", task.sender, task.id, lease_id)
+    return demand_for("a2a.respond.", f"a2a-respond:{task.id}", task.sender, task.id, lease_id)
 
 
 def _signal(command: c.SignalRun, caller: Caller, view: View, ctx: Context) -> Demand | None:
-    """Who may send to an agent may signal the runs that it has begun there; an agent signals its own."""
+    """To signal a run is to send to its agent; an agent signals its own. With a start, what the caller cannot see is
+    as good as free until it turns out that the caller may send: then it is told, as by any send, that the id is
+    taken."""
     task_id = check_id(command.task_id, "task_id")
     start = command.start
-    if start is not None and _is_start(command, view, ctx):
+    known = view.get(task_id)
+    if start is not None and (not is_visible(known, command.by, ctx) or is_free(known, ctx)):
         check_agent(start.recipient, "recipient")
         _check_sender(start.sender, caller.agent)
-        return _as_addressed(known_agent(start.recipient, view))
+        return _as_addressed(known_agent(start.recipient, view), task_id)
     recipient = visible_task(task_id, command.by, view, ctx).task.recipient
-    if recipient.pubkey == caller.agent.pubkey or caller.is_operator:
+    if recipient.pubkey == caller.agent.pubkey:
         return None
-    return Demand(f"a2a.send.{recipient.display}", f"a2a-send:{recipient.display}", recipient, task_id)
+    return _as_addressed(recipient, task_id)
 
 
 def _is_start(command: c.SignalRun, view: View, ctx: Context) -> bool:
@@ -402,7 +451,7 @@ def _judge(command: c.JudgeEffect | c.ResumeRun, caller: Caller, view: View, ctx
         return None
     lease = record.lease.lease_id if record.lease else None
     other = counterparty(record, caller)
-    return Demand(
+    return demand_for(
         "a2a.repair.requeue", f"a2a-repair:{record.task.id}", other, record.task.id, lease, "operator_accepted"
     )
 
@@ -411,14 +460,14 @@ def _cancel(command: c.CancelTask, caller: Caller, view: View, ctx: Context) -> 
     record = visible_task(check_id(command.task_id, "task_id"), command.by, view, ctx)
     other = counterparty(record, caller)
     lease = record.lease.lease_id if record.lease else None
-    return Demand(f"a2a.cancel.{other.display}", f"a2a-cancel:{record.task.id}", other, record.task.id, lease)
+    return demand_for("a2a.cancel.", f"a2a-cancel:{record.task.id}", other, record.task.id, lease)
 
 
 def _repair(command: c.RepairTask, caller: Caller, view: View, ctx: Context) -> Demand:
     request = command.request
     record = visible_task(check_id(request.task_id, "task_id"), command.by, view, ctx)
     requeue = isinstance(request.command, Requeue)
-    return Demand(
+    return demand_for(
         "a2a.repair.requeue" if requeue else "a2a.repair.force_error",
         f"a2a-repair:{record.task.id}",
         counterparty(record, caller),
@@ -437,34 +486,21 @@ def counterparty(record: TaskRecord, caller: Caller) -> AgentId:
 
 def _retry(command: c.RetryStale, caller: Caller, view: View, ctx: Context) -> Demand | None:
     """Looking is free. What it may requeue is asked for each task."""
-    return Demand("a2a.repair.requeue", "a2a-auto-retry") if command.policy.enabled else None
+    return demand_for("a2a.repair.requeue", "a2a-auto-retry") if command.policy.enabled else None
 
 
 def _forget(command: c.ForgetCached, caller: Caller, view: View, ctx: Context) -> Demand:
     visible_slot(command.slot, command.by, view, ctx)
-    return Demand("a2a.cache.forget", "a2a:cache")
+    return demand_for("a2a.cache.forget", "a2a:cache")
 
 
-def _plain(action: str, label: str) -> Callable[[Any, Caller, View, Context], Demand | None]:
-    def demand_of(command: Any, caller: Caller, view: View, ctx: Context) -> Demand | None:
-        return Demand(action, label)
+def _plain(action: str, label: str) -> Callable[[Any, Caller, View, Context], Demand]:
+    demand = demand_for(action, label)
 
-    return demand_of
-
-
-def _administration(action: str, label: str) -> Callable[[Any, Caller, View, Context], Demand | None]:
-    """The operator's by right: it cannot lose the means to give rights back."""
-
-    def demand_of(command: Any, caller: Caller, view: View, ctx: Context) -> Demand | None:
-        return None if caller.is_operator else Demand(action, label)
+    def demand_of(command: Any, caller: Caller, view: View, ctx: Context) -> Demand:
+        return demand
 
     return demand_of
-
-
-def _rotate(command: c.RotateToken, caller: Caller, view: View, ctx: Context) -> Demand | None:
-    """Everybody may change its own token."""
-    own = caller.is_operator or command.pubkey == caller.agent.pubkey
-    return None if own else Demand("peers.rotate", "peers:rotate")
 
 
 def _receive(command: c.LeaseTasks | c.DrainResults, caller: Caller, view: View, ctx: Context) -> None:
@@ -474,8 +510,8 @@ def _receive(command: c.LeaseTasks | c.DrainResults, caller: Caller, view: View,
         raise NotPermitted(f"{caller.agent} receives for itself only")
 
 
-def _use(command: c.UseRight, caller: Caller, view: View, ctx: Context) -> Demand | None:
-    return None if caller.is_operator else Demand(command.action, command.action)
+def _use(command: c.UseRight, caller: Caller, view: View, ctx: Context) -> Demand:
+    return demand_for(command.action, command.action)
 
 
 def use_right(command: c.UseRight, view: View, ctx: Context) -> Commit:
@@ -497,13 +533,12 @@ DEMANDS: dict[type, Callable[[Any, Caller, View, Context], Demand | None]] = {
     c.RepairTask: _repair,
     c.RetryStale: _retry,
     c.ForgetCached: _forget,
-    c.CompactHistory: _plain("a2a.compact", "a2a:compact"),
-    c.EnrollPeer: _administration("peers.enroll", "peers:enroll"),
-    c.RotateToken: _rotate,
-    c.RevokePeer: _administration("peers.revoke", "peers:revoke"),
+    c.CompactHistory: _plain("store.compact", "store:compact"),
+    c.EnrollPeer: _plain("peers.enroll", "peers:enroll"),
+    c.RevokePeer: _plain("peers.revoke", "peers:revoke"),
     c.LeaseTasks: _receive,
     c.DrainResults: _receive,
     c.UseRight: _use,
-    c.PublishCard: _administration("agents.publish", "agents:publish"),
-    c.WithdrawCard: _administration("agents.publish", "agents:publish"),
+    c.PublishCard: _plain("agents.publish", "agents:publish"),
+    c.WithdrawCard: _plain("agents.publish", "agents:publish"),
 }

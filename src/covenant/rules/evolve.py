@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from covenant.model import event as e
 from covenant.model.card import Card
-from covenant.model.limits import LEASES_REMEMBERED_MAX, RECEIPTS_REMEMBERED_MAX
+from covenant.model.limits import ACTIONS_HELD_MAX, LEASES_REMEMBERED_MAX, RECEIPTS_REMEMBERED_MAX
 from covenant.model.peer import Grant, Peer
 from covenant.model.push import Push
 from covenant.model.record import (
@@ -571,7 +571,15 @@ def _compacted(old: Horizon | None, event: e.Compacted, order: int, at: int) -> 
 
 
 def _enrolled(old: Peer | None, event: e.Enrolled, order: int, at: int) -> Peer:
-    return Peer(event.agent, event.role, event.token, at, None, order)
+    return Peer(event.agent, event.role, event.token, at, None, order, event.held)
+
+
+def _action_held(old: Peer, event: e.ActionHeld, order: int, at: int) -> Peer:
+    peer = _copied(old)
+    others = tuple(action for action in old.held if action != event.action)
+    peer.held = (*others, event.action)[-ACTIONS_HELD_MAX:] if event.is_held else others
+    peer.order = order
+    return peer
 
 
 def _token_rotated(old: Peer, event: e.TokenRotated, order: int, at: int) -> Peer:
@@ -675,6 +683,7 @@ EVOLVE: dict[type, Callable[[Any, Any, int, int], Record | None]] = {
     e.SlotClosed: _slot_closed,
     e.Compacted: _compacted,
     e.Enrolled: _enrolled,
+    e.ActionHeld: _action_held,
     e.TokenRotated: _token_rotated,
     e.PeerRevoked: _peer_revoked,
     e.Granted: _granted,

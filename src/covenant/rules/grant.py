@@ -6,51 +6,71 @@ tries the few spellings that can cover a demand, so that its cost does not depen
 
 from __future__ import annotations
 
-from typing import Any, Final, TypeVar
+from collections.abc import Collection, Iterator
+from typing import Final, TypeVar
 
 from msgspec import structs
 
 from covenant.model import event as e
-from covenant.model.agent import AgentId, check_agent
+from covenant.model.agent import AgentId, check_agent, full_label, is_key
 from covenant.model.audit import AuditRow
 from covenant.model.command import EndGrants, GrantCapability, RevokeCapability
-from covenant.model.error import BadAction, Malformed, NotPermitted, UnknownGrant, UnknownPeer
-from covenant.model.peer import Capability, Demand, Grant, GrantedView, Peer, Scope, grant_key, peer_key
+from covenant.model.error import (
+    BadAction,
+    BadAgent,
+    CovenantError,
+    Malformed,
+    MissingCapability,
+    NotPermitted,
+    ScopeMismatch,
+    UnknownGrant,
+    UnknownPeer,
+)
+from covenant.model.peer import OPERATOR, Capability, Demand, Grant, GrantedView, Peer, Scope, grant_key, peer_key
 from covenant.rules.context import Commit, Context, View
 from covenant.rules.envelope import check_id, check_text, check_time
 
 K = TypeVar("K")
 V = TypeVar("V")
 
-ACTIONS: Final = (
-    "a2a.repair.requeue",
-    "a2a.repair.force_error",
-    "a2a.cache.forget",
-    "a2a.compact",
-    "peers.enroll",
-    "peers.list",
-    "peers.revoke",
-    "peers.rotate",
-    "capabilities.list",
-    "agents.publish",
-    "audit.read",
-)
-PEER_ACTIONS: Final = ("a2a.send.", "a2a.respond.", "a2a.recv.", "a2a.cancel.")  # and then the counterparty
-OPERATOR_ACTIONS: Final = (  # what the first start gives the operator, each as a grant that can be revoked
+SCOPED: Final[dict[str, tuple[str, ...]]] = {
+    # Every action, and what its calls say of themselves: a scope names nothing else. One that ends with a dot is
+    # followed by the counterparty.
+    "a2a.send.": ("peer_pubkey_b58", "task_id"),
+    "a2a.respond.": ("peer_pubkey_b58", "task_id", "lease_id"),
+    "a2a.recv.": ("peer_pubkey_b58",),
+    "a2a.cancel.": ("peer_pubkey_b58", "task_id", "lease_id"),
+    "a2a.repair.requeue": ("peer_pubkey_b58", "task_id", "lease_id", "duplicate_risk"),
+    "a2a.repair.force_error": ("peer_pubkey_b58", "task_id", "lease_id"),
+    "a2a.cache.forget": (),
+    "store.compact": (),
+    "peers.enroll": (),
+    "peers.list": (),
+    "peers.revoke": (),
+    "capabilities.list": (),
+    "agents.publish": (),
+    "audit.read": (),
+}
+ACTIONS: Final = tuple(action for action in SCOPED if not action.endswith("."))
+PEER_ACTIONS: Final = tuple(action for action in SCOPED if action.endswith("."))
+OPERATOR_ACTIONS: Final = (  # the first start grants them to the operator, who can revoke them
     "a2a.send.*",
     "a2a.respond.*",
     "a2a.cancel.*",
     "a2a.repair.requeue",
     "a2a.repair.force_error",
     "a2a.cache.forget",
-    "a2a.compact",
+    "store.compact",
 )
+BY_RIGHT: Final = frozenset(ACTIONS) - frozenset(OPERATOR_ACTIONS)
+"""The operator needs no grant for these: it cannot lose the means to give rights back."""
 _FAMILIES: Final = frozenset(
     f"{prefix}.*"
     for action in (*ACTIONS, *(f"{start}x" for start in PEER_ACTIONS))
     for prefix in (action.split(".")[0], action.rpartition(".")[0])
 )
 _THERE_ARE: Final = ", ".join((*(f"{start}NAME" for start in PEER_ACTIONS), *ACTIONS))
+_PINS: Final = ("peer_pubkey_b58", "task_id", "lease_id", "duplicate_risk")
 _CHAIN_MAX: Final = 8
 _RECALLED_MAX: Final = 100_000
 _UNPINNED: Final = ""
@@ -70,14 +90,28 @@ def spellings(demand: Demand) -> tuple[str, ...]:
     return action, f"{action[: action.rindex('.')]}.*", whole
 
 
-def demand_for(action: str, label: str, counterparty: AgentId | None, **scope: Any) -> Demand:
-    """What a call of this action would demand."""
-    start = next((start for start in PEER_ACTIONS if action.startswith(start)), None)
-    if start is None:
-        return Demand(action, label, counterparty, **scope)
-    if counterparty is None:
-        raise Malformed("this action is about a counterparty: name it", field="counterparty")
-    return Demand(start + counterparty.display, label, counterparty, **scope)
+def demand_for(
+    action: str,
+    label: str,
+    counterparty: AgentId | None = None,
+    task_id: str | None = None,
+    lease_id: str | None = None,
+    duplicate_risk: str | None = None,
+) -> Demand:
+    """What a call of this action of `SCOPED` demands."""
+    scoped = SCOPED[action]
+    assert task_id is None or "task_id" in scoped
+    assert lease_id is None or "lease_id" in scoped
+    assert duplicate_risk is None or "duplicate_risk" in scoped
+    if action[-1] != ".":
+        return Demand(action, label, counterparty, task_id, lease_id, duplicate_risk)
+    assert counterparty is not None
+    return Demand(action + counterparty.display, label, counterparty, task_id, lease_id, duplicate_risk)
+
+
+def kind_of(action: str) -> str:
+    """The entry of `SCOPED` that an action without a wildcard belongs to."""
+    return next((start for start in PEER_ACTIONS if action.startswith(start)), action)
 
 
 def pin_of(scope: Scope) -> str:
@@ -128,38 +162,67 @@ def _is_live_alone(grant: Grant, view: View, ctx: Context) -> bool:
     return isinstance(holder, Peer) and holder.revoked_ms is None and ctx.is_genuine(grant)
 
 
-def find(subject: str, demand: Demand, view: View, ctx: Context) -> tuple[Grant | None, bool]:
-    """A grant of this subject that covers the demand; and whether there is one for the action at all."""
-    held = False
-    grants = view.grants
+def authorize(subject: str, demand: Demand, view: View, ctx: Context) -> tuple[Grant | None, str | None]:
+    """Decide whether the subject may do this: the grant that covers the demand (None where the operator needs none),
+    or the code of the refusal.
+
+    Every call is let in by this function, and `capabilities check` answers with it. A grant that lasts goes before one
+    that is used up by the call.
+    """
+    if demand.action in BY_RIGHT and _is_operator(subject, view):
+        return None, None
+    found: Grant | None = None
+    for grant in _candidates(subject, demand, view):
+        if fits(grant.capability.scope, demand) and is_live(grant, view, ctx):
+            if is_lasting(grant.capability):
+                return grant, None
+            found = found or grant
+    if found is not None:
+        return found, None
+    return None, ScopeMismatch.code if holds(subject, demand, view) else MissingCapability.code
+
+
+def _is_operator(subject: str, view: View) -> bool:
+    peer = view.get(peer_key(subject))
+    return isinstance(peer, Peer) and peer.role is OPERATOR and peer.revoked_ms is None
+
+
+def _candidates(subject: str, demand: Demand, view: View) -> Iterator[Grant]:
     other = demand.counterparty
     pins = (demand.task_id, demand.lease_id, None if other is None else other.pubkey, _UNPINNED)
     for action in spellings(demand):
-        by_pin = grants(subject, action)
-        if not by_pin:
-            continue
-        held = True
-        for pin in pins:
-            if pin is None or pin not in by_pin:
-                continue
-            for grant in by_pin[pin].values():
-                if fits(grant.capability.scope, demand) and is_live(grant, view, ctx):
-                    return grant, True
-    return None, held
+        by_pin = view.grants(subject, action)
+        if by_pin:
+            for pin in pins:
+                if pin is not None and pin in by_pin:
+                    yield from by_pin[pin].values()
 
 
-def recall(subject: str, demand: Demand, view: View, ctx: Context) -> tuple[Grant | None, bool]:
+def holds(subject: str, demand: Demand, view: View) -> bool:
+    """Whether the subject was granted this action, however far that reaches or reached. A grant that was revoked does
+    not count."""
+    peer = view.get(peer_key(subject))
+    held = peer.held if isinstance(peer, Peer) else ()
+    return any(action in held or view.grants(subject, action) for action in spellings(demand))
+
+
+def refused(subject: AgentId, demand: Demand, reason: str) -> CovenantError:
+    kind = ScopeMismatch if reason == ScopeMismatch.code else MissingCapability
+    return kind(f"{subject} has no grant of {demand.action} for this", action=demand.action)
+
+
+def recall(subject: str, demand: Demand, view: View, ctx: Context) -> tuple[Grant | None, str | None]:
     """The same, from memory where the answer cannot have changed: a grant that covers every call of this action with
     this counterparty covers the next one too, as long as no peer and no grant was touched since."""
     other = demand.counterparty
     key = (subject, demand.action, None if other is None else other.pubkey)
     known = ctx.recalled.get(key)
     if known is not None and known[0] == view.trust_order:
-        return known[1], True
-    grant, held = find(subject, demand, view, ctx)
+        return known[1], None
+    grant, reason = authorize(subject, demand, view, ctx)
     if grant is not None and is_lasting(grant.capability):
         remember(ctx.recalled, key, (view.trust_order, grant))
-    return grant, held
+    return grant, reason
 
 
 def remember(memory: dict[K, V], key: K, value: V) -> None:
@@ -201,7 +264,12 @@ def grant(command: GrantCapability, view: View, ctx: Context) -> Commit:
         grant=capability.id,
         scope_id=f"capability:{capability.id}",
     )
-    return Commit((e.Granted(grant_key(capability.id), granted),), shown(granted), (row,))
+    peer = peer_key(capability.subject.pubkey)
+    holder = view.get(peer)
+    events: tuple[e.Event, ...] = (e.Granted(grant_key(capability.id), granted),)
+    if isinstance(holder, Peer) and capability.action not in holder.held:
+        events = (*events, e.ActionHeld(peer, capability.action))
+    return Commit(events, shown(granted), (row,))
 
 
 def seal_grant(wanted: Grant, view: View, ctx: Context, newcomer: Peer | None = None) -> Grant:
@@ -209,8 +277,10 @@ def seal_grant(wanted: Grant, view: View, ctx: Context, newcomer: Peer | None = 
     capability = wanted.capability
     check_id(capability.id, "id")
     check_agent(capability.subject, "subject")
-    check_action(capability.action)
+    if check_action(capability.action) != capability.action:
+        raise BadAction(f"a signed grant names its action in full: {check_action(capability.action)}")
     _check_scope(capability.scope)
+    _check_reach(capability, view)
     if capability.expires_ms is not None and check_time(capability.expires_ms, "expires_ms") <= ctx.now:
         raise Malformed("expires_ms is in the past", field="expires_ms")
     if view.get(grant_key(capability.id)) is not None:
@@ -221,16 +291,22 @@ def seal_grant(wanted: Grant, view: View, ctx: Context, newcomer: Peer | None = 
     return wanted
 
 
-def check_action(action: str) -> None:
-    """One of the closed list, or a family of it."""
+def check_action(action: str) -> str:
+    """The action as it is granted: one of the closed list, with the whole label of its counterparty (`bob` is
+    `bob@local`), or a family of it."""
     check_text(action, "action", 300)
     if action in ACTIONS or action in _FAMILIES:
-        return
-    for start in PEER_ACTIONS:
-        tail = action[len(start) :]
-        if action.startswith(start) and tail and tail.isprintable() and "*" not in tail and " " not in tail:
-            return
-    raise BadAction(f"no such action: {action}; there are {_THERE_ARE}", action=action)
+        return action
+    start = next((start for start in PEER_ACTIONS if action.startswith(start)), None)
+    if start is None:
+        raise BadAction(f"no such action: {action}; there are {_THERE_ARE}", action=action)
+    name = action[len(start) :]
+    if is_key(name):
+        return action
+    try:
+        return start + full_label(name)
+    except BadAgent as wrong:
+        raise BadAction(f"{start} is followed by a peer, by its label or its key: {wrong}", action=action) from None
 
 
 def _check_scope(scope: Scope) -> None:
@@ -242,6 +318,38 @@ def _check_scope(scope: Scope) -> None:
         value = getattr(scope, name)
         if value is not None and check_id(value, name) != value:
             raise Malformed(f"{name} is a UUID in small letters", field=name)
+    key = scope.peer_pubkey_b58
+    if key is not None and not (type(key) is str and is_key(key)):
+        raise Malformed("peer_pubkey_b58 is the base58 of a key of 32 bytes", field="peer_pubkey_b58")
+    if scope.duplicate_risk not in (None, "idempotent", "operator_accepted"):
+        raise Malformed("duplicate_risk is `idempotent` or `operator_accepted`", field="duplicate_risk")
+
+
+def _check_reach(capability: Capability, view: View) -> None:
+    """Raise where no call could ever be covered: the scope names what calls of this action do not have, or another
+    counterparty than the action."""
+    action, scope = capability.action, capability.scope
+    check_scoped(action, [name for name in _PINS if getattr(scope, name) is not None])
+    start = kind_of(action)
+    key = scope.peer_pubkey_b58
+    if key is None or start == action or action.endswith(".*"):
+        return
+    name = action[len(start) :]
+    known, peer = view.peer_named(name), view.get(peer_key(key))
+    is_another = is_key(name) and name != key
+    is_other_key = known is not None and known != key and capability.parent is None  # others may not learn who has it
+    is_other_label = not is_key(name) and isinstance(peer, Peer) and peer.agent.display != name
+    if is_another or is_other_key or is_other_label:
+        raise Malformed(f"peer_pubkey_b58 is not the key of {name}", field="peer_pubkey_b58")
+
+
+def check_scoped(action: str, names: Collection[str]) -> None:
+    """Raise unless calls of this action, or of one of its family, have all of these to compare."""
+    kinds = [kind_of(action)]
+    if action.endswith(".*"):
+        kinds = [kind for kind in SCOPED if kind.startswith(action[:-1])]
+    if not any(all(name in SCOPED[kind] for name in names) for kind in kinds):
+        raise Malformed(f"no call of {action} has {' and '.join(names)}", field="scope")
 
 
 def _check_delegation(command: GrantCapability, wanted: Capability, view: View, ctx: Context) -> None:
@@ -294,9 +402,16 @@ def revoke(command: RevokeCapability, view: View, ctx: Context) -> Commit:
         grant=capability.id,
         reason=command.reason,
     )
-    return Commit(
-        (e.GrantRevoked(grant_key(capability.id)),), shown(structs.replace(found, revoked_ms=ctx.now)), (row,)
-    )
+    events: tuple[e.Event, ...] = (e.GrantRevoked(grant_key(capability.id)),)
+    if _is_last(found, view):
+        events = (*events, e.ActionHeld(peer_key(capability.subject.pubkey), capability.action, is_held=False))
+    return Commit(events, shown(structs.replace(found, revoked_ms=ctx.now)), (row,))
+
+
+def _is_last(grant: Grant, view: View) -> bool:
+    """Whether its subject has no other open grant of this very action."""
+    by_pin = view.grants(grant.capability.subject.pubkey, grant.capability.action)
+    return sum(len(grants) for grants in by_pin.values()) <= 1
 
 
 def end_grants(command: EndGrants, view: View, ctx: Context) -> Commit:

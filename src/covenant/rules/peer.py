@@ -29,7 +29,8 @@ def enroll(command: EnrollPeer, view: View, ctx: Context) -> Commit:
         _check_return(command, view)
     peer = Peer(agent, command.role, command.token, ctx.now)
     row = AuditRow("peer_enrolled", subject=agent.display, scope_id=f"peer:{agent.pubkey}")
-    events: list[e.Event] = [e.Enrolled(peer_key(agent.pubkey), agent, command.role, command.token)]
+    held = tuple(dict.fromkeys(wanted.capability.action for wanted in command.grants))
+    events: list[e.Event] = [e.Enrolled(peer_key(agent.pubkey), agent, command.role, command.token, held)]
     rows = [row]
     for wanted in command.grants:
         grant = seal_grant(wanted, view, ctx, peer)
@@ -50,10 +51,13 @@ def _check_return(command: EnrollPeer, view: View) -> None:
 
 
 def rotate(command: RotateToken, view: View, ctx: Context) -> Commit:
-    """A new token; the old one is worth nothing from this commit on."""
+    """Give a peer a new token; the old one is worth nothing from this commit on.
+
+    The caller gets the token, and with it all that the peer may do: so a peer changes its own only.
+    """
+    if command.by is not None and command.by.pubkey != command.pubkey:
+        raise NotPermitted("a peer changes its own token; the operator that of others")
     peer = _living(command.pubkey, view)
-    if peer.role is Role.OPERATOR and command.by is not None:
-        raise NotPermitted("the operator's token is the operator's to change", peer=peer.agent.display)
     row = AuditRow("token_rotated", subject=peer.agent.display, scope_id=f"peer:{command.pubkey}")
     return Commit((e.TokenRotated(peer_key(command.pubkey), command.token),), shown(peer), (row,))
 

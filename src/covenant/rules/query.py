@@ -13,8 +13,8 @@ from itertools import islice, takewhile
 from typing import Any
 
 from covenant.model.agent import AgentId
-from covenant.model.error import MissingCapability, UnknownPeer, UnknownTask
-from covenant.model.peer import Demand, GrantPage, Peer, PeerPage, peer_key
+from covenant.model.error import UnknownPeer, UnknownTask
+from covenant.model.peer import GrantPage, Peer, PeerPage, peer_key
 from covenant.model.query import (
     CheckGrant,
     DeepQueues,
@@ -51,7 +51,7 @@ from covenant.rules.cache import cached
 from covenant.rules.card import get_card, list_cards
 from covenant.rules.context import Context, Lacks, Spent, View
 from covenant.rules.envelope import check_count, check_cursor, check_id
-from covenant.rules.grant import find
+from covenant.rules.grant import authorize, demand_for, refused
 from covenant.rules.grant import shown as shown_grant
 from covenant.rules.page import Room, as_far_as_shown
 from covenant.rules.peer import shown as shown_peer
@@ -251,10 +251,12 @@ def list_grants(query: ListGrants, view: View, ctx: Context) -> GrantPage:
     """Open grants. The operator, and who may list them, sees those of anybody or all; a peer those that it holds."""
     limit = check_count(query.limit, "limit", ctx.limits.page_max)
     subject = query.subject
-    if query.by is not None and subject != query.by.pubkey and not _may_list_grants(query.by, view, ctx):
-        if subject is not None:
-            raise MissingCapability(f"{query.by} has no grant of {_LIST_GRANTS}", action=_LIST_GRANTS)
-        subject = query.by.pubkey
+    if query.by is not None and subject != query.by.pubkey:
+        demand = demand_for(_LIST_GRANTS, _LIST_GRANTS)
+        _, reason = authorize(query.by.pubkey, demand, view, ctx)
+        if reason is not None and subject is not None:
+            raise refused(query.by, demand, reason)
+        subject = subject if reason is None else query.by.pubkey
     if subject is not None and not isinstance(view.get(peer_key(subject)), Peer):
         raise UnknownPeer(f"no peer {subject}", peer=subject)
     found = view.all_grants(subject, check_cursor(query.cursor, "grant"), limit)
@@ -262,13 +264,10 @@ def list_grants(query: ListGrants, view: View, ctx: Context) -> GrantPage:
     return GrantPage([shown_grant(grant) for grant in found], more)
 
 
-def _may_list_grants(by: AgentId, view: View, ctx: Context) -> bool:
-    return find(by.pubkey, Demand(_LIST_GRANTS, _LIST_GRANTS), view, ctx)[0] is not None
-
-
-def check_grant(query: CheckGrant, view: View, ctx: Context) -> tuple[str | None, bool]:
-    grant, held = find(query.subject, query.demand, view, ctx)
-    return (None if grant is None else grant.capability.id), held
+def check_grant(query: CheckGrant, view: View, ctx: Context) -> tuple[str | None, str | None]:
+    """What a call would be told: the grant that lets it in, and the code of the refusal."""
+    grant, reason = authorize(query.subject, query.demand, view, ctx)
+    return (None if grant is None else grant.capability.id), reason
 
 
 def deep_queues(query: DeepQueues, view: View, ctx: Context) -> list[QueueDepth]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import TypeGuard, TypeVar
 
 from msgspec import UNSET
 from msgspec.json import decode, encode
@@ -23,10 +23,18 @@ def may_see(by: AgentId | None, record: TaskRecord) -> bool:
     return by is None or by.pubkey == record.sender or by.pubkey == record.recipient
 
 
+def is_visible(record: Record | Tombstone | None, by: AgentId | None, ctx: Context) -> TypeGuard[TaskRecord]:
+    """Whether it is a task that the caller sees. Of one that is hidden no more is looked at than of one that is not
+    there."""
+    if type(record) is not TaskRecord or not (by is None or by.pubkey in (record.sender, record.recipient)):
+        return False
+    return record.outcome is None or is_retained(record, ctx)
+
+
 def visible_task(task_id: str, by: AgentId | None, view: View, ctx: Context) -> TaskRecord:
     """The task, or the one refusal that does not tell absent from hidden."""
     record = view.get(task_id)
-    if type(record) is TaskRecord and may_see(by, record) and (record.outcome is None or is_retained(record, ctx)):
+    if is_visible(record, by, ctx):
         return record
     raise UnknownTask(f"no task {task_id}", task_id=task_id)
 

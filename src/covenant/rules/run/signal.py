@@ -13,11 +13,12 @@ from msgspec import Raw, structs
 
 from covenant.model import event as e
 from covenant.model.command import SendTask, SignalRun
-from covenant.model.error import InvalidInput, Malformed, TaskTerminal, TooLarge
+from covenant.model.error import InvalidInput, Malformed, NotARun, TaskTerminal, TooLarge
 from covenant.model.limits import Limits
 from covenant.model.message import Message
-from covenant.model.record import Said, TaskRecord, said_key
+from covenant.model.record import Said, Slot, TaskRecord, said_key
 from covenant.model.run import EFFECT, MESSAGE, Signal, Signaled, SignalSeen, signal_key
+from covenant.model.view import Sent
 from covenant.rules.context import Commit, Context, Lacks, View, each
 from covenant.rules.envelope import check_id, check_key
 from covenant.rules.page import Room
@@ -55,14 +56,29 @@ def signal(command: SignalRun, view: View, ctx: Context) -> Commit:
 
 
 def _start(command: SignalRun, task_id: str, name: str, value: Raw, view: View, ctx: Context) -> Commit:
-    """The run begins with its first signal, in one commit."""
+    """Send the task of a run together with its first signal, in one commit.
+
+    Raises NotARun where the task would get the result of another one, by its idempotency key: no run of its own would
+    begin, and nobody would receive the signal.
+    """
     assert command.start is not None
     task = structs.replace(command.start, id=task_id)
-    started = send(SendTask(command.by, task), view, ctx)
+    commit = send(SendTask(command.by, task), view, ctx)
+    sent = commit.reply
+    assert isinstance(sent, Sent)
+    if sent.replayed or sent.follows is not None:
+        why = "another task has its idempotency key, and answers it: send it without a signal, or signal that task"
+        raise NotARun(f"task {task_id} would begin no run: {why}", task_id=task_id, held_by=_holder(commit, view))
     signal_id = _signal_id(command, ctx)
-    started.events = (*started.events, e.Signaled(signal_key(task_id, signal_id), name, value))
-    started.reply = Signaled(task_id, signal_id, 1, started=True)
-    return started
+    commit.events = (*commit.events, e.Signaled(signal_key(task_id, signal_id), name, value))
+    commit.reply = Signaled(task_id, signal_id, sent.generation, started=True)
+    return commit
+
+
+def _holder(commit: Commit, view: View) -> str | None:
+    """The task that holds the idempotency key of the one that is sent."""
+    slots = (view.get(event.slot) for event in commit.events if isinstance(event, e.Sent) and event.slot is not None)
+    return next((slot.leader or slot.source for slot in slots if isinstance(slot, Slot)), None)
 
 
 def _signal_id(command: SignalRun, ctx: Context) -> str:

@@ -41,6 +41,7 @@ _ROWS: Final = """
 TRUST_EVENTS: Final = frozenset(
     (
         e.Enrolled,
+        e.ActionHeld,
         e.TokenRotated,
         e.PeerRevoked,
         e.Granted,
