@@ -61,6 +61,13 @@ class Judged(Struct, frozen=True):
     verdict: str
     refusal: CovenantError | None = None
     rows: tuple[AuditRow, ...] = ()
+    events: int = 0
+    is_command: bool = False  # else a query
+
+    @property
+    def is_quiet(self) -> bool:
+        """A refusal changes nothing, and that of a command leaves a row."""
+        return self.events == 0 and (not self.is_command or any(not row.passed for row in self.rows))
 
     @property
     def is_done(self) -> bool:
@@ -127,9 +134,9 @@ class Bench:
                 commit = decide(c.Call(caller, step), state, ctx)
                 rows += commit.audit
                 if isinstance(commit.reply, CovenantError):
-                    raise commit.reply
+                    return Judged(_verdict_of(commit.reply), commit.reply, rows, len(commit.events), True)
         except CovenantError as refusal:
-            return Judged(refusal.code if refusal.code in REFUSALS else LET_IN, refusal, rows)
+            return Judged(_verdict_of(refusal), refusal, rows)
         return Judged(LET_IN, None, rows)
 
     # --- its grant ----------------------------------------------------------------------------------------
@@ -179,6 +186,10 @@ class Bench:
 
     def _use_up(self, grant_id: str) -> None:
         self.store.state.apply((e.GrantUsed(grant_key(grant_id)),), self.clock.now_ms())
+
+
+def _verdict_of(refusal: CovenantError) -> str:
+    return refusal.code if refusal.code in REFUSALS else LET_IN
 
 
 def action_for(action: str | None, width: Width, other: AgentId) -> str:

@@ -51,6 +51,8 @@ async def test_each_caller_is_told_what_the_contract_says(bench: Bench, verb: Ve
         done += judged.is_done
         if judged.verdict != expected:
             wrong.setdefault(f"{expected}, not {judged.verdict}", f"{cell}: {judged.refusal}")
+        elif judged.verdict != LET_IN and not judged.is_quiet:
+            wrong.setdefault("refused, and something changed or nothing was written down", str(cell))
     assert wrong == {}
     assert done or verb.lets_in != LET_IN, "no call was done: what is asked here does not stand for the verb"
 
