@@ -38,7 +38,7 @@ CARD: Final = {
     "extended": {"description": "for those who are known"},
 }
 CALLED: Final = tuple((verb, surface) for verb in VERBS for surface in surfaces_of(verb))
-SURFACES: Final = {"http": 69, "ipc": 69, "jsonrpc": 12, "rest": 12, "grpc": 12}
+SURFACES: Final = {"http": 70, "ipc": 70, "jsonrpc": 12, "rest": 12, "grpc": 12}
 
 
 class Served(Town):

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from covenant import AgentId, Idempotency, Result, Task, Text
+from covenant import AgentId, Idempotency, Result, Task
 from covenant.exchange.token import digest_of
 from covenant.model import command as c
 from covenant.model import query as q
@@ -33,6 +33,7 @@ class State(StrEnum):
     QUEUED = "queued"  # at its second attempt: the lease that is named is over
     IN_FLIGHT = "in flight"
     ENDED = "ended"
+    CANCELED = "canceled"
     OWN = "of its own run"  # a task that a run of bob's gave to bob
     RUNNING = "a run in flight"
     PARKED = "a parked run"  # in doubt about an effect
@@ -118,9 +119,11 @@ class Town:
     # --- peers --------------------------------------------------------------------------------------------
 
     async def settle(self) -> None:
-        """Enroll everybody. Rex is revoked then, and old's token changed."""
+        """Enroll everybody, each with a card. Then rex is revoked, and old's token changed."""
         for display in PEERS:
             await self.enroll(display)
+        for agent in self.peers.values():
+            await self.store.run(c.PublishCard(None, agent, {"name": agent.display}))
         await self.store.run(c.RevokePeer(None, self.peers["rex@lab"].pubkey, "left"))
         await self.store.run(c.RotateToken(None, self.peers["old@lab"].pubkey, digest_of("another")))
         self.callers["none"] = Caller(NOBODY, Role.PEER, digest_of("of nobody"))
@@ -177,6 +180,7 @@ class Town:
             State.QUEUED: self._queued,
             State.IN_FLIGHT: self._in_flight,
             State.ENDED: self._ended,
+            State.CANCELED: self._canceled,
             State.OWN: self._own,
             State.RUNNING: self._running,
             State.PARKED: self._parked,
@@ -225,8 +229,13 @@ class Town:
         await self._finish(thing)
         return thing
 
+    async def _canceled(self) -> Thing:
+        thing = await self._leased(State.CANCELED)
+        await self.store.run(c.CancelTask(None, thing.task, "no longer needed"))
+        return thing
+
     async def _finish(self, thing: Thing) -> None:
-        await self.store.run(c.PostResult(None, Result(thing.task, "ok", (Text("done"),), None, thing.lease), "w1"))
+        await self.store.run(c.PostResult(None, Result(thing.task, "ok", (), None, thing.lease), "w1"))
 
     async def _cached(self) -> Thing:
         key = f"key-{next(self._kinds)}"

@@ -72,6 +72,7 @@ class Verb(Struct, frozen=True, kw_only=True):
     action: str | None = None  # `<recipient>` and the like stand for the label of that agent
     carries: frozenset[str] = frozenset()  # what a scope is compared with: peer, task, lease, risk
     free: frozenset[Party] = frozenset()  # who needs no grant
+    repeats_on: State | None = None  # there it has been done: the same again changes nothing, and needs no grant
     only: frozenset[Party] | None = None  # who may at all; None is everybody
     refusal: str | None = None  # what a missing grant is called here, where it is not called by its own name
     lets_in: str = LET_IN  # what the call comes to then: a name that nobody has is told to whom the grant reaches
@@ -224,7 +225,8 @@ VERBS: Final = (
     Verb(
         name="cancel a task",
         names=TASK,
-        on=TASKS,
+        on=(*TASKS, State.CANCELED),
+        repeats_on=State.CANCELED,
         action="a2a.cancel.<other side>",
         carries=_scopes(("peer", "task", "current lease")),
         only=_parties((OPERATOR, SENDER)),
@@ -391,6 +393,7 @@ VERBS: Final = (
     Verb(
         name="post a result",
         **{**_ANSWER, "names": TASK},
+        repeats_on=State.ENDED,
         only=_parties((OPERATOR, RECIPIENT)),
         rule=lambda x: (c.PostResult(x.by, Result(x.task, "ok", (), None, x.lease), "w1"),),
         http="POST /a2a/results",
@@ -743,6 +746,15 @@ VERBS: Final = (
         http="POST /a2a/agents",
         ipc="publish_agent",
         members=lambda x: {"name": "zoe@lab", "card": {"name": "zoe"}},
+    ),
+    Verb(
+        name="withdraw one's own card",
+        action="agents.publish",
+        free=_parties((OPERATOR,)),
+        rule=lambda x: (c.WithdrawCard(x.by, x.caller),),
+        http="DELETE /a2a/agents/{name}",
+        ipc="withdraw_agent",
+        members=lambda x: {"name": x.caller.display},
     ),
     Verb(
         name="withdraw the card of another",

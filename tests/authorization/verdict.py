@@ -156,7 +156,8 @@ def verdict(cell: Cell, thing: Thing) -> str:
         return SENDER_MISMATCH
     if verb.action is not None and not who & verb.free:
         lacks = missing(cell, thing)
-        if lacks is not None:
+        is_repeated = cell.state is verb.repeats_on and (verb.only is None or who & verb.only)
+        if lacks is not None and not is_repeated:
             return verb.refusal or lacks
         if verb.from_run and cell.held is not None and cell.held.fate in (Fate.BOUNDED, Fate.PASSED_ON):
             return NOT_PERMITTED
