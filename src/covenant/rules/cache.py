@@ -75,13 +75,11 @@ def visible_slot(key: Key, by: AgentId | None, view: View, ctx: Context) -> Slot
     """The cached result, or the one refusal that does not tell absent from hidden."""
     check_asked(key, "entry_id", ctx.limits.text_bytes_max)
     slot = view.get(key)
-    if isinstance(slot, Slot) and slot.result is not None and may_see_slot(by, slot):
-        return slot
+    if isinstance(slot, Slot) and slot.result is not None:  # a call here would tell by its time that it is there
+        parties = (slot.cache_key.sender, slot.cache_key.recipient)
+        if by is None or by.pubkey in parties:
+            return slot
     raise UnknownTask(f"no cached result {key}", entry_id=key)
-
-
-def may_see_slot(by: AgentId | None, slot: Slot) -> bool:
-    return by is None or by.pubkey in (slot.cache_key.sender, slot.cache_key.recipient)
 
 
 def cached(key: Key, slot: Slot) -> CachedResult:

@@ -90,7 +90,9 @@ def _let_in(
     if type(command) is c.SignalRun and command.start is not None and demand.counterparty is not None:
         command = _truly_started(command, caller.agent, demand.counterparty)
     if reason is not None:
-        return _repeated(command, view, ctx, decide) or _missing(caller, demand, reason, checks)
+        is_new = type(command) is c.SignalRun and _is_new(command, view, ctx)
+        again = None if is_new else _repeated(command, view, ctx, decide)
+        return again or _missing(caller, demand, reason, checks)
     if grant is None:  # the operator's by right
         return decide(command, view, ctx)
     checks.append(_check_row(demand, grant))
@@ -441,8 +443,7 @@ def _signal(command: c.SignalRun, caller: Caller, view: View, ctx: Context) -> D
     taken."""
     task_id = check_id(command.task_id, "task_id")
     start = command.start
-    known = view.get(task_id)
-    if start is not None and (not is_visible(known, command.by, ctx) or is_free(known, ctx)):
+    if start is not None and _is_new(command, view, ctx):
         check_agent(start.recipient, "recipient")
         _check_sender(start.sender, caller.agent)
         return _as_addressed(known_agent(start.recipient, view), task_id)
@@ -450,6 +451,12 @@ def _signal(command: c.SignalRun, caller: Caller, view: View, ctx: Context) -> D
     if recipient.pubkey == caller.agent.pubkey:
         return None
     return _as_addressed(recipient, task_id)
+
+
+def _is_new(command: c.SignalRun, view: View, ctx: Context) -> bool:
+    """Whether the signal comes with a start, and the caller sees no such run."""
+    known = view.get(check_id(command.task_id, "task_id"))
+    return command.start is not None and (not is_visible(known, command.by, ctx) or is_free(known, ctx))
 
 
 def _is_start(command: c.SignalRun, view: View, ctx: Context) -> bool:

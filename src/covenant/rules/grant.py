@@ -356,7 +356,8 @@ def _check_delegation(command: GrantCapability, wanted: Capability, view: View, 
     """Never wider than the grant that it comes from."""
     assert wanted.parent is not None
     above = view.get(grant_key(wanted.parent))
-    if not isinstance(above, Grant) or (command.by is not None and above.capability.subject != command.by):
+    by = None if command.by is None else command.by.pubkey
+    if not isinstance(above, Grant) or by not in (None, above.capability.subject.pubkey):
         raise UnknownGrant(f"no grant {wanted.parent}", grant=wanted.parent)
     source = above.capability
     if not source.delegable or not is_live(above, view, ctx):
@@ -388,7 +389,12 @@ def revoke(command: RevokeCapability, view: View, ctx: Context) -> Commit:
     """By whoever granted it, or the operator. Again changes nothing."""
     check_text(command.reason, "reason", ctx.limits.text_bytes_max)
     found = view.get(grant_key(check_id(command.grant_id, "id")))
-    if not isinstance(found, Grant) or not may_see_grant(command.by, found):
+    by = None if command.by is None else command.by.pubkey
+    if not isinstance(found, Grant) or by not in (
+        None,
+        found.capability.subject.pubkey,
+        found.capability.granted_by.pubkey,
+    ):
         raise UnknownGrant(f"no grant {command.grant_id}", grant=command.grant_id)
     capability = found.capability
     if command.by is not None and capability.granted_by != command.by:
@@ -429,10 +435,6 @@ def end_grants(command: EndGrants, view: View, ctx: Context) -> Commit:
     )
     events = tuple(e.GrantRevoked(grant_key(grant.capability.id)) for grant in ended)
     return Commit(events, None, rows, (EndGrants(None, command.pubkey),) if ended else ())
-
-
-def may_see_grant(by: object, grant: Grant) -> bool:
-    return by is None or by in (grant.capability.subject, grant.capability.granted_by)
 
 
 def shown(grant: Grant) -> GrantedView:

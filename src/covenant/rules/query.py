@@ -60,7 +60,7 @@ from covenant.rules.push import get_push, get_pushed, list_pushes
 from covenant.rules.retention import is_retained
 from covenant.rules.run.load import find_entry, load_run, look_around
 from covenant.rules.run.sight import get_run, list_entries, list_runs
-from covenant.rules.sight import answer_of, entry_of, lent, may_see, passes, visible_task
+from covenant.rules.sight import answer_of, entry_of, is_visible, lent, passes, visible_task
 
 _CHUNK = 256
 _AGE_MAX = 2**53
@@ -179,8 +179,7 @@ def task_tree(query: GetTree, view: View, ctx: Context) -> Tree:
     it has, and how many tasks were looked at for it."""
     by, root = query.by, check_id(query.root, "root")
     record = view.get(root)
-    visible = isinstance(record, TaskRecord) and may_see(by, record) and is_retained(record, ctx)
-    entry = entry_of(record, view, ctx) if isinstance(record, TaskRecord) and visible else None
+    entry = entry_of(record, view, ctx) if is_visible(record, by, ctx) else None
     room = Room(ctx.limits)
     top = TreeNode(root, entry, [])
     if entry is not None:

@@ -18,14 +18,9 @@ from covenant.rules.context import Context, View
 from covenant.rules.retention import is_retained
 
 
-def may_see(by: AgentId | None, record: TaskRecord) -> bool:
-    """The operator sees all, an agent what it sent or received. (A lease is held by its recipient.)"""
-    return by is None or by.pubkey == record.sender or by.pubkey == record.recipient
-
-
 def is_visible(record: Record | Tombstone | None, by: AgentId | None, ctx: Context) -> TypeGuard[TaskRecord]:
-    """Whether it is a task that the caller sees. Of one that is hidden no more is looked at than of one that is not
-    there."""
+    """Whether it is a task that the caller sees: the operator sees all, an agent what it sent or received. (A lease is
+    held by its recipient.) Of one that is hidden no more is looked at than of one that is not there."""
     if type(record) is not TaskRecord or not (by is None or by.pubkey in (record.sender, record.recipient)):
         return False
     return record.outcome is None or is_retained(record, ctx)
@@ -51,8 +46,8 @@ def is_listed(record: TaskRecord) -> bool:
 
 def task_of_lease(lease_id: str, by: AgentId | None, view: View, ctx: Context) -> TaskRecord:
     task_id = view.task_of_lease(lease_id)
-    record = None if task_id is None else view.get(task_id)
-    if isinstance(record, TaskRecord) and (by is None or by.pubkey == record.recipient):
+    record = view.get(task_id or lease_id)  # also where there is none: it takes as long
+    if task_id is not None and isinstance(record, TaskRecord) and (by is None or by.pubkey == record.recipient):
         return record
     raise UnknownLease(f"no lease {lease_id}", lease_id=lease_id)
 
