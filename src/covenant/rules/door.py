@@ -32,7 +32,18 @@ from covenant.model.task import Task
 from covenant.rules.cache import visible_slot
 from covenant.rules.context import Commit, Context, View, Way
 from covenant.rules.envelope import check_id
-from covenant.rules.grant import authorize, demand_for, holds, is_lasting, recall, refused, remember, spellings, uses_of
+from covenant.rules.grant import (
+    authorize,
+    demand_for,
+    holds,
+    is_lasting,
+    is_live,
+    recall,
+    refused,
+    remember,
+    spellings,
+    uses_of,
+)
 from covenant.rules.peer import check_caller
 from covenant.rules.retention import is_free
 from covenant.rules.send_key import send_key
@@ -265,8 +276,10 @@ class _Licence:
         self._ctx = ctx
 
     def is_there(self, demand: Demand) -> bool:
-        """Whether a grant of the action is open, whatever it reaches: that is asked for each task."""
-        return any(self._view.grants(self._caller.agent.pubkey, action) for action in spellings(demand))
+        """Whether a live grant of the action is there, whatever it reaches: that is asked for each task."""
+        pubkey, view, ctx = self._caller.agent.pubkey, self._view, self._ctx
+        open_grants = (by_id for action in spellings(demand) for by_id in view.grants(pubkey, action).values())
+        return any(is_live(grant, view, ctx) for by_id in open_grants for grant in by_id.values())
 
     def reaches(self, record: TaskRecord) -> bool:
         assert record.lease is not None

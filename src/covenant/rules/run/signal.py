@@ -13,7 +13,7 @@ from msgspec import Raw, structs
 
 from covenant.model import event as e
 from covenant.model.command import SendTask, SignalRun
-from covenant.model.error import InvalidInput, Malformed, NotARun, TaskTerminal, TooLarge
+from covenant.model.error import InvalidInput, Malformed, NotARun, TaskTerminal, TooLarge, UnknownTask
 from covenant.model.limits import Limits
 from covenant.model.message import Message
 from covenant.model.record import Said, Slot, TaskRecord, said_key
@@ -27,7 +27,7 @@ from covenant.rules.run.pattern import matches
 from covenant.rules.run.value import check_value
 from covenant.rules.run.wake import wakes
 from covenant.rules.send import send
-from covenant.rules.sight import visible_task
+from covenant.rules.sight import is_visible, visible_task
 
 _NEAR: Final = 64  # of the signals that wait: who hears one after the other finds it there
 
@@ -37,7 +37,7 @@ def signal(command: SignalRun, view: View, ctx: Context) -> Commit:
     name = _check_name(command.name, "name", ctx.limits)
     value = check_value(command.value, "value", ctx.limits)
     known = view.get(task_id)
-    if command.start is not None and is_free(known, ctx):
+    if command.start is not None and (is_free(known, ctx) or not is_visible(known, command.by, ctx)):
         return _start(command, task_id, name, value, view, ctx)
     record = visible_task(task_id, command.by, view, ctx)
     if record.outcome is not None:
@@ -58,14 +58,17 @@ def signal(command: SignalRun, view: View, ctx: Context) -> Commit:
 def _start(command: SignalRun, task_id: str, name: str, value: Raw, view: View, ctx: Context) -> Commit:
     """Send the task of a run together with its first signal, in one commit.
 
-    Raises NotARun where the task would get the result of another one, by its idempotency key: no run of its own would
-    begin, and nobody would receive the signal.
+    Raises TaskConflict where the id is taken by what the sender does not see, as any send; UnknownTask where it was its
+    own, and is gone. Raises NotARun where the task would get the result of another one, by its idempotency key: no run
+    of its own would begin, and nobody would receive the signal.
     """
     assert command.start is not None
     task = structs.replace(command.start, id=task_id)
     commit = send(SendTask(command.by, task), view, ctx)
     sent = commit.reply
     assert isinstance(sent, Sent)
+    if sent.duplicate:
+        raise UnknownTask(f"no task {task_id}", task_id=task_id)
     if sent.replayed or sent.follows is not None:
         why = "another task has its idempotency key, and answers it: send it without a signal, or signal that task"
         raise NotARun(f"task {task_id} would begin no run: {why}", task_id=task_id, held_by=_holder(commit, view))
