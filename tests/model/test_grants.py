@@ -16,7 +16,7 @@ from covenant import AgentId
 from covenant.model import command as c
 from covenant.model.error import BadAction
 from covenant.model.peer import Capability, Demand, Grant, Role, Scope
-from covenant.rules.grant import ACTIONS, PEER_ACTIONS, check_action, covers, find, fits, pin_of, recall, spellings
+from covenant.rules.grant import ACTIONS, PEER_ACTIONS, authorize, check_action, covers, fits, pin_of, recall, spellings
 
 NAMES = [AgentId.named(name) for name in ("ann@lab", "bob@lab", "cal.x@lab.example")]
 TASKS = [f"{number:08x}-0000-4000-8000-000000000000" for number in range(3)]
@@ -243,6 +243,6 @@ def test_what_is_remembered_of_a_check_is_what_the_check_says() -> None:
                 for now in (realm.ctx.now, expires_ms - 1, expires_ms):
                     realm.ctx.now = now
                     for demand in (fitting, *others, fitting):
-                        found = find(BOB.pubkey, demand, realm.state, realm.ctx)
+                        found = authorize(BOB.pubkey, demand, realm.state, realm.ctx)
                         reached("not_covered" if found[0] is None else "covered")
                         assert recall(BOB.pubkey, demand, realm.state, realm.ctx) == found

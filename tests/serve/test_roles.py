@@ -5,15 +5,12 @@ Who may do what, by which grant, is proven in `tests/authorization`.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any, Final, NamedTuple
 
 import pytest
 
-from covenant import (
-    AgentId,
-    Task,
-)
+from covenant import AgentId, Result, Task
 from covenant.client.engine import RemoteEngine
 from covenant.client.unix import UnixTransport
 from covenant.exchange.realm import Realm
@@ -22,6 +19,7 @@ from covenant.model.error import CovenantError, StoreUnavailable
 from covenant.model.limits import Limits
 from covenant.model.peer import Capability, Scope
 from covenant.model.query import CheckGrant
+from covenant.model.run import RunCommit
 from covenant.serve import wire as w
 from covenant.serve.places import PLACE_OF
 from tests.daemons import OPERATOR_TOKEN, Realmful, start_daemon
@@ -322,21 +320,26 @@ async def test_a_task_for_a_label_reaches_whoever_has_the_label(world: World) ->
     assert entry.task.recipient.display == "zoe@lab"
 
 
-LONG = "x" * 9000
-MADE_UP: dict[str, Callable[[World], w.Request]] = {
-    "receipt of a lease": lambda x: w.RecvTask(receipt=LONG),
-    "receipt to give back": lambda x: w.GiveBack(receipt=LONG),
-    "worker that leases": lambda x: w.RecvTask(incarnation=LONG),
-    "worker that answers": lambda x: w.PostResult(result=Result(x.held.task.id, "ok"), incarnation=LONG),
-    "worker that commits": lambda x: w.CommitRun(
-        lease_id=x.running.lease_id, commit=RunCommit(number=2), incarnation=LONG
+LONG: Final = "x" * 9000
+MADE_UP: Final[dict[str, Callable[[w.Delivered], w.Request]]] = {
+    "receipt of a lease": lambda held: w.RecvTask(receipt=LONG),
+    "receipt to give back": lambda held: w.GiveBack(receipt=LONG),
+    "worker that leases": lambda held: w.RecvTask(incarnation=LONG),
+    "worker that answers": lambda held: w.PostResult(result=Result(held.task.id, "ok"), incarnation=LONG),
+    "worker that commits": lambda held: w.CommitRun(
+        lease_id=held.lease_id, commit=RunCommit(number=2), incarnation=LONG
     ),
-    "worker that resumes": lambda x: w.ResumeRun(
-        task_id=x.running.task.id, dead=x.incarnation, evidence="attested", reason="crash", incarnation=LONG
+    "worker that resumes": lambda held: w.ResumeRun(
+        task_id=held.task.id, dead="first", evidence="attested", reason="crash", incarnation=LONG
     ),
 }
 
 
 @pytest.mark.parametrize("made_up", MADE_UP)
 async def test_names_that_a_caller_makes_up_have_a_bound(world: World, made_up: str) -> None:
-    assert await told(world, "worker", MADE_UP[made_up](world)) == "too_large"
+    sender, worker = world.engines["sender"], world.engines["worker"]
+    await sender.call(w.SendTask(task=Task(recipient=world.agents["worker"], intent_text="work")), w.TaskQueued)
+    held = (await worker.call(w.RecvTasks(limit=1, incarnation="first"), w.Deliveries)).deliveries[0]
+    begin = w.CommitRun(lease_id=held.lease_id, commit=RunCommit(number=1), incarnation="first")
+    await worker.call(begin, PLACE_OF[w.CommitRun].reply)
+    assert await told(world, "worker", MADE_UP[made_up](held)) == "too_large"
