@@ -1,7 +1,7 @@
-"""What one daemon of a store has handed out is good at any other: cursors, keys, numbers and names.
+"""Cursors, keys, numbers and names that one daemon of a store has handed out are good at any other.
 
-A client behind a proxy does not know which daemon answers. What a daemon does keep for itself is listed in
-docs/postgres.md; nothing else may depend on the process that answered.
+A client behind a proxy does not know which daemon answers. docs/postgres.md lists the few things that a daemon
+keeps for itself; nothing else may depend on the process that answered.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Two daemons of one store on PostgreSQL, for both texts."""
+"""Two daemons of one store on PostgreSQL, for the tests of both pages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real daemon, and those who talk to it with bytes of their own: over HTTP, the Unix socket and the command line."""
+"""A real daemon and its clients, which send bytes of their own over HTTP, the Unix socket and the command line."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Answer(NamedTuple):
 
 
 class RealDaemon:
-    """`python -m covenant serve`, whichever process it is at the moment."""
+    """`python -m covenant serve`: one home and store, served by one process after another."""
 
     def __init__(self, store: str | None = None, operator_token: str | None = None) -> None:
         self.home = Path(tempfile.mkdtemp(prefix="cov-"))  # short: a socket has to fit into it
@@ -65,7 +65,7 @@ class RealDaemon:
         return self._operator
 
     def enroll(self, *grants: str, name: str | None = None, pubkey: str | None = None) -> Peer:
-        """A new peer; by default one that works."""
+        """Enroll a peer, by default one that may send and answer."""
         display = name or f"p{next(_numbers)}@lab"
         wanted = {"display": display, "pubkey": pubkey, "grants": list(grants or WORKING)}
         made = self.operator.ok("POST", "/peers", wanted)
@@ -73,7 +73,7 @@ class RealDaemon:
 
 
 class Peer:
-    """One who calls. Each call over HTTP and the socket is a connection of its own."""
+    """A client with a token. Each call over HTTP and the socket is a connection of its own."""
 
     def __init__(self, daemon: RealDaemon, token: str, agent: Json) -> None:
         self.daemon = daemon
@@ -81,7 +81,7 @@ class Peer:
         self.agent = agent
 
     def at(self, daemon: RealDaemon) -> Peer:
-        """The same peer, where another daemon answers."""
+        """Return the same peer as a client of another daemon."""
         return Peer(daemon, self.token, self.agent)
 
     @property
@@ -101,13 +101,13 @@ class Peer:
         return answer
 
     def refused(self, method: str, path: str, body: Any = None) -> tuple[int, str]:
-        """The status and the code."""
+        """Return the status and the code of the refusal."""
         status, answer = self.http(method, path, body)
         assert answer["kind"] == "error" and answer["message"], answer
         return status, answer["code"]
 
     def ipc(self, kind: str, **members: Any) -> Json:
-        """One frame, and the frame that comes back."""
+        """Send one frame and return the one that comes back."""
         with socket.socket(socket.AF_UNIX) as line:
             line.settimeout(PATIENCE_S)
             line.connect(str(self.daemon.home / "sock"))
@@ -115,7 +115,7 @@ class Peer:
             assert greeted["kind"] == "authenticated" and greeted["display"] == self.label
             return _framed(line, {"kind": kind, **members})
 
-    # --- the words that come in most tests ----------------------------------------------------------------
+    # --- calls that most tests make -----------------------------------------------------------------------
 
     def task(self, recipient: Peer, **members: Any) -> Json:
         """An A2ATask as the text prints it: all of its members, and no others."""
@@ -153,7 +153,7 @@ class Peer:
         return entry
 
     def rows(self, task_id: str, *kinds: str) -> list[Json]:
-        """What the audit says of a task, oldest first."""
+        """Return the audit rows of a task of these kinds, oldest first."""
         rows = self.ok("GET", f"/audit?limit=200&task_id={task_id}")["rows"]
         return [row for row in reversed(rows) if row["kind"] in kinds]
 

@@ -31,7 +31,7 @@ VARIABLES: Final = {
 EVERYTHING: Final = {"min_lease_age_ms": 0, "scan_limit": 1000, "max_requeues": 50}
 
 
-# --- who is there ------------------------------------------------------------------------------------------
+# --- the daemon ------------------------------------------------------------------------------------------
 
 
 class Stale(NamedTuple):
@@ -104,7 +104,7 @@ def operator(house: House) -> Peer:
 
 
 class Killed(NamedTuple):
-    """What there was when the daemon was killed, and the scheduler that its successor runs."""
+    """Two peers and their tasks, as they were when the daemon was killed."""
 
     alice: Peer
     bob: Peer
@@ -116,7 +116,7 @@ class Killed(NamedTuple):
 
 @pytest.fixture(scope="module")
 def killed(house: House) -> Killed:
-    """The daemon dies by SIGKILL and comes back with the retry scheduler, as often as a test has patience for."""
+    """Kill the daemon with SIGKILL and start it again with the retry scheduler, at a short interval."""
     alice, bob = house.daemon.enroll(), house.daemon.enroll()
     alice.send(bob, intent_text="held")
     held = bob.lease()
@@ -144,7 +144,7 @@ def ids(candidates: list[Json]) -> list[str]:
 
 
 def until(is_there: Any) -> Any:
-    """What a daemon does by itself, some time later."""
+    """Wait until a daemon has done by itself what this looks for. Its scheduler tells nobody but the audit."""
     due = time.monotonic() + PATIENCE_S
     while not (found := is_there()):
         assert time.monotonic() < due
@@ -257,7 +257,7 @@ def test_what_a_task_declares_is_checked_and_shown(alice: Peer, bob: Peer, safet
     "external calls that support idempotency keys receive the key consistently across retries;",
 )
 def test_every_attempt_is_handed_the_same_id_and_key(alice: Peer, bob: Peer, operator: Peer) -> None:
-    """What a receiver does with them is its own; a daemon sees to it that it has them."""
+    """The obligations are the receiver's; the daemon hands it what it needs to keep them."""
     task_id = alice.send(bob, idempotency=idempotent("charge-4711"))
     seen = []
     for attempt in (1, 2, 3):
@@ -306,7 +306,7 @@ def test_what_is_not_idempotent_is_for_the_operator_to_accept(alice: Peer, bob: 
     "Add an explicit typed task-kind field for cache scoping.",
 )
 def test_the_cache_has_four_keys(house: House, alice: Peer, bob: Peer) -> None:
-    """Where a task names no kind, its intent is the kind."""
+    """The intent is the kind of a task that names none."""
     brief: Json = {"task_kind": "brief", "idempotency": idempotent("k")}
     first = alice.send(bob, **brief)
     bob.lease()

@@ -25,7 +25,7 @@ SURFACES: Final = pytest.mark.parametrize("surface", ["http", "ipc"])
 ABSENT: Final = "00000000-0000-4000-8000-000000000000"
 
 
-# --- who is there ------------------------------------------------------------------------------------------
+# --- the daemon ------------------------------------------------------------------------------------------
 
 
 class House(NamedTuple):
@@ -659,7 +659,7 @@ def test_reading_needs_no_grant(house: House, alice: Peer, surface: str) -> None
 
 
 def nothing_waits(operator: Peer) -> None:
-    """Whatever other tests have left in the queues is taken."""
+    """Take all that other tests have left in the queues."""
     while operator.ok("GET", "/a2a/tasks/next")["task"] is not None:
         pass
     while operator.ok("GET", "/a2a/results/next")["result"] is not None:
