@@ -2,6 +2,18 @@
 
 A test that asks for `box` runs once for each engine. One that asks for `reopen` runs only on the engines that keep what
 they acknowledged, and one that asks for `crash` only on those whose folder can be copied from under a living process.
+
+Two marks of a module change on which engines its tests run:
+
+- `rules_only`: what its tests look at is decided before an engine is asked, or by a codec that all share. They run in
+  memory, on PostgreSQL and on a daemon over HTTP; those that ask for `reopen` or `crash` run wherever these do.
+- `write_ahead`: the order of commits, what repeats them and what a crash leaves of them is what its tests look at. They
+  run on PostgreSQL twice, in the plain mode and with commits that go into the log ahead of the tables from the first
+  one on. Everywhere else the plain mode alone runs: `tests/postgres/test_differential`, `tests/model` and
+  `tests/postgres/ahead` compare both modes over all commands.
+
+A case on a daemon has a daemon of its own: its start, three enrolments and its stop take 7 ms, and a daemon that tests
+share would cost them their clock, their ids and every listing of an operator.
 """
 
 from __future__ import annotations
@@ -14,7 +26,6 @@ from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final
-from zlib import crc32
 
 import pytest
 from cryptography import x509
@@ -45,7 +56,9 @@ settings.load_profile("covenant")
 ENGINES: Final[tuple[str, ...]] = ("memory:", "file:{folder}", "postgresql:{folder}", "http:{folder}", "unix:{folder}")
 REMOTE: Final = ("http", "unix")
 DURABLE: Final = tuple(engine for engine in ENGINES if engine != "memory:")
-IN_PROCESS: Final = ("memory:", "file:{folder}", "postgresql:{folder}")
+IN_PROCESS: Final = ("memory:", "file:{folder}", "postgresql:{folder}", "postgresql-ahead:{folder}")
+RULES_ONLY: Final = ("memory:", "postgresql:{folder}", "http:{folder}")
+WRITE_AHEAD: Final = "postgresql-ahead:{folder}"
 IN_A_FOLDER: Final = tuple(engine for engine in ENGINES if engine.startswith("file:"))
 
 
@@ -57,6 +70,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         engines = DURABLE
     if "crash" in metafunc.fixturenames:
         engines = IN_A_FOLDER
+    elif metafunc.definition.get_closest_marker("write_ahead"):
+        engines = (*engines, WRITE_AHEAD)
+    elif engines is ENGINES and metafunc.definition.get_closest_marker("rules_only"):
+        engines = RULES_ONLY
     if "in_process" in metafunc.fixturenames:
         engines = tuple(engine for engine in engines if engine in IN_PROCESS)
     metafunc.parametrize("engine", engines, ids=[engine.partition(":")[0] for engine in engines])
@@ -92,10 +109,10 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 async def open_url(
-    clock: ManualClock, limits: Limits, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+    clock: ManualClock, limits: Limits, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Callable[[str], Awaitable[OpenMailbox]]]:
-    if crc32(request.node.nodeid.encode()) % 2:  # every other test on PostgreSQL goes ahead of the tables
-        monkeypatch.setattr(ahead, "WORTH", 1)
+    """Opens a store by its URL. On PostgreSQL it is in the plain mode, unless the module is marked `write_ahead`: then
+    there is a second case, whose scheme is `postgresql-ahead`, that goes ahead of the tables at once."""
     ids = CountingIds()
     realm = Realmful()
     running: list[Daemon] = []
@@ -111,7 +128,9 @@ async def open_url(
                 await realm.enroll(daemon)
                 opened: OpenMailbox = await realm.open(daemon, scheme, ids)
             else:
-                if scheme == "postgresql":
+                if scheme == "postgresql-ahead":
+                    monkeypatch.setattr(ahead, "WORTH", 1)
+                if scheme.startswith("postgresql"):
                     url = await store_for(folder)
                 opened = await Mailbox.open(url, clock=clock, ids=ids, limits=limits)
             stack.push_async_callback(opened.close)

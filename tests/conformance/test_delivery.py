@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from covenant import (
     Audio,
     Idempotency,
@@ -22,6 +24,8 @@ from covenant import (
 from covenant.store.clock import ManualClock
 
 from .support import DONE, Reopen, drain, keyed, nothing_back_for, nothing_for, plain, refused, take, turn, uid
+
+pytestmark = pytest.mark.write_ahead
 
 
 def everything(to: Mailbox, now: int) -> Task:

@@ -25,6 +25,8 @@ from .support import (
     uid,
 )
 
+pytestmark = pytest.mark.write_ahead
+
 
 class Scene:
     """Task 1, held by the worker at generation 2, and all who may do something to it."""

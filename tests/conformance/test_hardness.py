@@ -12,6 +12,8 @@ from covenant.store.clock import ManualClock
 
 from .support import DONE, Reopen, nothing_for, plain, refused, soon, take, turn, uid
 
+pytestmark = pytest.mark.rules_only
+
 
 def nested(depth: int) -> Any:
     value: Any = []

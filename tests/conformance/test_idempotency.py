@@ -44,6 +44,8 @@ from .support import (
     uid,
 )
 
+pytestmark = pytest.mark.write_ahead
+
 WAYS_TO_FAIL = ["canceled", "forced", "deadline_exceeded"]
 
 

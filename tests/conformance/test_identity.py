@@ -12,6 +12,8 @@ from covenant.model import agent
 
 from .support import DONE, Reopen, drain, nothing_for, plain, refused, take, uid
 
+pytestmark = pytest.mark.rules_only
+
 
 async def test_the_same_send_again_is_the_same_task(alice: Mailbox, bob: Mailbox) -> None:
     """Contract 5: who never heard the answer may send again, and the work is done once."""

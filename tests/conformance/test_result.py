@@ -25,6 +25,8 @@ from .support import (
     uid,
 )
 
+pytestmark = pytest.mark.write_ahead
+
 
 async def test_a_result_reaches_its_sender_alone(
     box: OpenMailbox, alice: Mailbox, bob: Mailbox, carol: Mailbox

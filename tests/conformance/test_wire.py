@@ -29,6 +29,8 @@ from covenant.model.repair import RetryPolicy
 
 from .support import DONE, drain, keyed, nothing_back_for, nothing_for, plain, refused, take, uid
 
+pytestmark = pytest.mark.rules_only
+
 
 def encoded(value: object) -> Any:
     return json.loads(msgspec.json.encode(value))
