@@ -6,9 +6,12 @@ import json
 import re
 import signal
 import uuid
+from pathlib import Path
+
+import pytest
 
 from tests.cli.conftest import SILENT_H, Served
-from tests.cli.support import Client
+from tests.cli.support import Client, serving
 
 
 def leased(bob: Client, covenant: Client, intent: str) -> tuple[str, str]:
@@ -152,7 +155,7 @@ def test_a_task_is_given_back(covenant: Client, bob: Client) -> None:
 
 def test_status_leads_with_what_is_stuck(covenant: Client, served: Served) -> None:
     said = covenant.text("a2a", "status", "--state", "in_flight", "--min-lease-age-ms", "300000", "-n", "50")
-    assert " stale leases, 0 results pending" in said.splitlines()[0]
+    assert re.fullmatch(r"with these filters: \d+ in flight; in all \d+ stale leases", said.splitlines()[0])
     assert served.stale.kept in said and "--duplicate-risk idempotent --reason REASON" in said
     assert "stale: no sign of life for more than 5 min." in said
     assert f"all at once: covenant --home {served.home} a2a retry-stale" in said
@@ -185,6 +188,68 @@ def test_status_tells_of_every_stale_lease_however_far_down_it_stands(covenant: 
 
     queued = covenant.text("a2a", "status", "--state", "queued", "-n", "1")
     assert "stale" not in queued
+
+
+def test_the_head_of_status_counts_everything_or_says_what_it_counts(home: Path) -> None:
+    """No option changes the meaning of a number without changing its words."""
+    with serving(home):
+        covenant = Client(home)
+        bob = Client(home, covenant.json("peers", "enroll", "bob", "--grant", "a2a.respond.*")["token"])
+
+        def head(*filters: str) -> str:
+            return covenant.text("a2a", "status", *filters).splitlines()[0]
+
+        assert head() == "0 queued, 0 in flight, 0 stale leases, 0 results pending"
+        for text in ("one", "two", "three"):
+            covenant("a2a", "send", "bob", text)
+        got = bob.json("a2a", "next")
+        bob("a2a", "post", got["task"]["id"], "--lease-id", got["lease_id"], "--text", "done")
+        bob("a2a", "next")
+        assert head() == "1 queued, 1 in flight, 0 stale leases, 1 result pending"
+        stale = "in all 0 stale leases"
+        assert head("--min-lease-age-ms", "0") == (
+            f"with these filters: 1 queued, 1 in flight, 1 result pending; {stale}"
+        )
+        assert head("--deadline-within-ms", "5") == (
+            f"with these filters: 0 queued, 0 in flight, 1 result pending; {stale}"
+        )
+        assert head("--state", "in-flight") == f"with these filters: 1 in flight; {stale}"
+        assert head("--state", "queued") == "with these filters: 1 queued"
+        assert head("--state", "parked") == "with these filters: 0 parked"
+        assert head("--state", "result-pending") == "with these filters: 1 result pending"
+        assert head("-n", "1") == f"on this page: 1 queued, 0 in flight, 1 result pending; {stale}"
+        both = head("-n", "1", "--min-lease-age-ms", "0")
+        assert both == f"on this page, with these filters: 1 queued, 0 in flight, 1 result pending; {stale}"
+
+
+@pytest.mark.parametrize("by_url", [False, True])
+@pytest.mark.parametrize(
+    ("call", "code", "why"),
+    [
+        (("audit", "recent", "--kind", "nosuch"), "malformed", "no row is of kind 'nosuch'; there are a2a_auto_retry"),
+        (("audit", "recent", "--actor", "no body"), "bad_agent", "'no body' is no name of an agent"),
+        (("audit", "recent", "--task", "no-id"), "bad_id", "task_id must be a UUID"),
+        (("a2a", "status", "--state", "queued", "--min-lease-age-ms", "1"), "malformed", "what is queued has none"),
+    ],
+)
+def test_a_filter_that_can_never_match_is_refused_with_the_reason(
+    covenant: Client, served: Served, by_url: bool, call: tuple[str, ...], code: str, why: str
+) -> None:
+    where = ("--url", served.url, "--token", served.token) if by_url else ()
+    refusal = covenant(*where, *call, "--json", code=1).json
+    assert refusal["code"] == code and why in refusal["message"]
+
+
+def test_a_filter_of_the_audit_is_understood_on_every_surface(covenant: Client, served: Served) -> None:
+    """`asker` is `asker@local`, an id may have capital letters; what is another's is refused, not left out."""
+    enrolled = covenant.json("peers", "enroll", "asker", "--grant", "a2a.send.asker")
+    asker = Client(covenant.home, enrolled["token"])
+    task_id = asker.json("a2a", "send", "asker", "hi")["task_id"]
+    for where in ((), ("--url", served.url, "--token", served.token)):
+        found = covenant(*where, "audit", "recent", "--actor", "asker", "--task", task_id.upper(), "--json").json
+        assert [row["kind"] for row in found["rows"]] == ["sent"]
+    assert asker.json("audit", "recent", "--actor", "asker", "--kind", "capability_check")["rows"]
+    assert asker.refused("audit", "recent", "--actor", "operator") == "missing_capability"
 
 
 def test_a_stuck_lease_is_repaired(covenant: Client, served: Served) -> None:

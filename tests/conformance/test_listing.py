@@ -447,3 +447,23 @@ async def pages_of(box: OpenMailbox, **filters: Any) -> AsyncIterator[QueuePage]
     while page.cursor is not None:
         page = await box.task_queue(10, cursor=page.cursor, **filters)
         yield page
+
+
+@pytest.mark.parametrize(
+    ("filters", "field"),
+    [
+        ({"state": TaskState.RESOLVED}, "state"),
+        ({"state": TaskState.QUEUED, "min_lease_age_ms": 0}, "min_lease_age_ms"),
+        ({"state": TaskState.PARKED, "min_lease_age_ms": 1}, "min_lease_age_ms"),
+        ({"state": TaskState.RESULT_PENDING, "min_lease_age_ms": 1}, "min_lease_age_ms"),
+        ({"state": TaskState.RESULT_PENDING, "deadline_within_ms": 1}, "deadline_within_ms"),
+    ],
+)
+async def test_a_filter_that_can_take_no_effect_is_refused(
+    box: OpenMailbox, alice: Mailbox, filters: dict[str, Any], field: str
+) -> None:
+    """Contract 34: whoever gives it believes that it does; also where nothing is listed."""
+    for party in (box, alice):
+        with refused("malformed") as caught:
+            await party.task_queue(**filters)
+        assert caught.value.details["field"] == field

@@ -251,7 +251,12 @@ async def many_tasks_and_the_cache(api: Api) -> None:
     assert ["error" in item for item in batch["items"]] == [False, True, False]
     await api.ok("alice@lab", "POST", "/a2a/tasks", tasks[0])
     for state in TaskState:
-        await api.ok("operator", "GET", "/a2a/queue", state=state, min_lease_age_ms=0)
+        if state is TaskState.RESOLVED:
+            await api.refused("malformed", "operator", "GET", "/a2a/queue", state=state)
+        else:
+            await api.ok("operator", "GET", "/a2a/queue", state=state)
+    await api.ok("operator", "GET", "/a2a/queue", state="in_flight", min_lease_age_ms=0, deadline_within_ms=5)
+    await api.refused("malformed", "operator", "GET", "/audit", row="nosuch")
     leased = await api.ok("bob@lab", "POST", "/a2a/tasks/next/batch", {"limit": 10, "receipt": "r"})
     await api.ok("bob@lab", "POST", "/a2a/give-back", {"receipt": "r"})
     leased = await api.ok("bob@lab", "POST", "/a2a/tasks/next/batch", {"limit": 10, "receipt": "s"})

@@ -16,13 +16,11 @@ from covenant.cli.output import written
 from covenant.cli.session import Session
 from covenant.cli.table import Cell, Column, print_table
 from covenant.cli.words import ago, json_text, safe
-from covenant.model.agent import AgentId
 from covenant.model.audit import AuditRow
 from covenant.model.error import BadSetting, StoreDamaged
 from covenant.serve import wire as w
 
 _STRETCH: Final = 500
-_NO_PEERS: Final = ("operator", "system")
 
 
 @click.group()
@@ -41,8 +39,6 @@ def recent(
     session: Session, limit: int, task_id: str | None, actor: str | None, kind: str | None, before: int | None
 ) -> None:
     """The newest rows; the last one stands at the bottom."""
-    if actor is not None and actor not in _NO_PEERS:
-        actor = AgentId.named(actor).display
     request = w.RecentAudit(limit=limit, before=before, task_id=task_id, actor=actor, row=kind)
     found = session.ask(request, w.AuditReply)
     session.answer(found, lambda: _tell(session, found))

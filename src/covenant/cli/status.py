@@ -70,16 +70,20 @@ def status(
 
 
 def _tell(session: Session, found: Status, is_whole: bool) -> None:
-    has_leases = found.state_filter in (None, TaskState.IN_FLIGHT)
+    """The head line counts everything, or says that it counts what is listed. Stale leases are counted in all: those
+    that matter may stand behind any number of others."""
     stale = [entry for entry in found.tasks if is_stale(entry)]
-    if is_whole:
-        click.echo(_summary(found, len(stale) if has_leases else None))
-    elif not has_leases:
-        click.echo(f"on this page: {_summary(found, None)}")
-    else:  # what is stuck may stand behind any number of others
-        stale, is_all = _find_stale(session)
-        lost = f"{'' if is_all else 'at least '}{_counted_stale(len(stale))}"
-        click.echo(f"on this page: {_summary(found, None)}; in all {lost}")
+    is_filtered = (found.state_filter, found.min_lease_age_ms, found.deadline_within_ms) != (None, None, None)
+    if is_whole and not is_filtered:
+        queued, in_flight, *parked, results = _counts(found)
+        click.echo(", ".join((queued, in_flight, *parked, _counted_stale(len(stale)), results)))
+    else:
+        of = ", ".join((*(() if is_whole else ("on this page",)), *(("with these filters",) if is_filtered else ())))
+        lost = ""
+        if found.state_filter in (None, TaskState.IN_FLIGHT):
+            stale, is_all = _find_stale(session)
+            lost = f"; in all {'' if is_all else 'at least '}{_counted_stale(len(stale))}"
+        click.echo(f"{of}: {', '.join(_counts(found))}{lost}")
     if found.tasks:
         click.echo()
         _print_tasks(found.tasks)
@@ -111,18 +115,17 @@ def _counted_stale(stale: int) -> str:
     return click.style(lost, fg="red", bold=True) if stale else lost
 
 
-def _summary(found: Status, stale: int | None) -> str:
+def _counts(found: Status) -> list[str]:
+    """Of the states that were asked for."""
     count = Counter(entry.state for entry in found.tasks)
     parked = count[TaskState.PARKED]
-    return ", ".join(
-        (
-            f"{count[TaskState.QUEUED]} queued",
-            f"{count[TaskState.IN_FLIGHT]} in flight",
-            *((f"{parked} parked",) if parked else ()),
-            *(() if stale is None else (_counted_stale(stale),)),
-            f"{counted(len(found.results), 'result')} pending",
-        )
-    )
+    told = {
+        TaskState.QUEUED: f"{count[TaskState.QUEUED]} queued",
+        TaskState.IN_FLIGHT: f"{count[TaskState.IN_FLIGHT]} in flight",
+        TaskState.PARKED: f"{parked} parked" if parked or found.state_filter else "",
+        TaskState.RESULT_PENDING: f"{counted(len(found.results), 'result')} pending",
+    }
+    return [text for state, text in told.items() if text and found.state_filter in (None, state)]
 
 
 def _print_tasks(tasks: list[QueueEntry]) -> None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final, get_args
 
 from msgspec import structs
 
 from covenant.model import event as e
+from covenant.model.agent import AgentId
 from covenant.model.audit import AuditRow, Logged
 from covenant.model.command import NoteRefusal, SignHead
+from covenant.model.error import Malformed
 from covenant.model.record import HEAD_KEY
 from covenant.rules.context import Commit, Context, View
+from covenant.rules.envelope import check_id
 
 _SILENT = (
     e.Heartbeat,
@@ -45,8 +48,40 @@ _SILENT = (
     e.Marked,
     e.SignalTaken,
 )
+_TOLD = frozenset(
+    (  # what rows are called that were checked, refused or decided
+        "a2a_auto_retry_scheduler_scan",
+        "authentication_failed",
+        "cache",
+        "capability_check",
+        "capability_granted",
+        "capability_revoked",
+        "card_published",
+        "card_withdrawn",
+        "effect",
+        "peer_enrolled",
+        "peer_revoked",
+        "push_given_up",
+        "refusals_counted",
+        "rejected",
+        "repair",
+        "resume",
+        "token_rotated",
+    )
+)
+ROW_KINDS: Final = _TOLD | {str(kind.__struct_config__.tag) for kind in get_args(e.Event) if kind not in _SILENT}
+_NO_PEERS: Final = ("operator", "system")
 _OF_A_TASK = frozenset(("part", "late", "push", "run", "signal"))
 _CARRIED = ("lease_id", "reason", "cause", "outcome", "number")
+
+
+def check_row_filters(kind: str | None, actor: str | None, task_id: str | None) -> tuple[str | None, str | None]:
+    """Refuses a filter of rows that no row can pass. Returns the actor and the task as rows have them."""
+    if kind is not None and kind not in ROW_KINDS:
+        raise Malformed(f"no row is of kind {kind!r}; there are {', '.join(sorted(ROW_KINDS))}", field="row")
+    if actor is not None and actor not in _NO_PEERS:
+        actor = AgentId.named(actor).display
+    return actor, None if task_id is None else check_id(task_id, "task_id")
 
 
 def sign_head(command: SignHead, view: View, ctx: Context) -> Commit:

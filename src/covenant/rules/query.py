@@ -13,7 +13,7 @@ from itertools import islice, takewhile
 from typing import Any
 
 from covenant.model.agent import AgentId
-from covenant.model.error import UnknownPeer, UnknownTask
+from covenant.model.error import Malformed, UnknownPeer, UnknownTask
 from covenant.model.peer import GrantPage, Peer, PeerPage, peer_key
 from covenant.model.query import (
     CheckGrant,
@@ -126,6 +126,7 @@ def task_queue(query: ListQueue, view: View, ctx: Context) -> QueuePage:
         check_count(min_lease_age_ms, "min_lease_age_ms", _AGE_MAX)
     if deadline_within_ms is not None:
         check_count(deadline_within_ms, "deadline_within_ms", _AGE_MAX)
+    _check_effect(state, min_lease_age_ms, deadline_within_ms)
     if state == TaskState.RESULT_PENDING:
         return _pending_page(limit, cursor, by, view, ctx)
     leases_only = state == TaskState.IN_FLIGHT
@@ -163,6 +164,16 @@ def task_queue(query: ListQueue, view: View, ctx: Context) -> QueuePage:
         results=_answers(map(view.get, keys), ctx),
         cursor=f"{'lease' if leases_only else 'task'}:{after}" if more else None,
     )
+
+
+def _check_effect(state: TaskState | None, min_lease_age_ms: int | None, deadline_within_ms: int | None) -> None:
+    """A filter that could take no effect is refused: its sender believes that it does."""
+    if state == TaskState.RESOLVED:
+        raise Malformed("what is resolved has left the queue: ask for the task, or for recent results", field="state")
+    if min_lease_age_ms is not None and state not in (None, TaskState.IN_FLIGHT):
+        raise Malformed(f"min_lease_age_ms is about leases, and what is {state} has none", field="min_lease_age_ms")
+    if deadline_within_ms is not None and state == TaskState.RESULT_PENDING:
+        raise Malformed("a result that waits has no deadline", field="deadline_within_ms")
 
 
 def _pending_page(limit: int, cursor: str | None, by: AgentId | None, view: View, ctx: Context) -> QueuePage:

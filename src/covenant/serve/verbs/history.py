@@ -14,6 +14,7 @@ from covenant.model.error import NotARun
 from covenant.model.peer import Caller
 from covenant.model.run import RunSeen
 from covenant.model.view import QueueEntry
+from covenant.rules.audit import check_row_filters
 from covenant.rules.envelope import check_count
 from covenant.serve import wire as w
 from covenant.serve.why import reason_of
@@ -47,16 +48,19 @@ async def _open_run(x: Exchange, caller: Caller, entry: QueueEntry) -> RunSeen |
 
 
 async def recent_audit(x: Exchange, caller: Caller, r: w.RecentAudit) -> w.AuditReply:
-    """The operator, and who may read the audit, sees all rows; anybody else its own."""
+    """The operator, and who may read the audit, sees all rows; anybody else its own, and may ask for no other's."""
+    own = caller.agent.display
+    actor, task_id = check_row_filters(r.row, r.actor, r.task_id)
     limit = check_count(r.limit, "limit", x.store.limits.page_max)
     before = None if r.before is None else check_count(r.before, "before", _SEQ_MAX)
-    is_reader = r.actor != caller.agent.display and await x.may(caller, "audit.read")
-    actor = r.actor if is_reader else caller.agent.display
+    is_reader = actor != own and (actor is not None or await x.may(caller, "audit.read"))
+    if not is_reader:
+        actor = own
 
     def wanted(row: AuditRow) -> bool:
         return (
             (actor is None or row.actor == actor)
-            and (r.task_id is None or row.task_id == r.task_id)
+            and (task_id is None or row.task_id == task_id)
             and (r.row is None or row.kind == r.row)
         )
 
