@@ -47,6 +47,12 @@ async def here() -> AsyncIterator[Bindings]:
         yield found
 
 
+@pytest_asyncio.fixture(loop_scope="module", autouse=True)
+async def cleared(here: Bindings) -> AsyncIterator[None]:
+    yield
+    await here.cancel_all()
+
+
 async def send(here: Bindings, binding: str, text: str = "draft the brief", **more: Any) -> dict[str, Any]:
     params = {"message": message(text, **more), "configuration": NOW}
     task: dict[str, Any] = (await here.call(binding, "SendMessage", params)).result["task"]
