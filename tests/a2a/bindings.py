@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -33,6 +34,7 @@ PLACES: Final = {
     "GetExtendedAgentCard": ("GET", "/extendedAgentCard"),
 }
 Pairs: TypeAlias = Sequence[tuple[str, str]]
+PATIENCE_S: Final = 40  # longer than a poll is held
 _STREAM: Final = "text/event-stream"
 
 
@@ -89,10 +91,20 @@ class Bindings:
         query = "&".join(f"{name}={json.dumps(v) if not isinstance(v, str) else v}" for name, v in left.items())
         return await self.http(method, f"{path}?{query}" if query else path, told, None)
 
+    async def cancel_all(self, who: str = "alice") -> None:
+        """Whatever a test has left open, so that no other one finds it."""
+        for state in ("SUBMITTED", "WORKING", "INPUT_REQUIRED"):
+            answer = await self.call(JSONRPC, "ListTasks", {"status": f"TASK_STATE_{state}", "pageSize": 100}, who=who)
+            for task in answer.result["tasks"]:
+                await self.call(JSONRPC, "CancelTask", {"id": task["id"]}, who=who)
+
     async def http(self, method: str, path: str, headers: Pairs, content: bytes | None) -> Answer:
         """One request of either binding of HTTP; a stream is read to its end."""
         url = f"{self.site.url}{path}"
-        async with self.site.client.stream(method, url, headers=list(headers), content=content) as response:
+        async with (
+            asyncio.timeout(PATIENCE_S),
+            self.site.client.stream(method, url, headers=list(headers), content=content) as response,
+        ):
             if response.headers["content-type"] == _STREAM:
                 events = [json.loads(line[6:]) async for line in response.aiter_lines() if line.startswith("data: ")]
                 return Answer(events=[told.get("result", told) for told in events])
@@ -117,9 +129,10 @@ class Bindings:
         ask = make(f"/{SERVICE.full_name}/{operation}", response_deserializer=reply.FromString)
         call = ask(data, metadata=tuple((name.lower(), value) for name, value in told))
         try:
-            if method.server_streaming:
-                return Answer(events=[json_format.MessageToDict(event) async for event in call])
-            return Answer(json_format.MessageToDict(await call))
+            async with asyncio.timeout(PATIENCE_S):
+                if method.server_streaming:
+                    return Answer(events=[json_format.MessageToDict(event) async for event in call])
+                return Answer(json_format.MessageToDict(await call))
         except grpc.aio.AioRpcError as refused:
             return _refused(refused)
 

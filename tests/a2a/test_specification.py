@@ -92,13 +92,6 @@ class Play:
     async def say(self, delivery: Delivery, text: str, asks: Asks | None = None) -> None:
         await self.site.work(c.UpdateTask(None, delivery.lease_id, agent_says(text), asks))
 
-    async def clear(self) -> None:
-        """What the example has left open, so that no other one finds it."""
-        answer = await self.here.call("JSONRPC", "ListTasks", who=self.who)
-        for task in answer.result["tasks"]:
-            if task["status"]["state"] not in ("TASK_STATE_COMPLETED", "TASK_STATE_CANCELED"):
-                await self.here.call("JSONRPC", "CancelTask", {"id": task["id"]}, who=self.who)
-
 
 def piece(text: str, **more: Any) -> Artifact:
     return Artifact(artifact_id=more.pop("artifact_id", "a"), parts=(Part(text=text),), **more)
@@ -265,7 +258,7 @@ async def play(here: Bindings) -> AsyncIterator[Play]:
     _, here.site.tokens[who] = await here.site.exchange.enroll(operator, f"{who}@lab", None, WORKING)
     found = Play(here, who)
     yield found
-    await found.clear()
+    await here.cancel_all(who)
 
 
 def name_of(example: dict[str, Any]) -> str:
