@@ -237,6 +237,23 @@ async def test_a_task_that_another_worker_has_is_not_taken_up(alice: Mailbox, bo
     assert (await take(bob)).task.id == RUN
 
 
+async def test_a_task_that_another_has_sent_is_not_taken_up(alice: Mailbox, bob: Mailbox, box: OpenMailbox) -> None:
+    """Contract 2, 22: a run leases its own tasks, not one that another run, or nobody's, has sent to its agent."""
+    await begin(alice, bob)
+    await alice.send_task(plain(bob, "research", id=uid(2)))
+    other = box.of("bob@lab", incarnation="another")
+    await other.commit_run(await take(other), step(1, tasks=[part(20, bob)]))
+    await alice.send_task(plain(bob, id=uid(21)))
+    run = await bob.get_task(RUN)
+    assert run.lease_id is not None
+    standing = await bob.commit_run(run.lease_id, step(2, begins=[uid(20), uid(21)]))
+    assert standing.leases == {}
+    for number in (20, 21):
+        entry = await bob.get_task(uid(number))
+        assert (entry.state, entry.attempt) == (TaskState.QUEUED, 0)
+        assert (await take(bob)).task.id == uid(number)
+
+
 async def test_a_commit_whose_task_was_lost_is_void(alice: Mailbox, bob: Mailbox, box: OpenMailbox) -> None:
     """Contract 3, 22: somebody else was given the task; what the run went on to do with its own outcome counts not."""
     delivery, first = await begin(alice, bob, step(1, tasks=[part(10, bob, key="k")], begins=[uid(10)]))
