@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 from msgspec import structs
 
@@ -73,6 +75,22 @@ async def test_what_ends_behind_a_checkpoint_that_forgot_it_is_let_go(
     assert [await is_resolved(bob, number) for number in (2, 3, 4)] == [True, False, False]
     wait = Wait(tasks=parts(2, 3))  # asked for again, it is still there
     assert {result.task_id for result in (await bob.look_around(delivery, wait)).outcomes} == parts(2, 3)
+
+
+async def test_what_no_checkpoint_forgot_is_kept_although_no_step_names_it(
+    alice: Mailbox, bob: Mailbox, carol: Mailbox
+) -> None:
+    """Contract 9, 20: a task of before any checkpoint, and one of behind it; both until the end of the run."""
+    delivery, _ = await begin(alice, bob, step(1, tasks=[part(2, carol)]))
+    await answered(carol)
+    assert not await is_resolved(bob, 2)
+    await bob.commit_run(delivery, step(2, checkpoint=raw({"phase": 2})))
+    await bob.commit_run(delivery, step(3, tasks=[part(3, carol)]))
+    await answered(carol)
+    assert not await is_resolved(bob, 3)
+    await bob.commit_run(delivery, step(4, result=Result(RUN, "ok", DONE)))
+    for number in (2, 3):
+        await is_so(partial(is_resolved, bob, number))
 
 
 async def test_a_checkpoint_lets_go_of_nobody_elses_task(alice: Mailbox, bob: Mailbox, carol: Mailbox) -> None:
