@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from typing import Any, Final, get_args
 
 import pytest
 
 from covenant import AuditRow, ForceError, RepairRequest, Result, Text
 from covenant.exchange.history import recent_rows
+from covenant.model.audit import Logged
+from covenant.model.event import Event
 from covenant.rules.audit import rows_of
 from covenant.store.clock import ManualClock
 from tests.conformance.support import plain, uid
@@ -66,3 +69,24 @@ async def test_a_row_names_the_lease_and_what_came_of_it(there: Site) -> None:
     answered = [row for row in rows if row.kind == "answered"]
     assert len(answered) == 3
     assert all(row.lease_id == leases[row.task_id] and row.reason == "ok" for row in answered)
+
+
+TOLD_BY_A_ROW_OF_THEIR_OWN: Final = (  # the check, the decision or the refusal beside them
+    *("enrolled", "token_rotated", "peer_revoked", "granted", "grant_used", "grant_revoked"),
+    *("card_published", "card_withdrawn", "run_resumed"),
+)
+BOOKKEEPING: Final = (
+    *("heartbeat", "said", "chunk_kept", "push_delivered", "head_signed", "key_taken"),
+    *("slot_opened", "slot_led", "slot_cached", "slot_closed"),
+    *("run_begun", "run_waits", "task_awaited", "run_closed", "run_swept"),
+    *("step_kept", "step_dropped", "entry_kept", "marked", "signal_taken"),
+)
+
+
+@pytest.mark.parametrize("kind", get_args(Event), ids=lambda kind: kind.__struct_config__.tag)
+def test_an_event_is_a_row_unless_another_row_tells_it_or_nobody_asks(kind: Any) -> None:
+    """Contract 28: as docs/audit.md has it. An event that is new says here which it is."""
+    event = kind(**{**dict.fromkeys(kind.__struct_fields__), "key": uid(1)})
+    tag = kind.__struct_config__.tag
+    rows = [row.kind for row in rows_of(Logged(1, 1, "someone", (event,)))]
+    assert rows == ([] if tag in (*TOLD_BY_A_ROW_OF_THEIR_OWN, *BOOKKEEPING) else [tag])
