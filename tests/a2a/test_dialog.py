@@ -248,6 +248,19 @@ def test_the_same_webhook_again_is_not_told_everything_again(stage: Stage) -> No
     assert [push.delivered for push in stage.state.pushes(task_id)] == [0]
 
 
+def test_a_note_of_what_was_told_before_changes_nothing(stage: Stage) -> None:
+    """A deliverer whose answer was lost says it again, and one that was slow says less than is known."""
+    task_id = stage.send()
+    stage.run(c.SetPush(ADA, task_id, PushConfig(id="hook", url="http://hook"), from_start=True))
+    since = stage.state.pushes(task_id)[0].since
+    orders = []
+    for told in (2, 2, 1, 3):
+        stage.run(c.NotePush(None, task_id, "hook", since, told))
+        orders.append((stage.state.order, stage.state.pushes(task_id)[0].delivered))
+    first = orders[0][0]
+    assert orders == [(first, 2), (first, 2), (first, 2), (first + 1, 3)]
+
+
 # --- questions -----------------------------------------------------------------------------------------------
 
 
@@ -263,6 +276,18 @@ def test_a_holder_whose_question_is_answered_has_its_time_again(stage: Stage) ->
     assert stage.run(c.RetryStale(None, policy)).requeued == []
     stage.ctx.now += 60_000
     assert [one.task_id for one in stage.run(c.RetryStale(None, policy)).requeued] == [task_id]
+
+
+def test_progress_is_drained_by_whoever_drains_the_result(stage: Stage) -> None:
+    """Contract 4: that of a task of the mailbox by its sender; that of a task of the protocol by nobody."""
+    for protocol, drained in ((True, []), (False, [("partial", 1), ("ok", None)])):
+        task_id = stage.send(protocol)
+        lease = stage.lease()
+        stage.run(c.PostResult(BOB, Result(task_id, "partial", (Text("half"),), None, lease), "one"))
+        stage.run(c.PostResult(BOB, Result(task_id, "ok", (Text("whole"),), None, lease), "one"))
+        answers = stage.run(c.DrainResults(ADA, ADA, 10))
+        assert [(one.result.status, one.result.sequence) for one in answers] == drained
+        assert stage.run(c.DrainResults(None, None, 10)) == []
 
 
 def test_a_question_is_gone_with_the_lease_under_which_it_was_asked(stage: Stage) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from covenant import Mailbox, OpenMailbox, Result, TaskState
+from covenant.model.limits import LEASES_REMEMBERED_MAX
 from covenant.store.clock import ManualClock
 
 from .support import DONE, YEAR_MS, Reopen, drain, nothing_for, plain, refused, requeue, soon, take, turn, uid
@@ -210,12 +211,18 @@ async def test_only_the_last_of_many_attempts_holds_the_task(box: OpenMailbox, a
     """Contract 2: attempts are counted without a bound of their own."""
     await alice.send_task(plain(bob, id=uid(1)))
     last = await take(bob)
+    former = []
     for _ in range(70):
-        before = last
+        former.append(last)
         await requeue(box, uid(1))
         last = await take(bob)
     assert last.attempt == 71
     with refused("lease_superseded"):
-        await bob.send_result(Result.ok(before, DONE))
+        await bob.send_result(Result.ok(former[-1], DONE))
+    for delivery in former[-LEASES_REMEMBERED_MAX:]:
+        with refused("lease_superseded"):
+            await bob.heartbeat(delivery)
+    with refused("unknown_lease"):
+        await bob.heartbeat(former[-LEASES_REMEMBERED_MAX - 1])
     await bob.send_result(Result.ok(last, DONE))
     assert (await drain(alice)).attempt == 71

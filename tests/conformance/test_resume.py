@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from covenant import AuditRow, Delivery, Limits, Mailbox, OpenMailbox, Result, TaskState
+from covenant.model import command as c
 from covenant.model.run import Memo, RunStatus, Verdict, Wait
 from covenant.store.clock import ManualClock
 
@@ -129,6 +130,30 @@ async def test_a_run_that_gets_no_further_is_left_to_the_operator(
     assert (await bob.get_run(RUN)).resumes == 3
     await bob.commit_run(resumed.lease_id, step(2))
     assert (await bob.get_run(RUN)).resumes == 0
+
+
+async def test_a_run_that_the_operator_resumes_waits_for_whichever_worker_comes(
+    alice: Mailbox, bob: Mailbox, second: Mailbox, box: OpenMailbox
+) -> None:
+    """Contract 3, 23: without an incarnation nobody gets it at once. It counts, and whoever held it is superseded, also
+    if it had given no sign of life under its lease."""
+    await begin(alice, bob)
+    dead = await dead_holder(bob)
+    held = await second.resume_run(RUN, dead=dead, evidence="attested", reason="crash")
+    free = c.ResumeRun(None, RUN, None, "second", "attested", "it is stuck")
+    for _ in range(2):  # the answer may have been lost
+        resumed = await box._engine.run(free)
+        assert (resumed.lease_id, resumed.attempt, resumed.generation) == ("", 1, 2)
+    run = await bob.get_run(RUN)
+    assert (run.status, run.resumes, run.lease_id) == (RunStatus.WOKEN, 2, None)
+    for _ in range(2):
+        with refused("lease_superseded"):
+            await second.heartbeat(held.lease_id)
+        with refused("lease_superseded"):
+            await second.commit_run(held.lease_id, step(2))
+    delivery = await take(bob)
+    assert (delivery.task.id, delivery.attempt) == (RUN, 1)
+    await bob.commit_run(delivery, step(2))
 
 
 async def test_a_run_that_was_not_begun_is_resumed_by_its_agent(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 from msgspec import structs
 
@@ -73,6 +75,22 @@ async def test_what_ends_behind_a_checkpoint_that_forgot_it_is_let_go(
     assert [await is_resolved(bob, number) for number in (2, 3, 4)] == [True, False, False]
     wait = Wait(tasks=parts(2, 3))  # asked for again, it is still there
     assert {result.task_id for result in (await bob.look_around(delivery, wait)).outcomes} == parts(2, 3)
+
+
+async def test_what_no_checkpoint_forgot_is_kept_although_no_step_names_it(
+    alice: Mailbox, bob: Mailbox, carol: Mailbox
+) -> None:
+    """Contract 9, 20: a task of before any checkpoint, and one of behind it; both until the end of the run."""
+    delivery, _ = await begin(alice, bob, step(1, tasks=[part(2, carol)]))
+    await answered(carol)
+    assert not await is_resolved(bob, 2)
+    await bob.commit_run(delivery, step(2, checkpoint=raw({"phase": 2})))
+    await bob.commit_run(delivery, step(3, tasks=[part(3, carol)]))
+    await answered(carol)
+    assert not await is_resolved(bob, 3)
+    await bob.commit_run(delivery, step(4, result=Result(RUN, "ok", DONE)))
+    for number in (2, 3):
+        await is_so(partial(is_resolved, bob, number))
 
 
 async def test_a_checkpoint_lets_go_of_nobody_elses_task(alice: Mailbox, bob: Mailbox, carol: Mailbox) -> None:
@@ -235,6 +253,23 @@ async def test_a_task_that_another_worker_has_is_not_taken_up(alice: Mailbox, bo
     assert (standing.leases, standing.parked) == ({}, True)
     await other.send_result(Result.ok(held, DONE))
     assert (await take(bob)).task.id == RUN
+
+
+async def test_a_task_that_another_has_sent_is_not_taken_up(alice: Mailbox, bob: Mailbox, box: OpenMailbox) -> None:
+    """Contract 2, 22: a run leases its own tasks, not one that another run, or nobody's, has sent to its agent."""
+    await begin(alice, bob)
+    await alice.send_task(plain(bob, "research", id=uid(2)))
+    other = box.of("bob@lab", incarnation="another")
+    await other.commit_run(await take(other), step(1, tasks=[part(20, bob)]))
+    await alice.send_task(plain(bob, id=uid(21)))
+    run = await bob.get_task(RUN)
+    assert run.lease_id is not None
+    standing = await bob.commit_run(run.lease_id, step(2, begins=[uid(20), uid(21)]))
+    assert standing.leases == {}
+    for number in (20, 21):
+        entry = await bob.get_task(uid(number))
+        assert (entry.state, entry.attempt) == (TaskState.QUEUED, 0)
+        assert (await take(bob)).task.id == uid(number)
 
 
 async def test_a_commit_whose_task_was_lost_is_void(alice: Mailbox, bob: Mailbox, box: OpenMailbox) -> None:

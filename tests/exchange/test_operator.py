@@ -15,6 +15,7 @@ import pytest
 from covenant import Limits
 from covenant.exchange.exchange import Exchange
 from covenant.exchange.token import digest_of
+from covenant.model.command import RevokePeer, RotateToken
 from covenant.model.error import NotPermitted, StoreUnavailable, Unauthenticated
 from covenant.serve.home import Home, TokenFile
 from covenant.store.clock import CountingIds, ManualClock
@@ -252,6 +253,38 @@ async def test_lost_trust_is_told_although_nobody_waits_for_the_answer_any_more(
         goes_on.set()
     assert lost == [bob.pubkey]  # the end of the exchange waits for it
     assert exchange.store.caller_of(digest_of(token)) is None
+
+
+@pytest.mark.parametrize("end_trust", [_revoke, _rotate])
+async def test_trust_that_is_being_ended_has_ended_before_the_store_is_closed(
+    home: Home, end_trust: Callable[[Exchange], Awaitable[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where whoever asked for it has gone, and the store comes to it only then."""
+    async with opened(home) as exchange:
+        _, token = await exchange.enroll(exchange.operator(), "bob@lab", None, [])
+        begun, goes_on = asyncio.Event(), asyncio.Event()
+        run = exchange.store.run
+
+        async def slowly(call: Any) -> Any:
+            if isinstance(getattr(call, "command", None), (RevokePeer, RotateToken)):
+                begun.set()
+                await goes_on.wait()
+            return await run(call)
+
+        monkeypatch.setattr(exchange.store, "run", slowly)
+        asking = asyncio.ensure_future(end_trust(exchange))
+        await begun.wait()
+        asking.cancel()
+        await asyncio.wait([asking])
+        closing = asyncio.ensure_future(exchange.close())
+        for _ in range(500):  # more turns than a close takes that waits for nobody
+            await asyncio.sleep(0)
+        assert not closing.done()
+        goes_on.set()
+        await closing
+    async with opened(home) as exchange:
+        with pytest.raises(Unauthenticated):
+            exchange.authenticate(token)
 
 
 async def test_a_refused_revocation_closes_nothing(home: Home) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from covenant import AgentId, Delivery, Limits, Mailbox, Result, TaskState, Text
 from covenant.exchange import receipts
+from covenant.exchange.history import story
 from covenant.model.command import BeatLease, Command, DrainResults, LeaseTasks
 from covenant.model.error import StoreUnavailable
 from covenant.model.peer import Caller
@@ -102,6 +103,29 @@ async def test_a_lease_that_was_acted_under_ends_when_a_cancel_was_asked_for(hou
     await house.site.alice.cancel_task(task_id, graceful=True)
     await house.give_back("bob@lab", "r")
     assert (await house.site.box.get_task(task_id)).outcome == "canceled"
+
+
+async def test_a_result_that_is_given_back_waits_where_it_waited(house: House) -> None:
+    """Contract 4, 8: before those that came after it; and its story tells that it was given back."""
+    alice = house.callers["alice@lab"]
+
+    async def drain(receipt: str | None) -> list[str]:
+        answers = await house.exchange.take(alice, DrainResults(alice.agent, alice.agent), 0, receipt)
+        return [answer.task_id for answer in answers]
+
+    for number in (1, 2, 3):
+        await house.send(house.site.bob, number)
+        (delivery,) = await house.lease("bob@lab", f"{number}")
+        await house.site.bob.send_result(Result.ok(delivery, [Text("done")]))
+    assert await drain("first") == [uid(1)]
+    assert await drain("second") == [uid(2)]
+    assert await house.give_back("alice@lab", "second") == 1
+    assert await house.give_back("alice@lab", "first") == 1
+    assert [await drain(None) for _ in range(4)] == [[uid(1)], [uid(2)], [uid(3)], []]
+    _, rows, is_whole = await story(house.exchange, house.site.operator, uid(1))
+    told = [row.kind for row in rows if row.kind != "capability_check"]
+    assert told == ["sent", "leased", "answered", "drained", "undrained", "drained"]
+    assert is_whole
 
 
 # --- who it was --------------------------------------------------------------------------------------------

@@ -730,7 +730,7 @@ class Tape:
         self.root = root
         self.ops: list[tuple[Any, ...]] = []
         self.pending: dict[int, set[str]] = {}  # operations, and what must be synced to make them durable
-        self.images: list[tuple[int, list[int]]] = []  # after so many operations, these may be missing
+        self.images: list[tuple[int, dict[int, set[str]]]] = []  # after so many operations, these may be missing
 
     def note(self, *op: Any, until: set[str]) -> None:
         self.pending[len(self.ops)] = until
@@ -745,7 +745,7 @@ class Tape:
                 del self.pending[at]
 
     def look(self) -> None:
-        self.images.append((len(self.ops), list(self.pending)))
+        self.images.append((len(self.ops), {at: set(waits) for at, waits in self.pending.items()}))
 
     def reach(self, folder: Path) -> Files:
         return TapedFiles(folder, self)
@@ -766,8 +766,8 @@ class TapedFiles(Files):
 
     def rename(self, old: str, new: str) -> None:
         super().rename(old, new)
-        parents = {str((self.folder / name).parent) for name in (old, new)}
-        self.tape.note("rename", self.path(old), self.path(new), until=parents)
+        parents = [str((self.folder / name).parent) for name in (old, new)]
+        self.tape.note("rename", self.path(old), self.path(new), *parents, until=set(parents))
 
     def truncate(self, name: str, size: int) -> None:
         super().truncate(name, size)
@@ -794,11 +794,18 @@ class TapedFile(AppendFile):
         self.tape.synced(self.name)
 
 
-def image(before: dict[str, bytes], ops: list[tuple[Any, ...]], lost: set[int], folder: Path) -> None:
-    """The folder as it would be if these operations had not reached the disk."""
+def image(before: dict[str, bytes], ops: list[tuple[Any, ...]], lost: dict[int, set[str]], folder: Path) -> None:
+    """The folder as it would be if these operations had not reached the disk. Each has what it waits for: a file that
+    was moved to another folder has both names while only the new folder is synced, and none while only the old is."""
     files = {name: bytearray(content) for name, content in before.items()}
     for at, (kind, name, *facts) in enumerate(ops):
-        if at in lost or (kind != "create" and name not in files):
+        if kind != "create" and name not in files:
+            continue
+        if at in lost:
+            if kind == "rename" and facts[1] not in lost[at]:
+                del files[name]
+            elif kind == "rename" and facts[2] not in lost[at]:
+                files[facts[0]] = bytearray(files[name])
             continue
         if kind == "create":
             files[name] = bytearray()
@@ -821,13 +828,14 @@ async def test_a_machine_that_stops_during_a_repair_loses_nothing(folder: Path, 
     planned.done = True
     tape = Tape(folder)
     assert repair(folder, dry_run=False, force=True, files=tape.reach) == planned
+    assert tape.pending == {}, "a repair that is done cannot be taken back"
     assert {op[0] for op in tape.ops} == {"create", "write", "rename", "truncate"}
     left = tmp_path / "left"
     for number, pending in tape.images:
         for size in range(len(pending) + 1):
             for lost in combinations(pending, size):
                 shutil.rmtree(left, ignore_errors=True)
-                image(before, tape.ops[:number], set(lost), left)
+                image(before, tape.ops[:number], {at: pending[at] for at in lost}, left)
                 assert set(before.values()) <= set(contents(left).values())
                 repair(left, dry_run=False, force=True)
                 assert inspect(left) is None

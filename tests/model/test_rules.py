@@ -169,6 +169,20 @@ def test_the_generation_rises_as_the_table_says(data: st.DataObject) -> None:
 
 
 @given(st.data())
+def test_every_event_leaves_its_order_on_the_record(data: st.DataObject) -> None:
+    """By it the log is read back from the last event of a record to its first."""
+    seen = 0
+
+    def check(old: Record | None, event: e.Event, new: Record | None) -> None:
+        nonlocal seen
+        seen += 1
+        assert isinstance(new, TaskRecord)
+        assert new.order == seen
+
+    folded(data, check)
+
+
+@given(st.data())
 def test_a_record_is_in_one_place_at_a_time(data: st.DataObject) -> None:
     def check(old: Record | None, event: e.Event, new: Record | None) -> None:
         assert isinstance(new, TaskRecord)
