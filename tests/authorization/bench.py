@@ -8,26 +8,29 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from covenant import AgentId, CovenantError, Limits
 from covenant.model import command as c
 from covenant.model import event as e
 from covenant.model.audit import AuditRow
 from covenant.model.error import Malformed
+from covenant.model.peer import Caller, Scope, grant_key, peer_key
 from covenant.model.peer import Role as RealRole
-from covenant.model.peer import Scope, grant_key
+from covenant.model.repair import DuplicateRisk
 from covenant.rules.decide import DECIDE, decide
 from covenant.rules.peer import check_caller
 from covenant.rules.query import answer
 from covenant.store.clock import CountingIds, ManualClock
 from covenant.store.memory import Memory
-from tests.authorization.things import State, Thing, Town
-from tests.authorization.verbs import LET_IN
+from tests.authorization.things import POSED, State, Thing, Town
+from tests.authorization.verbs import LET_IN, Verb
 from tests.authorization.verdict import (
+    CUT_OFF,
     MISSING,
     NOT_PERMITTED,
     SCOPE,
+    SCOPES,
     SENDER_MISMATCH,
     UNAUTHENTICATED,
     UNGRANTABLE,
@@ -53,6 +56,10 @@ REFUSALS: Final = frozenset(
     )
 )
 """By these authorization refuses. By any other code, a call that was let in is refused as things are."""
+
+
+_TIMED: Final = (Fate.EXPIRED, Fate.EXPIRED_NOW, Fate.SOURCE_EXPIRED)
+_BOUNDED: Final = (Fate.BOUNDED, Fate.USED_UP, Fate.SOURCE_USED_UP)
 
 
 class Judged(Struct, frozen=True):
@@ -87,6 +94,7 @@ class Bench:
         self.store = Memory(Limits(), self.clock, CountingIds())
         self.town = Town(self.store)
         self.things: dict[State, Thing] = {}
+        self.spare = POSED[State.NOTHING]
 
     async def open(self) -> None:
         await self.store.open()
@@ -94,6 +102,7 @@ class Bench:
         await self.town.settle()
         for state in State:
             self.things[state] = await self.town.make(state)
+        self.spare = await self.town.make(State.NOTHING)
 
     async def close(self) -> None:
         await self.store.close()
@@ -102,9 +111,7 @@ class Bench:
 
     async def judged(self, cell: Cell) -> Judged:
         given: list[str] = []
-        caller = self.town.callers[cell.role]
-        thing = self.things[cell.state]
-        subject = self.town.peers["bob@lab"] if cell.verb.asks_recipient else caller.agent
+        caller, thing = self.town.callers[cell.role], self.things[cell.state]
         is_enrolled = cell.role not in (Role.NO_TOKEN, Role.REVOKED)
         is_late = False
         try:
@@ -112,7 +119,7 @@ class Bench:
                 given += [await self.town.grant(caller.agent, action) for action in cell.verb.besides]
             if is_enrolled and cell.held is not None:
                 try:
-                    is_late = await self._give(cell, subject, thing, given)
+                    is_late = await self._give(cell, cell.held, thing, given)
                 except Malformed as refusal:
                     return Judged(UNGRANTABLE, refusal)
             return self._decided(cell, thing, is_late)
@@ -120,72 +127,85 @@ class Bench:
             for grant_id in given:
                 await self.town.revoke(grant_id)
 
-    def _decided(self, cell: Cell, thing: Thing, is_late: bool) -> Judged:
+    def _decided(
+        self, cell: Cell, thing: Thing, is_late: bool = False, risk: DuplicateRisk = "operator_accepted"
+    ) -> Judged:
         state, ctx, caller = self.store.state, self.store.context, self.town.callers[cell.role]
         ctx.now, ctx.recv_gate = self.clock.now_ms() + is_late, cell.verb.asks_recipient
-        rows: tuple[AuditRow, ...] = ()
-        call = self.town.call(caller.agent, thing, self.town.peers["eve@lab"], cell.role is Role.OPERATOR)
+        call = self.town.call(caller.agent, thing, self.town.peers["eve@lab"], cell.role is Role.OPERATOR, risk)
         try:
             check_caller(caller, state)
-            for step in cell.verb.rule(call):
-                if type(step) not in DECIDE:
-                    answer(step, state, ctx)
-                    continue
-                commit = decide(c.Call(caller, step), state, ctx)
-                rows += commit.audit
-                if isinstance(commit.reply, CovenantError):
-                    return Judged(_verdict_of(commit.reply), commit.reply, rows, len(commit.events), True)
         except CovenantError as refusal:
-            return Judged(_verdict_of(refusal), refusal, rows)
-        return Judged(LET_IN, None, rows)
+            return Judged(_verdict_of(refusal), refusal)
+        steps = [self._step(caller, step) for step in cell.verb.rule(call)]
+        if cell.verb.names is not None:
+            assert len({step.verdict for step in steps}) == 1, f"each by itself: {cell}"
+        return next((step for step in steps if not step.is_done), steps[-1] if steps else Judged(LET_IN))
+
+    def _step(self, caller: Caller, step: Any) -> Judged:
+        state, ctx = self.store.state, self.store.context
+        try:
+            if type(step) not in DECIDE:
+                answer(step, state, ctx)
+                return Judged(LET_IN)
+            commit = decide(c.Call(caller, step), state, ctx)
+        except CovenantError as refusal:
+            return Judged(_verdict_of(refusal), refusal)
+        if isinstance(commit.reply, CovenantError):
+            return Judged(_verdict_of(commit.reply), commit.reply, commit.audit, len(commit.events), True)
+        return Judged(LET_IN, None, commit.audit)
 
     # --- its grant ----------------------------------------------------------------------------------------
 
-    async def _give(self, cell: Cell, subject: AgentId, thing: Thing, given: list[str]) -> bool:
-        """Whether it is over only from the next millisecond on."""
-        held, town = cell.held, self.town
-        assert held is not None
+    async def _give(self, cell: Cell, held: Held, thing: Thing, given: list[str]) -> bool:
+        """Grant it, have the rules use it where it is good, so that they may remember that, and then let its fate come
+        true. Returns whether that comes only with the next millisecond."""
+        town, caller, elsewhere = self.town, self.town.callers[cell.role], self._elsewhere(cell)
         other = town.counterparty(cell.verb.action or "", cell.role, thing)
         action = action_for(cell.verb.action, held.width, other)
-        task = thing.child if cell.verb.from_run else thing.task
-        scope = _scope_for(held, other, task, thing.lease, town.new_id())
+        scope = _scope_for(held, other, _ids(cell.verb, thing), _ids(cell.verb, elsewhere))
+        subject = town.peers["bob@lab"] if cell.verb.asks_recipient else caller.agent
         holder = town.peers["zoe@lab"] if held.by_another else subject
-        if held.fate is Fate.PASSED_ON or held.fate.name.startswith("SOURCE_"):
-            given.append(await self._passed_on(held.fate, holder, action, scope))
-            return False
-        soon = self.clock.now_ms() + 1 if held.fate in (Fate.EXPIRED, Fate.EXPIRED_NOW) else None
-        bound = 1 if held.fate in (Fate.USED_UP, Fate.BOUNDED) else None
-        grant = await town.grant(holder, action, _bounded(scope, bound), soon)
+        source: str | None = None
+        giver: AgentId | None = None
+        expires = (
+            self.clock.now_ms() + 1 if held.fate in (Fate.EXPIRED, Fate.EXPIRED_NOW, Fate.SOURCE_EXPIRED) else None
+        )
+        if held.fate in _BOUNDED:
+            scope = structs.replace(scope, max_uses=1)
+        if held.fate in (Fate.PASSED_ON, *CUT_OFF):
+            giver = (
+                await town.enroll(f"g{town.new_id()}@lab") if held.fate is Fate.SOURCE_LOST else town.peers["dan@lab"]
+            )
+            source = await town.grant(giver, action, scope, expires)
+            given.append(source)
+        grant = await town.grant(holder, action, scope, expires, source, giver)
         given.append(grant)
-        if held.fate is Fate.USED_UP:
-            self._use_up(grant)
-        elif held.fate is Fate.EXPIRED:
-            self.clock.advance(2)
-        elif held.fate is Fate.REVOKED:
-            await town.revoke(grant)
+        if held.fate is not Fate.ALIVE or not all(right for _, right in held.pins):
+            self._warm_up(cell, held, elsewhere)
+        await self._strike(held.fate, grant, source, giver)
         return held.fate is Fate.EXPIRED_NOW
 
-    async def _passed_on(self, fate: Fate, holder: AgentId, action: str, scope: Scope) -> str:
-        town = self.town
-        giver = town.peers["dan@lab"]
-        if fate is Fate.SOURCE_LOST:
-            giver = await town.enroll(f"g{town.new_id()}@lab")
-        soon = self.clock.now_ms() + 1 if fate is Fate.SOURCE_EXPIRED else None
-        bound = 1 if fate is Fate.SOURCE_USED_UP else None
-        source = await town.grant(giver, action, _bounded(scope, bound), soon)
-        grant = await town.grant(holder, action, _bounded(scope, bound), soon, source, giver)
-        if fate is Fate.SOURCE_EXPIRED:
-            self.clock.advance(2)
-        elif fate is Fate.SOURCE_USED_UP:
-            self._use_up(source)
-        elif fate is Fate.SOURCE_LOST:
-            await self.store.run(c.RevokePeer(None, giver.pubkey, "left"))
-        if fate is not Fate.PASSED_ON:
-            await town.revoke(source)
-        return grant
+    def _warm_up(self, cell: Cell, held: Held, elsewhere: Thing) -> None:
+        self._decided(cell, elsewhere, risk="idempotent" if ("risk", False) in held.pins else "operator_accepted")
 
-    def _use_up(self, grant_id: str) -> None:
-        self.store.state.apply((e.GrantUsed(grant_key(grant_id)),), self.clock.now_ms())
+    def _elsewhere(self, cell: Cell) -> Thing:
+        """Another thing, which the verb can be called on too."""
+        return next((self.things[state] for state in cell.verb.on if state is not cell.state), self.spare)
+
+    async def _strike(self, fate: Fate, grant: str, source: str | None, giver: AgentId | None) -> None:
+        if fate in (Fate.EXPIRED, Fate.SOURCE_EXPIRED):
+            self.clock.advance(2)
+        elif fate in (Fate.USED_UP, Fate.SOURCE_USED_UP):
+            self._happened(e.GrantUsed(grant_key(source or grant)))
+        elif fate in (Fate.REVOKED, Fate.SOURCE_REVOKED):
+            await self.town.revoke(source or grant)
+        elif fate is Fate.SOURCE_LOST:  # and its grants are not ended yet: that takes steps
+            assert giver is not None
+            self._happened(e.PeerRevoked(peer_key(giver.pubkey)))
+
+    def _happened(self, event: e.Event) -> None:
+        self.store.state.apply((event,), self.clock.now_ms())
 
 
 def _verdict_of(refusal: CovenantError) -> str:
@@ -207,12 +227,13 @@ def action_for(action: str | None, width: Width, other: AgentId) -> str:
     }[width]
 
 
-def _scope_for(held: Held, other: AgentId, task: str, lease: str, another: str) -> Scope:
-    right = {"peer": other.pubkey, "task": task, "lease": lease, "risk": "operator_accepted"}
-    wrong = {"peer": AgentId.named("zed@lab").pubkey, "task": another, "lease": another, "risk": "idempotent"}
+def _ids(verb: Verb, thing: Thing) -> tuple[str, str]:
+    """The task and the lease that a call on this thing is about."""
+    return thing.child if verb.from_run else thing.task, thing.lease
+
+
+def _scope_for(held: Held, other: AgentId, right_ids: tuple[str, str], wrong_ids: tuple[str, str]) -> Scope:
+    right = dict(zip(SCOPES, (other.pubkey, *right_ids, "operator_accepted"), strict=True))
+    wrong = dict(zip(SCOPES, (AgentId.named("zed@lab").pubkey, *wrong_ids, "idempotent"), strict=True))
     pins: dict[str, Any] = {scope: (right if is_right else wrong)[scope] for scope, is_right in held.pins}
     return Scope(1, pins.get("peer"), pins.get("task"), pins.get("lease"), pins.get("risk"))
-
-
-def _bounded(scope: Scope, uses: int | None) -> Scope:
-    return Scope(1, scope.peer_pubkey_b58, scope.task_id, scope.lease_id, scope.duplicate_risk, uses)

@@ -21,6 +21,7 @@ from covenant.model import query as q
 from covenant.model.peer import Caller, Capability, Grant, Role, Scope
 from covenant.model.push import PushConfig
 from covenant.model.record import Asks
+from covenant.model.repair import DuplicateRisk
 from covenant.model.run import RunCommit, Wait
 
 NOBODY: Final = AgentId.named("nobody@lab")
@@ -75,6 +76,7 @@ class Call(Struct, frozen=True):
     fresh: str
     visitor: AgentId
     peers: dict[str, AgentId]
+    risk: DuplicateRisk = "operator_accepted"  # of a requeue
     asks: Asks = Asks.INPUT
 
     @property
@@ -135,8 +137,15 @@ class Town:
         self.callers[display] = Caller(agent, role, token)
         return agent
 
-    def call(self, caller: AgentId, thing: Thing, visitor: AgentId, is_operator: bool = False) -> Call:
-        return Call(caller, is_operator, thing, self.new_id(), visitor, self.peers)
+    def call(
+        self,
+        caller: AgentId,
+        thing: Thing,
+        visitor: AgentId,
+        is_operator: bool = False,
+        risk: DuplicateRisk = "operator_accepted",
+    ) -> Call:
+        return Call(caller, is_operator, thing, self.new_id(), visitor, self.peers, risk)
 
     def counterparty(self, action: str, role: str, thing: Thing) -> AgentId:
         """Whom the action names by a word in angle brackets; where it names nobody, the other side of the thing."""
