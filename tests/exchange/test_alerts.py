@@ -18,6 +18,7 @@ from covenant.exchange import alerts as alerts_module
 from covenant.exchange.alerts import AlertSummary, IncidentKind, Thresholds
 from covenant.exchange.scheduler import RetryPlan
 from covenant.model.error import BadSetting, StoreUnavailable
+from covenant.model.limits import SPAN_MS_MAX
 from covenant.store.clock import ManualClock
 from tests.conformance.support import DONE, answer_next, keyed, lease_many, plain, requeue, soon, stale, take, uid
 from tests.exchange import Site, site
@@ -384,8 +385,23 @@ async def test_a_check_changes_nothing_in_the_store(s: Site, clock: ManualClock)
     assert (await s.box.get_task(uid(1)), await s.box.recent_audit(100)) == before
 
 
+@pytest.mark.parametrize("depth", [1, 3])
+async def test_a_queue_that_takes_no_more_is_told_below_the_threshold_too(
+    clock: ManualClock, told: Told, depth: int
+) -> None:
+    """Contract 34: else, with a bound below the threshold, nothing would ever be told."""
+    async with site(clock, alerts=THRESHOLDS, limits=Limits(queue_depth_max=depth)) as s:
+        for number in range(depth - 1):
+            await s.alice.send_task(plain(s.bob, id=uid(number)))
+        await s.daemon.alerts.check()
+        assert told() == []
+        await s.alice.send_task(plain(s.bob, id=uid(depth)))
+        await s.daemon.alerts.check()
+        assert told() == [("queue_growing", "open")]
+
+
 @pytest.mark.parametrize("name", ["every_ms", "stale_ms", "queue_depth"])
-@pytest.mark.parametrize("value", [0, -1, 2**53, True, 1.5])
+@pytest.mark.parametrize("value", [0, -1, SPAN_MS_MAX + 1, 2**53, True, 1.5])
 def test_a_threshold_is_a_number_from_one(name: str, value: Any) -> None:
     with pytest.raises(BadSetting) as refused:
         Thresholds(**{name: value})

@@ -14,6 +14,7 @@ from covenant import Limits, RetryPolicy, TaskState
 from covenant.exchange.scheduler import PREFIX, SCAN_ROW, RetryPlan, Scheduler, plan_from
 from covenant.model import command as c
 from covenant.model.error import BadSetting, CovenantError
+from covenant.model.limits import SPAN_MS_MAX
 from covenant.model.peer import Caller, Scope
 from covenant.model.query import ListGrants
 from covenant.store.clock import ManualClock
@@ -83,9 +84,28 @@ def test_an_interval_of_nothing_is_an_error() -> None:
 
 
 @pytest.mark.parametrize(
+    ("variable", "text"),
+    [
+        ("INTERVAL_MS", str(SPAN_MS_MAX + 1)),
+        ("MIN_LEASE_AGE_MS", str(SPAN_MS_MAX + 1)),
+        ("MAX_ATTEMPTS", "0"),
+        ("MAX_ATTEMPTS", "1"),  # a lease is an attempt
+        ("MAX_REQUEUES", "0"),
+        ("SCAN_LIMIT", "0"),
+    ],
+)
+@pytest.mark.parametrize("switch", ["on", "off"])
+def test_what_would_never_requeue_anything_is_an_error(variable: str, text: str, switch: str) -> None:
+    """Contract 34: also on the day before it is switched on."""
+    with pytest.raises(BadSetting) as refused:
+        plan_from(env(SCHEDULER=switch, **{variable: text}))
+    assert refused.value.details["name"] == PREFIX + variable
+
+
+@pytest.mark.parametrize(
     ("variable", "field", "most"),
     [
-        ("MIN_LEASE_AGE_MS", "min_lease_age_ms", 2**53),
+        ("MIN_LEASE_AGE_MS", "min_lease_age_ms", SPAN_MS_MAX),
         ("MAX_ATTEMPTS", "max_attempts", 2**31),
         ("MAX_REQUEUES", "max_requeues", 7),
         ("SCAN_LIMIT", "scan_limit", 9),

@@ -25,6 +25,7 @@ from msgspec import Struct, structs
 from covenant.exchange.scheduler import Rounds, sleep_until
 from covenant.model.command import RetryStale
 from covenant.model.error import BadSetting, CovenantError, UnknownTask
+from covenant.model.limits import SPAN_MS_MAX
 from covenant.model.query import DeepQueues, GetTask, ListQueue
 from covenant.model.record import TaskState
 from covenant.model.repair import RetryPolicy, RetryReport, SkipReason
@@ -63,8 +64,8 @@ class Thresholds(Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
             value = getattr(self, name)
-            if type(value) is not int or not 0 < value < 2**53:
-                raise BadSetting(f"{name} of the alerts is a number from 1", name=name)
+            if type(value) is not int or not 0 < value <= SPAN_MS_MAX:
+                raise BadSetting(f"{name} of the alerts is a number from 1 to {SPAN_MS_MAX}", name=name)
 
 
 class Alert(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="kind", tag="covenant_alert"):
@@ -251,10 +252,15 @@ class Alerts:
         return self._of_task(IncidentKind.TASK_EXHAUSTED, entry, f"{detail}: somebody has to decide")
 
     async def _growing_queues(self) -> dict[str, Alert]:
-        deep: list[QueueDepth] = await self._store.ask(DeepQueues(None, self._thresholds.queue_depth))
+        deep: list[QueueDepth] = await self._store.ask(DeepQueues(None, self._queue_depth))
         was = {alert.recipient: alert for alert in self._open.values() if alert.incident is IncidentKind.QUEUE_GROWING}
         alerts = (was.get(queue.recipient.display) or self._growing(queue.recipient.display) for queue in deep)
         return {alert.id: alert for alert in alerts}
+
+    @property
+    def _queue_depth(self) -> int:
+        """As it was set; no more than what is reached when the queue takes no further task."""
+        return min(self._thresholds.queue_depth, self._store.limits.queue_depth_max - 1)
 
     def _growing(self, recipient: str) -> Alert:
         now_ms = self._clock.now_ms()
@@ -264,7 +270,7 @@ class Alerts:
             state="open",
             at_ms=now_ms,
             since_ms=now_ms,
-            detail=f"more than {self._thresholds.queue_depth} tasks wait for {recipient}: are its workers running?",
+            detail=f"more than {self._queue_depth} tasks wait for {recipient}: are its workers running?",
             command="covenant a2a status --state queued",
             recipient=recipient,
         )

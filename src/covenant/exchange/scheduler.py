@@ -19,7 +19,7 @@ from msgspec import Struct
 from covenant.exchange.exchange import Exchange
 from covenant.model.command import NoteRefusal, RetryStale
 from covenant.model.error import BadSetting, CovenantError
-from covenant.model.limits import Limits
+from covenant.model.limits import SPAN_MS_MAX, Limits
 from covenant.model.peer import Caller
 from covenant.model.repair import RetryPolicy, RetryReport, SkipReason
 from covenant.store.clock import Clock
@@ -28,7 +28,6 @@ PREFIX: Final = "COVENANT_A2A_AUTO_RETRY_"
 INTERVAL_MS: Final = 60_000
 SCAN_ROW: Final = "a2a_auto_retry_scheduler_scan"
 
-_TIME_MS_MAX: Final = 2**53
 _ATTEMPTS_MAX: Final = 2**31
 _WORDS: Final = {
     **dict.fromkeys(("1", "true", "yes", "on"), True),
@@ -51,16 +50,16 @@ class RetryPlan(Struct, frozen=True, kw_only=True):
 
 def plan_from(environ: Mapping[str, str], limits: Limits | None = None) -> RetryPlan:
     """The plan that the six variables tell. All of them are checked, also while the scheduler is off: a wrong one must
-    not come to light on the day that it is switched on."""
+    not come to light on the day that it is switched on. Nor is one taken with which no pass could requeue anything."""
     limits, usual = limits or Limits(), RetryPolicy()
     return RetryPlan(
-        interval_ms=_number(environ, "INTERVAL_MS", INTERVAL_MS, _TIME_MS_MAX, least=1),
+        interval_ms=_number(environ, "INTERVAL_MS", INTERVAL_MS, SPAN_MS_MAX, least=1),
         policy=RetryPolicy(
             enabled=_flag(environ, "SCHEDULER"),
-            min_lease_age_ms=_number(environ, "MIN_LEASE_AGE_MS", usual.min_lease_age_ms, _TIME_MS_MAX),
-            max_attempts=_number(environ, "MAX_ATTEMPTS", usual.max_attempts, _ATTEMPTS_MAX),
-            max_requeues=_number(environ, "MAX_REQUEUES", usual.max_requeues, limits.step_records_max),
-            scan_limit=_number(environ, "SCAN_LIMIT", usual.scan_limit, limits.page_max),
+            min_lease_age_ms=_number(environ, "MIN_LEASE_AGE_MS", usual.min_lease_age_ms, SPAN_MS_MAX),
+            max_attempts=_number(environ, "MAX_ATTEMPTS", usual.max_attempts, _ATTEMPTS_MAX, least=2),
+            max_requeues=_number(environ, "MAX_REQUEUES", usual.max_requeues, limits.step_records_max, least=1),
+            scan_limit=_number(environ, "SCAN_LIMIT", usual.scan_limit, limits.page_max, least=1),
         ),
     )
 

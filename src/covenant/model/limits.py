@@ -13,6 +13,7 @@ from msgspec import Struct
 from covenant.model.error import Malformed
 
 DAY_MS: Final = 24 * 60 * 60 * 1000
+SPAN_MS_MAX: Final = 10 * 365 * DAY_MS  # of what is waited for: nobody sees the end of a longer time
 
 INTENT_TEXT_BYTES_MAX: Final = 256 * 1024
 TASK_KIND_BYTES_MAX: Final = 256

@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from msgspec import structs
+
 from covenant.model import command as c
+from covenant.model.record import TaskRecord
+from covenant.model.repair import RepairOutcome
+from covenant.model.view import Canceled
 from covenant.rules import (
     audit,
     cache,
@@ -25,6 +30,7 @@ from covenant.rules import (
     undo,
 )
 from covenant.rules.context import Commit, Context, View
+from covenant.rules.evolve import evolve
 from covenant.rules.run import commit as run_commit
 from covenant.rules.run import effect, resume, signal, sweep, wake
 
@@ -80,5 +86,17 @@ def decide(command: c.Command | c.Call, view: View, ctx: Context) -> Commit:
     for event in commit.events:
         if type(event) in wake.ENDING:  # most commits end nothing
             wake.follow(commit, view)
+            if isinstance(commit.reply, Canceled | RepairOutcome):
+                commit.reply = _as_folded(commit.reply, commit, view, ctx)
             break
     return commit
+
+
+def _as_folded(reply: Canceled | RepairOutcome, commit: Commit, view: View, ctx: Context) -> Canceled | RepairOutcome:
+    """The reply with the state that the task has after the commit: what follows for a run may have moved it on."""
+    record = view.get(reply.task_id)
+    for event in commit.events:
+        if event.key == reply.task_id:
+            record = evolve(record, event, 0, ctx.now)
+    assert isinstance(record, TaskRecord)
+    return structs.replace(reply, state=record.state, generation=record.generation)

@@ -8,6 +8,7 @@ from covenant.model import event as e
 from covenant.model.audit import AuditRow
 from covenant.model.command import RepairTask, RetryStale
 from covenant.model.error import BadCursor, LeaseMismatch, Malformed, NotLeased, NotPermitted
+from covenant.model.limits import SPAN_MS_MAX
 from covenant.model.record import Outcome, TaskRecord, TaskState
 from covenant.model.repair import (
     ForceError,
@@ -162,7 +163,7 @@ def skip_reason(record: TaskRecord, policy: RetryPolicy, chosen: int, ctx: Conte
 def _checked(policy: RetryPolicy, ctx: Context) -> RetryPolicy:
     if type(policy) is not RetryPolicy or type(policy.enabled) is not bool:
         raise Malformed("a retry policy is needed", field="policy")
-    check_count(policy.min_lease_age_ms, "min_lease_age_ms", 2**53)
+    check_count(policy.min_lease_age_ms, "min_lease_age_ms", SPAN_MS_MAX)
     check_count(policy.max_attempts, "max_attempts", _COUNT_MAX)
     check_count(policy.max_requeues, "max_requeues", ctx.limits.step_records_max)
     check_count(policy.scan_limit, "scan_limit", ctx.limits.page_max)

@@ -165,6 +165,12 @@ class Daemon:
                 f"{address} can be reached from other machines: give --tls-cert and --tls-key, or say --insecure",
                 name=name,
             )
+        if s.tls_cert is not None and s.http is None and s.grpc is None:
+            raise BadSetting("--tls-cert is for HTTP and gRPC, and neither is served", name="--tls-cert")
+        if s.default_agent is not None and s.http is None and s.grpc is None:
+            raise BadSetting(
+                "--default-agent is for A2A over HTTP and gRPC, and neither is served", name="--default-agent"
+            )
         if s.tls_cert is not None:
             try:
                 ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(s.tls_cert, s.tls_key)
