@@ -23,7 +23,7 @@ from covenant.model.message import Artifact, Message, Part
 from covenant.model.peer import Capability, Demand, Grant, Role
 from covenant.model.push import PushConfig
 from covenant.model.run import RunCommit, Wait
-from tests.authorization.things import Call, State
+from tests.authorization.world import Call, State
 
 # --- the words of the list -----------------------------------------------------------------------------------
 

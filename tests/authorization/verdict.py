@@ -13,7 +13,6 @@ from typing import Final
 
 from msgspec import Struct
 
-from tests.authorization.things import State, Thing
 from tests.authorization.verbs import (
     ADDRESSED,
     GRANTER,
@@ -26,6 +25,7 @@ from tests.authorization.verbs import (
     Party,
     Verb,
 )
+from tests.authorization.world import State, Thing
 
 UNAUTHENTICATED: Final = "unauthenticated"
 MISSING: Final = "missing_capability"

@@ -1,6 +1,6 @@
 """A small exchange in memory: its peers, and one thing of each kind that a call can name.
 
-`Town` makes them straight in the store, below the checks of authorization: a test decides which grants there are. It
+`World` makes them straight in the store, below the checks of authorization: a test decides which grants there are. It
 works on any store, on one of its own and on that of a daemon.
 """
 
@@ -59,7 +59,7 @@ class Thing(Struct, frozen=True):
     granter: str = ""
 
 
-POSED: Final = {  # for who asks only what the parties to a thing may
+SAMPLES: Final = {  # for who asks only what the parties to a thing may
     **{state: Thing(state, "", "", "") for state in State},
     State.OWN: Thing(State.OWN, "", "", "", sender="bob@lab"),
     State.GRANTED: Thing(State.GRANTED, "", "", "", holder="alice@lab"),
@@ -106,7 +106,7 @@ def unsigned(capability: Capability) -> Grant:
     return Grant(capability, "")
 
 
-class Town:
+class World:
     def __init__(self, store: Any, sign: Callable[[Capability], Grant] = unsigned) -> None:
         self.store = store
         self.sign = sign

@@ -1,4 +1,4 @@
-"""Puts a cell before the rules: the things of `things.py` in a store in memory, and what the rules say.
+"""Puts a cell before the rules: the things of `world.py` in a store in memory, and what the rules say.
 
 The command is decided and not applied, so one set of things serves all cells; the grants of a cell are given by the
 rules themselves, and revoked behind it.
@@ -23,7 +23,6 @@ from covenant.rules.peer import check_caller
 from covenant.rules.query import answer
 from covenant.store.clock import CountingIds, ManualClock
 from covenant.store.memory import Memory
-from tests.authorization.things import POSED, State, Thing, Town
 from tests.authorization.verbs import LET_IN, Verb
 from tests.authorization.verdict import (
     CUT_OFF,
@@ -40,6 +39,7 @@ from tests.authorization.verdict import (
     Role,
     Width,
 )
+from tests.authorization.world import SAMPLES, State, Thing, World
 
 REFUSALS: Final = frozenset(
     (
@@ -88,21 +88,21 @@ class Judged(Struct, frozen=True):
         return told
 
 
-class Bench:
+class Harness:
     def __init__(self) -> None:
         self.clock = ManualClock()
         self.store = Memory(Limits(), self.clock, CountingIds())
-        self.town = Town(self.store)
+        self.world = World(self.store)
         self.things: dict[State, Thing] = {}
-        self.spare = POSED[State.NOTHING]
+        self.spare = SAMPLES[State.NOTHING]
 
     async def open(self) -> None:
         await self.store.open()
-        await self.town.enroll("operator@local", RealRole.OPERATOR)
-        await self.town.settle()
+        await self.world.enroll("operator@local", RealRole.OPERATOR)
+        await self.world.settle()
         for state in State:
-            self.things[state] = await self.town.make(state)
-        self.spare = await self.town.make(State.NOTHING)
+            self.things[state] = await self.world.make(state)
+        self.spare = await self.world.make(State.NOTHING)
 
     async def close(self) -> None:
         await self.store.close()
@@ -111,28 +111,28 @@ class Bench:
 
     async def judged(self, cell: Cell) -> Judged:
         given: list[str] = []
-        caller, thing = self.town.callers[cell.role], self.things[cell.state]
+        caller, thing = self.world.callers[cell.role], self.things[cell.state]
         is_enrolled = cell.role not in (Role.NO_TOKEN, Role.REVOKED)
         is_late = False
         try:
             if is_enrolled:
-                given += [await self.town.grant(caller.agent, action) for action in cell.verb.besides]
+                given += [await self.world.grant(caller.agent, action) for action in cell.verb.besides]
             if is_enrolled and cell.held is not None:
                 try:
-                    is_late = await self._give(cell, cell.held, thing, given)
+                    is_late = await self._grant(cell, cell.held, thing, given)
                 except Malformed as refusal:
                     return Judged(UNGRANTABLE, refusal)
             return self._decided(cell, thing, is_late)
         finally:
             for grant_id in given:
-                await self.town.revoke(grant_id)
+                await self.world.revoke(grant_id)
 
     def _decided(
         self, cell: Cell, thing: Thing, is_late: bool = False, risk: DuplicateRisk = "operator_accepted"
     ) -> Judged:
-        state, ctx, caller = self.store.state, self.store.context, self.town.callers[cell.role]
+        state, ctx, caller = self.store.state, self.store.context, self.world.callers[cell.role]
         ctx.now, ctx.recv_gate = self.clock.now_ms() + is_late, cell.verb.asks_recipient
-        call = self.town.call(caller.agent, thing, self.town.peers["eve@lab"], cell.role is Role.OPERATOR, risk)
+        call = self.world.call(caller.agent, thing, self.world.peers["eve@lab"], cell.role is Role.OPERATOR, risk)
         try:
             check_caller(caller, state)
         except CovenantError as refusal:
@@ -157,15 +157,15 @@ class Bench:
 
     # --- its grant ----------------------------------------------------------------------------------------
 
-    async def _give(self, cell: Cell, held: Held, thing: Thing, given: list[str]) -> bool:
+    async def _grant(self, cell: Cell, held: Held, thing: Thing, given: list[str]) -> bool:
         """Grant it, have the rules use it where it is good, so that they may remember that, and then let its fate come
         true. Returns whether that comes only with the next millisecond."""
-        town, caller, elsewhere = self.town, self.town.callers[cell.role], self._elsewhere(cell)
-        other = town.counterparty(cell.verb.action or "", cell.role, thing)
+        world, caller, elsewhere = self.world, self.world.callers[cell.role], self._elsewhere(cell)
+        other = world.counterparty(cell.verb.action or "", cell.role, thing)
         action = action_for(cell.verb.action, held.width, other)
         scope = _scope_for(held, other, _ids(cell.verb, thing), _ids(cell.verb, elsewhere))
-        subject = town.peers["bob@lab"] if cell.verb.asks_recipient else caller.agent
-        holder = town.peers["zoe@lab"] if held.by_another else subject
+        subject = world.peers["bob@lab"] if cell.verb.asks_recipient else caller.agent
+        holder = world.peers["zoe@lab"] if held.by_another else subject
         source: str | None = None
         giver: AgentId | None = None
         expires = (
@@ -175,15 +175,17 @@ class Bench:
             scope = structs.replace(scope, max_uses=1)
         if held.fate in (Fate.PASSED_ON, *CUT_OFF):
             giver = (
-                await town.enroll(f"g{town.new_id()}@lab") if held.fate is Fate.SOURCE_LOST else town.peers["dan@lab"]
+                await world.enroll(f"g{world.new_id()}@lab")
+                if held.fate is Fate.SOURCE_LOST
+                else world.peers["dan@lab"]
             )
-            source = await town.grant(giver, action, scope, expires)
+            source = await world.grant(giver, action, scope, expires)
             given.append(source)
-        grant = await town.grant(holder, action, scope, expires, source, giver)
+        grant = await world.grant(holder, action, scope, expires, source, giver)
         given.append(grant)
         if held.fate is not Fate.ALIVE or not all(right for _, right in held.pins):
             self._warm_up(cell, held, elsewhere)
-        await self._strike(held.fate, grant, source, giver)
+        await self._end(held.fate, grant, source, giver)
         return held.fate is Fate.EXPIRED_NOW
 
     def _warm_up(self, cell: Cell, held: Held, elsewhere: Thing) -> None:
@@ -193,18 +195,18 @@ class Bench:
         """Another thing, which the verb can be called on too."""
         return next((self.things[state] for state in cell.verb.on if state is not cell.state), self.spare)
 
-    async def _strike(self, fate: Fate, grant: str, source: str | None, giver: AgentId | None) -> None:
+    async def _end(self, fate: Fate, grant: str, source: str | None, giver: AgentId | None) -> None:
         if fate in (Fate.EXPIRED, Fate.SOURCE_EXPIRED):
             self.clock.advance(2)
         elif fate in (Fate.USED_UP, Fate.SOURCE_USED_UP):
-            self._happened(e.GrantUsed(grant_key(source or grant)))
+            self._apply(e.GrantUsed(grant_key(source or grant)))
         elif fate in (Fate.REVOKED, Fate.SOURCE_REVOKED):
-            await self.town.revoke(source or grant)
+            await self.world.revoke(source or grant)
         elif fate is Fate.SOURCE_LOST:  # and its grants are not ended yet: that takes steps
             assert giver is not None
-            self._happened(e.PeerRevoked(peer_key(giver.pubkey)))
+            self._apply(e.PeerRevoked(peer_key(giver.pubkey)))
 
-    def _happened(self, event: e.Event) -> None:
+    def _apply(self, event: e.Event) -> None:
         self.store.state.apply((event,), self.clock.now_ms())
 
 
