@@ -18,7 +18,7 @@ from covenant import CovenantError, Limits
 from covenant.model import command as c
 from covenant.model.record import TaskRecord
 from covenant.model.run import Signaled
-from covenant.model.view import Released
+from covenant.model.view import Posted, Released
 from covenant.rules.context import Context
 from covenant.rules.decide import decide
 from covenant.store.clock import CountingIds
@@ -66,6 +66,9 @@ class Rules:
         record = self.state.get(task_id)
         if reply.generation == 0 or not isinstance(record, TaskRecord):
             return  # past retention: nothing is known of it
+        if isinstance(reply, Posted) and reply.duplicate and reply.sequence is not None:
+            assert reply.generation <= record.generation  # the same answer as to the first post of this piece
+            return
         assert reply.generation == record.generation, (command, reply)
         for name in ("state", "attempt"):
             if hasattr(reply, name) and not isinstance(reply, Released):
