@@ -55,7 +55,7 @@ REFUSALS: Final = frozenset(
         "recipient_refused",
     )
 )
-"""By these authorization refuses. By any other code, a call that was let in is refused as things are."""
+"""The codes of authorization. Under any other code, a call was let in and then refused for another reason."""
 
 
 _TIMED: Final = (Fate.EXPIRED, Fate.EXPIRED_NOW, Fate.SOURCE_EXPIRED)
@@ -168,17 +168,13 @@ class Harness:
         holder = world.peers["zoe@lab"] if held.by_another else subject
         source: str | None = None
         giver: AgentId | None = None
-        expires = (
-            self.clock.now_ms() + 1 if held.fate in (Fate.EXPIRED, Fate.EXPIRED_NOW, Fate.SOURCE_EXPIRED) else None
-        )
+        expires = self.clock.now_ms() + 1 if held.fate in _TIMED else None
         if held.fate in _BOUNDED:
             scope = structs.replace(scope, max_uses=1)
         if held.fate in (Fate.PASSED_ON, *CUT_OFF):
-            giver = (
-                await world.enroll(f"g{world.new_id()}@lab")
-                if held.fate is Fate.SOURCE_LOST
-                else world.peers["dan@lab"]
-            )
+            giver = world.peers["dan@lab"]
+            if held.fate is Fate.SOURCE_LOST:
+                giver = await world.enroll(f"g{world.new_id()}@lab")
             source = await world.grant(giver, action, scope, expires)
             given.append(source)
         grant = await world.grant(holder, action, scope, expires, source, giver)
