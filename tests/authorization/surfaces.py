@@ -16,8 +16,8 @@ from msgspec import Struct
 
 from covenant.serve.a2a.proto import SERVICE, class_of
 from covenant.serve.daemon import Daemon
-from tests.authorization.things import Call
 from tests.authorization.verbs import Verb
+from tests.authorization.world import Call
 
 AGENT: Final = "bob@lab"  # whom the A2A protocol reaches
 OK: Final = "ok"

@@ -20,15 +20,15 @@ from covenant.serve.a2a.proto import SERVICE
 from covenant.serve.places import PLACES
 from tests.authorization.page import BEGIN, PAGE, written
 from tests.authorization.surfaces import surfaces_of
-from tests.authorization.things import PEERS, POSED, Call
 from tests.authorization.verbs import INTERNAL, OPEN, VERBS, Verb
+from tests.authorization.world import PEERS, SAMPLES, Call
 
 IDS = [verb.name.replace(" ", "-") for verb in VERBS]
 
 
 def steps(verb: Verb) -> tuple[Any, ...]:
     agents = {display: AgentId.named(display) for display in PEERS}
-    return verb.rule(Call(agents["alice@lab"], False, POSED[verb.on[0]], "", agents["eve@lab"], agents))
+    return verb.rule(Call(agents["alice@lab"], False, SAMPLES[verb.on[0]], "", agents["eve@lab"], agents))
 
 
 def places(found: Iterable[str | None]) -> set[str]:

@@ -23,11 +23,11 @@ from covenant.exchange.realm import Realm
 from covenant.model import command as c
 from covenant.model.audit import AuditRow
 from covenant.serve.daemon import Daemon, Settings
-from tests.authorization.bench import action_for
+from tests.authorization.harness import action_for
 from tests.authorization.surfaces import DONE, OK, SHOWN, Clients, Told, surfaces_of
-from tests.authorization.things import POSED, Thing, Town, token_of
 from tests.authorization.verbs import LET_IN, OPEN, VERBS, Verb
 from tests.authorization.verdict import MISSING, Cell, Held, Role, Width, parties, verdict
+from tests.authorization.world import SAMPLES, Thing, World, token_of
 
 Checks: TypeAlias = list[tuple[str, bool]]
 OPERATOR: Final = "operator@local"
@@ -41,7 +41,7 @@ CALLED: Final = tuple((verb, surface) for verb in VERBS for surface in surfaces_
 SURFACES: Final = {"http": 70, "ipc": 70, "jsonrpc": 12, "rest": 12, "grpc": 12}
 
 
-class Served(Town):
+class Served(World):
     """A daemon with all its surfaces. alice and bob work, carol has no grant; the operator has those of its start."""
 
     def __init__(self, daemon: Daemon, realm: Realm, clients: Clients) -> None:
@@ -98,11 +98,11 @@ async def served() -> AsyncIterator[Served]:
         await daemon.stop()
 
 
-def welcome(verb: Verb) -> str | None:
+def caller_let_in(verb: Verb) -> str | None:
     """Somebody whom the contract lets in; None is a newcomer."""
     if verb.action is None and verb.names is None and verb.only is None:
         return None
-    thing = POSED[verb.on[0]]
+    thing = SAMPLES[verb.on[0]]
     for role in (Role.SENDER, Role.RECIPIENT, Role.OPERATOR):
         holds = role is Role.OPERATOR or (verb.action or "").startswith(tuple(action[:-1] for action in WORKING))
         if verdict(Cell(verb, role, verb.on[0], Held(Width.EXACT) if holds else None), thing) == verb.lets_in:
@@ -111,7 +111,7 @@ def welcome(verb: Verb) -> str | None:
 
 
 def is_free(verb: Verb, role: str | None) -> bool:
-    return role is None or bool(parties(Role(role), POSED[verb.on[0]]) & verb.free)
+    return role is None or bool(parties(Role(role), SAMPLES[verb.on[0]]) & verb.free)
 
 
 @pytest.mark.asyncio(loop_scope="module")
@@ -119,7 +119,7 @@ def is_free(verb: Verb, role: str | None) -> bool:
 async def test_each_surface_asks_the_rules(served: Served, verb: Verb, surface: str) -> None:
     """Contract 25-29: who may is let in, under the action that the list names; who may not is told why, in the words of
     the surface; without a token nobody is anybody."""
-    role = welcome(verb)
+    role = caller_let_in(verb)
     told, thing, checks = await served.told(surface, verb, role)
     assert told == Told(OK, DONE[surface])
     asked = verb.action is not None and not is_free(verb, role)
@@ -137,7 +137,7 @@ async def test_each_surface_asks_the_rules(served: Served, verb: Verb, surface: 
 
 def to_a_third_party(verb: Verb) -> str:
     """With a token, and without a grant."""
-    return verdict(Cell(verb, Role.THIRD, verb.on[0], None), POSED[verb.on[0]])
+    return verdict(Cell(verb, Role.THIRD, verb.on[0], None), SAMPLES[verb.on[0]])
 
 
 def shown(code: str, surface: str) -> int | str:

@@ -23,7 +23,7 @@ from covenant.model.message import Artifact, Message, Part
 from covenant.model.peer import Capability, Demand, Grant, Role
 from covenant.model.push import PushConfig
 from covenant.model.run import RunCommit, Wait
-from tests.authorization.things import Call, State
+from tests.authorization.world import Call, State
 
 # --- the words of the list -----------------------------------------------------------------------------------
 
@@ -623,7 +623,7 @@ VERBS: Final = (
         **_REPAIR,
         action="a2a.repair.requeue",
         carries=_scopes(("peer", "task", "lease", "risk")),
-        rule=lambda x: _repair(x, Requeue("operator_accepted", x.lease)),
+        rule=lambda x: _repair(x, Requeue(x.risk, x.lease)),
         http="POST /a2a/repair",
         ipc="repair_a2a_task",
         body="request",
@@ -631,7 +631,7 @@ VERBS: Final = (
             "request": {
                 "task_id": x.task,
                 "reason": "stuck",
-                "command": {"action": "requeue", "duplicate_risk": "operator_accepted", "lease_id": x.lease},
+                "command": {"action": "requeue", "duplicate_risk": x.risk, "lease_id": x.lease},
             }
         },
     ),

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from enum import StrEnum
+from itertools import combinations
 from typing import Final
 
 from msgspec import Struct
 
-from tests.authorization.things import State, Thing
 from tests.authorization.verbs import (
     ADDRESSED,
     GRANTER,
@@ -25,6 +25,7 @@ from tests.authorization.verbs import (
     Party,
     Verb,
 )
+from tests.authorization.world import State, Thing
 
 UNAUTHENTICATED: Final = "unauthenticated"
 MISSING: Final = "missing_capability"
@@ -90,7 +91,7 @@ class Fate(StrEnum):
     SOURCE_REVOKED = "passed on, its source revoked"
     SOURCE_EXPIRED = "passed on, its source expired"
     SOURCE_USED_UP = "passed on, its source used up"
-    SOURCE_LOST = "passed on by a peer that was revoked"
+    SOURCE_LOST = "passed on by a peer that was revoked just now"
 
 
 DEAD: Final = (Fate.USED_UP, Fate.EXPIRED, Fate.EXPIRED_NOW)
@@ -114,14 +115,16 @@ class Held(Struct, frozen=True):
 
 
 SCOPES: Final = ("peer", "task", "lease", "risk")
+_NARROWEST_FIRST: Final = ("task", "lease", "peer", "risk")
 GRANTS: Final[tuple[Held | None, ...]] = (
     None,
     *(Held(width) for width in Width),
     Held(Width.EXACT, by_another=True),
     *(Held(Width.WHOLE, ((scope, right),)) for scope in SCOPES for right in (True, False)),
     *(Held(Width.EXACT, ((scope, True),)) for scope in SCOPES),
-    Held(Width.FAMILY, (("peer", True), ("task", True))),
-    Held(Width.FAMILY, (("peer", True), ("task", False))),
+    *(Held(Width.WHOLE, ((one, True), (other, False))) for one, other in combinations(_NARROWEST_FIRST, 2)),
+    *(Held(Width.WHOLE, ((one, True), (other, True))) for one, other in (("peer", "task"), ("lease", "risk"))),
+    Held(Width.FAMILY, tuple((scope, True) for scope in SCOPES)),
     *(Held(Width.EXACT, fate=fate) for fate in Fate if fate is not Fate.ALIVE),
     *(Held(Width.FAMILY, fate=fate) for fate in (Fate.USED_UP, Fate.EXPIRED, Fate.SOURCE_REVOKED)),
     Held(Width.EXACT, (("peer", False),)),

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from covenant import Limits, Mailbox, Result, TaskState
+from covenant import Limits, Mailbox, OpenMailbox, Result, TaskState
 from covenant.model.error import TooLarge
 from covenant.model.run import Memo, RunStatus, Wait
+from covenant.store.clock import ManualClock
 
 from .runs import DONE, RUN, begin, parked_on, plainly, raw, says, step
 from .support import keyed, nothing_for, plain, refused, take, uid
@@ -169,6 +170,39 @@ async def test_a_run_that_has_ended_hears_nothing(alice: Mailbox, bob: Mailbox) 
     for start in (None, plain(bob)):
         with refused("task_terminal"):
             await alice.signal_run(RUN, "go", start=start)
+
+
+async def test_a_start_under_an_id_that_others_use_is_a_conflict(
+    box: OpenMailbox, alice: Mailbox, bob: Mailbox, carol: Mailbox, clock: ManualClock
+) -> None:
+    """Contract 5, 22: as any send. Nothing is kept, and nothing is told of what took the id."""
+    delivery, _ = await begin(alice, bob)
+    with refused("task_conflict"):
+        await carol.signal_run(RUN, "go", 1, start=plain(bob))
+    assert (await bob.get_run(RUN)).signals == []
+    await bob.commit_run(delivery, step(2, result=Result(RUN, "ok", DONE)))
+    await alice.recv_result()
+    clock.advance(1)
+    await box.compact(older_than_ms=0)
+    with refused("task_conflict"):
+        await carol.signal_run(RUN, "go", 1, start=plain(bob))
+
+
+async def test_a_run_of_ones_own_that_is_gone_is_not_started_again(
+    box: OpenMailbox, alice: Mailbox, bob: Mailbox, clock: ManualClock
+) -> None:
+    """Contract 9, 22: its id stays taken; a signal to it would be kept for nobody."""
+    task = plain(bob)
+    await alice.signal_run(RUN, "go", 1, start=task)
+    delivery = await take(bob)
+    await bob.commit_run(delivery, step(1, result=Result(RUN, "ok", DONE)))
+    await alice.recv_result()
+    clock.advance(1)
+    await box.compact(older_than_ms=0)
+    with refused("unknown_task"):
+        await alice.signal_run(RUN, "go", 2, start=task)
+    with refused("task_conflict"):
+        await alice.signal_run(RUN, "go", 2, start=plain(bob, "else"))
 
 
 @pytest.mark.parametrize("name", ["", " ", "effect:charge", "approve.*"])

@@ -1,6 +1,6 @@
 """A small exchange in memory: its peers, and one thing of each kind that a call can name.
 
-`Town` makes them straight in the store, below the checks of authorization: a test decides which grants there are. It
+`World` makes them straight in the store, below the checks of authorization: a test decides which grants there are. It
 works on any store, on one of its own and on that of a daemon.
 """
 
@@ -21,6 +21,7 @@ from covenant.model import query as q
 from covenant.model.peer import Caller, Capability, Grant, Role, Scope
 from covenant.model.push import PushConfig
 from covenant.model.record import Asks
+from covenant.model.repair import DuplicateRisk
 from covenant.model.run import RunCommit, Wait
 
 NOBODY: Final = AgentId.named("nobody@lab")
@@ -58,7 +59,7 @@ class Thing(Struct, frozen=True):
     granter: str = ""
 
 
-POSED: Final = {  # for who asks only what the parties to a thing may
+SAMPLES: Final = {  # for who asks only what the parties to a thing may
     **{state: Thing(state, "", "", "") for state in State},
     State.OWN: Thing(State.OWN, "", "", "", sender="bob@lab"),
     State.GRANTED: Thing(State.GRANTED, "", "", "", holder="alice@lab"),
@@ -75,6 +76,7 @@ class Call(Struct, frozen=True):
     fresh: str
     visitor: AgentId
     peers: dict[str, AgentId]
+    risk: DuplicateRisk = "operator_accepted"  # of a requeue
     asks: Asks = Asks.INPUT
 
     @property
@@ -104,7 +106,7 @@ def unsigned(capability: Capability) -> Grant:
     return Grant(capability, "")
 
 
-class Town:
+class World:
     def __init__(self, store: Any, sign: Callable[[Capability], Grant] = unsigned) -> None:
         self.store = store
         self.sign = sign
@@ -135,8 +137,15 @@ class Town:
         self.callers[display] = Caller(agent, role, token)
         return agent
 
-    def call(self, caller: AgentId, thing: Thing, visitor: AgentId, is_operator: bool = False) -> Call:
-        return Call(caller, is_operator, thing, self.new_id(), visitor, self.peers)
+    def call(
+        self,
+        caller: AgentId,
+        thing: Thing,
+        visitor: AgentId,
+        is_operator: bool = False,
+        risk: DuplicateRisk = "operator_accepted",
+    ) -> Call:
+        return Call(caller, is_operator, thing, self.new_id(), visitor, self.peers, risk)
 
     def counterparty(self, action: str, role: str, thing: Thing) -> AgentId:
         """Whom the action names by a word in angle brackets; where it names nobody, the other side of the thing."""
