@@ -7,6 +7,9 @@ BIN    := $(VENV)/bin
 DEV    := $(VENV)/.dev
 BENCH  := $(VENV)/.bench
 
+# The tests start hundreds of processes, and each would compile every module anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help run test lint bench cost soak format clean
 
@@ -52,3 +55,4 @@ soak: $(DEV)  ## The long versions of the crash and model tests
 
 clean:  ## Remove the virtual environment and what tests and examples leave
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis data .covenant
+	find src tests bench examples -name __pycache__ -prune -exec rm -rf {} +
