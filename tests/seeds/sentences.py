@@ -1,4 +1,4 @@
-"""Which test holds which sentence of a text."""
+"""The sentences of a page, and the tests that hold them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Sentences:
-    """The sentences of one text. Called with some of them, word for word, it marks the test that holds them."""
+    """The sentences of one page. Called with some of them, word for word, it marks the test that holds them."""
 
     def __init__(self, file: str) -> None:
         self.all = Path(__file__).with_name(file).read_text().splitlines()
@@ -20,7 +20,7 @@ class Sentences:
     def __call__(self, *sentences: str) -> Callable[[F], F]:
         def mark(test: F) -> F:
             for sentence in sentences:
-                self._tests[sentence].add(test.__name__)  # a KeyError: it is not in the text
+                self._tests[sentence].add(test.__name__)  # a KeyError: it is not on the page
             return test
 
         return mark
@@ -34,9 +34,9 @@ class Sentences:
         return [sentence for sentence in self.all if not self._tests[sentence] and sentence not in self._reasons]
 
     def both(self) -> list[str]:
-        """What has a test and is said to state nothing."""
+        """Return the sentences that have a test and are listed as stating nothing."""
         return [sentence for sentence in self.all if self._tests[sentence] and sentence in self._reasons]
 
     def marked(self) -> set[str]:
-        """The names of the tests."""
+        """Return the names of the tests."""
         return set().union(*self._tests.values())
