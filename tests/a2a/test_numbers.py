@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 from collections.abc import AsyncIterator
 from decimal import Decimal
 from typing import Any, Final
@@ -163,6 +164,39 @@ async def test_the_bindings_take_the_same_numbers_in_every_form(here: Bindings, 
             assert set(reasons.values()) == {None if number in good else "INVALID_PARAMS"}, (name, number)
             count += len(reasons)
     assert count >= 38
+
+
+def some_number(rng: random.Random) -> str:
+    """As text of JSON: in a string any, as a number only what a double holds, since that is what it means there."""
+    in_string = rng.random() < 0.5
+    text = str(rng.choice((*EDGES, rng.randrange(-(10**20), 10**20), rng.randrange(-200, 200))))
+    is_small = abs(int(text)) < 2**53
+    if (in_string or is_small) and rng.random() < 0.4:
+        text += "." + rng.choice(("0", "00", "5", "25"))
+    if (in_string or is_small) and rng.random() < 0.4:
+        text += rng.choice(("e0", "E+0", "e-1", "e1", "e-2"))
+    return f'"{text}"' if in_string else text
+
+
+@module_loop
+@pytest.mark.parametrize("name", ["currentGeneration", "historyLength"])
+async def test_the_bindings_agree_on_any_number(here: Bindings, name: str) -> None:
+    """Of a task that has ended, which nobody waits for."""
+    rng = random.Random(name)
+    task_id = (await here.site.start())["id"]
+    await here.site.exchange.run(here.site.exchange.operator(), c.CancelTask(None, task_id, "enough"))
+    bits = INT64 if name == "currentGeneration" else INT32
+    taken = refused = by_grpc = 0
+    for _ in range(150):
+        raw = some_number(rng)
+        number = worth(raw.strip('"'), bits)
+        is_good = number is not None and (bits == INT64 or number >= 0)
+        reasons = await outcomes(here, "GetTask", {"id": task_id, name: None}, name, raw)
+        assert set(reasons.values()) == {None if is_good else "INVALID_PARAMS"}, (raw, reasons)
+        taken += is_good
+        refused += not is_good
+        by_grpc += "GRPC" in reasons
+    assert min(taken, refused, by_grpc) >= 30
 
 
 @module_loop

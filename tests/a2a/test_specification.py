@@ -401,6 +401,16 @@ def test_a_card_is_canonical_as_it_is_printed() -> None:
     assert payloads_of(printed["card"])[0] == printed["form"].encode()
 
 
+def test_a_required_member_that_is_empty_is_signed_wherever_it_stands() -> None:
+    skill = {"id": "s", "name": "s", "description": "", "tags": [], "examples": []}
+    extension = {"uri": "urn:a", "description": ""}
+    card = {"name": "", "capabilities": {}, "skills": [skill], "provider": {"url": "", "organization": "o"}}
+    form = json.loads(payloads_of(card)[0])
+    assert form == {**card, "skills": [{"id": "s", "name": "s", "description": "", "tags": []}]}
+    form = json.loads(payloads_of({"name": "n", "capabilities": {"extensions": [extension]}, "version": None})[0])
+    assert form == {"name": "n", "capabilities": {"extensions": [{"uri": "urn:a"}]}}
+
+
 @module_loop
 async def test_a_signature_has_the_members_that_are_printed(play: Play) -> None:
     printed = SPECIFICATION["signature"]

@@ -142,7 +142,7 @@ def _telling(name: str, value: Any, required: Mapping[str, frozenset[str]] = _NO
         inner = {member: _telling(member, held, required) for member, held in value.items()}
         for member in stays:
             if inner.get(member) is None and value.get(member) is not None:
-                inner[member] = value[member]  # empty, whatever it is
+                inner[member] = type(value[member])()  # of its kind, and empty
         return {member: told for member, told in inner.items() if told is not None} or None
     if isinstance(value, list):
         return [told for held in value if (told := _telling(name, held, required)) is not None] or None

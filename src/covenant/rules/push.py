@@ -24,7 +24,7 @@ from covenant.model.record import TaskRecord
 from covenant.model.view import Pushed
 from covenant.rules.address import is_surely_private
 from covenant.rules.context import Commit, Context, View
-from covenant.rules.dialect import VERSIONS
+from covenant.rules.dialect import VERSIONS, spoken
 from covenant.rules.envelope import check_asked, check_id, check_name, check_size, check_text
 from covenant.rules.retention import is_retained
 from covenant.rules.sight import is_hidden, visible_task
@@ -54,7 +54,7 @@ def brought(config: PushConfig, task_id: str, after: int, known: Sequence[Push],
 
 def _set(config: PushConfig, task_id: str, after: int, known: Sequence[Push], ctx: Context) -> tuple[e.PushSet, ...]:
     """Beside those that the task has."""
-    _check_config(config, ctx)
+    config = _checked(config, ctx)
     if any(push.config == config for push in known):
         return ()
     if len(known) >= PUSHES_MAX and not any(push.config.id == config.id for push in known):
@@ -62,7 +62,8 @@ def _set(config: PushConfig, task_id: str, after: int, known: Sequence[Push], ct
     return (e.PushSet(push_key(task_id, config.id), config, after),)
 
 
-def _check_config(config: PushConfig, ctx: Context) -> None:
+def _checked(config: PushConfig, ctx: Context) -> PushConfig:
+    """Return it as it is kept: of a version, Major.Minor."""
     if type(config) is not PushConfig:
         raise Malformed("a push configuration is needed", field="config")
     check_name(config.id, "id", ctx.limits)
@@ -70,8 +71,12 @@ def _check_config(config: PushConfig, ctx: Context) -> None:
         raise Malformed("id is one step of a path: without a slash, and neither `.` nor `..`", field="id")
     _check_url(config.url, ctx)
     _check_secrets(config, ctx)
-    if config.protocol_version not in (None, *VERSIONS):
+    if config.protocol_version is None:
+        return config
+    agreed = spoken(config.protocol_version)
+    if agreed is None:
         raise Malformed(f"protocolVersion is {' or '.join(VERSIONS)}", field="protocolVersion")
+    return structs.replace(config, protocol_version=agreed)
 
 
 def _check_url(url: str, ctx: Context) -> None:

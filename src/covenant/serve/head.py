@@ -14,13 +14,12 @@ from msgspec import UNSET, Struct, UnsetType
 
 from covenant.exchange.token import digest_of
 from covenant.model.error import Malformed
-from covenant.rules.header import OWS, SINGLE, ambiguity
+from covenant.rules.header import OWS, ambiguity
 
 Headers: TypeAlias = list[tuple[bytes, bytes]]
 
 KEPT_BYTES_MAX: Final = 2048  # of a head that is kept: each connection may keep one
 _OWS: Final = OWS.encode()
-_SINGLE: Final = frozenset(name.encode() for name in SINGLE)
 _END: Final = b"\r\n\r\n"
 _LENGTH: Final = b"content-length"
 _DIGITS_MAX: Final = 8
@@ -53,10 +52,10 @@ def read_head(
     The parser leaves white space behind a value, which is no part of it (RFC 9110, 5.5).
     """
     trimmed = [(name, value.strip(_OWS)) for name, value in headers]
-    once = [name for name, _ in trimmed if name in _SINGLE]
+    by_name = dict(trimmed)
     fault = None
-    if len(set(once)) != len(once) or (b"host" not in once and http_version == "1.1"):
-        fault = ambiguity([name.decode("ascii") for name in once], needs_host=http_version == "1.1")
+    if len(by_name) != len(trimmed) or b"host" not in by_name:  # seldom
+        fault = ambiguity([name.decode("latin-1") for name, _ in trimmed], needs_host=http_version == "1.1")
     return Head(method, path, query, trimmed, local, fault)
 
 
