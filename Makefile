@@ -5,9 +5,10 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 DEV    := $(VENV)/.dev
 BENCH  := $(VENV)/.bench
+CLIENTS := .venv-clients
 
 .DEFAULT_GOAL := help
-.PHONY: help run test lint bench soak format clean
+.PHONY: help run test lint bench clients soak format clean
 
 help:  ## Show this list
 	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -23,6 +24,11 @@ $(DEV): $(VENV)/.made pyproject.toml constraints.txt
 
 $(BENCH): $(DEV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,bench]'
+	@touch $@
+
+$(CLIENTS)/.made: constraints-clients.txt
+	$(PYTHON) -m venv $(CLIENTS)
+	$(CLIENTS)/bin/pip install --quiet --disable-pip-version-check -c constraints-clients.txt 'google-adk[a2a]' 'ag2[a2a]'
 	@touch $@
 
 run: $(DEV)  ## Set up, then run the daemon, with a first task going round
@@ -43,8 +49,11 @@ format: $(DEV)  ## Let ruff put the code in order
 bench: $(BENCH)  ## Measure against the floor and the peers; writes bench/results/
 	$(BIN)/python -m bench
 
+clients: $(DEV) $(CLIENTS)/.made  ## Play google-adk and ag2, each unmodified, against a daemon
+	$(BIN)/python -m tests.clients $(CLIENTS)/bin/python
+
 soak: $(DEV)  ## The long versions of the crash and model tests
 	$(BIN)/python -m pytest -n 2 -m soak
 
 clean:  ## Remove the virtual environment and what tests and examples leave
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis data .covenant
+	rm -rf $(VENV) $(CLIENTS) .pytest_cache .mypy_cache .ruff_cache .hypothesis data .covenant
