@@ -1,7 +1,7 @@
-"""What google-adk and ag2 sent to a daemon of ours (`make clients`), sent again: the answers are as they need them.
+"""Sends again what google-adk and ag2 have sent to a daemon of ours (`make clients`), and compares the answers.
 
 A recording has for each play the requests of the client, and of each answer the status, the media type, and the kinds
-and states that it brought: a stream that ends later or earlier than then, or tells something else, is found here.
+and states that it brought. A stream that ends later or earlier than the recorded one, or brings other events, fails.
 """
 
 from __future__ import annotations

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from covenant.agents import AgentContext, AgentWorker, agent
 from covenant.model import command as c
 from covenant.model.record import Asks
 from covenant.model.view import Delivery
@@ -247,3 +249,23 @@ async def test_a_client_without_headers_resumes_a_send_by_its_metadata(site: Sit
     assert (await sending).generations[-1] == 3
     behind = {**keyed, "metadata": {"covenant/afterGeneration": 2}}
     assert (await send(site, binding, behind)).generations == [3]
+
+
+@agent("cautious")
+async def cautious(ctx: AgentContext, opening: str) -> str:
+    await ctx.wait_for_signal("approval")
+    return f"did {opening}"
+
+
+async def test_a_message_that_a_run_does_not_wait_for_ends_its_stream_with_the_question(
+    site: Site, binding: str, tmp_path: Path
+) -> None:
+    """It has answered nothing: the client hears that at once, and not when somebody else has answered."""
+    working = AgentWorker(site.url, agents=[cautious], token=site.tokens["writer"], home=str(tmp_path))
+    async with working:
+        first = await send(site, binding, sends("the work"))
+        assert first.states[-1] == "INPUT_REQUIRED"
+        beside = await send(site, binding, sends("by the way", taskId=task_of(first)))
+        assert (beside.states, beside.generations) == (["INPUT_REQUIRED"], [first.generations[-1] + 1])
+        approval = sends("yes", taskId=task_of(first), metadata={"signal": "approval"})
+        assert (await send(site, binding, approval)).states[-1] == "COMPLETED"
