@@ -98,7 +98,7 @@ class Operations:
     async def send_streaming(
         self, caller: Caller, agent: Agent, request: wire.SendMessage, key: str | None = None, after: int | None = None
     ) -> AsyncGenerator[Event, None]:
-        """Stream the task, then its events until it ends or waits for its sender; or the one message that is the answer.
+        """Stream a task, then its events until it ends or waits for its sender; or the one message that is the answer.
 
         Sent again under its key with `after`, the generation of the last event that the client has seen, the stream
         brings the events behind it."""
