@@ -26,6 +26,7 @@ from tests.clients.recording import STREAM, Events, Names, inner, is_poll, outli
 from tests.clients.worker import HEARTBEAT_MS, work
 from tests.daemons import OPERATOR_TOKEN
 
+PINNED: Final = Path(__file__).parents[2] / "constraints-clients.txt"
 RECORDINGS: Final = Path(__file__).parent / "recordings"
 PLAYS: Final = {"adk": 8, "ag2": 20}
 PATIENCE_S: Final = 20
@@ -136,6 +137,7 @@ async def replay(place: Place, recorded: list[dict[str, Any]], own: str) -> list
 async def test_a_recorded_client_is_answered_as_it_needs(place: Place, client: str) -> None:
     recording = json.loads((RECORDINGS / f"{client}.json").read_text())
     assert len(recording["plays"]) == PLAYS[client]
+    assert recording["client"].replace(" ", "==") in PINNED.read_text().splitlines()  # the version that `make` installs
     for number, (name, play) in enumerate(recording["plays"].items()):
         async with asyncio.timeout(PATIENCE_S):
             answers = await replay(place, play["exchanges"], f"own-{number}")

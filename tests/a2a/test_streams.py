@@ -15,6 +15,7 @@ from covenant.agents import AgentContext, AgentWorker, agent
 from covenant.model import command as c
 from covenant.model.record import Asks
 from covenant.model.view import Delivery
+from covenant.serve.a2a.directory import DIRECT_REPLY
 from tests.a2a.served import Site, agent_says, message, start_site
 from tests.a2a.streams import BINDINGS, Heard, Refused, listen, whole
 
@@ -238,6 +239,21 @@ async def test_a_key_that_is_not_known_begins_with_the_task_whatever_was_seen(si
     with pytest.raises(Refused) as refusal:
         await send(site, binding, sends(), **KEY, **{"Last-Event-ID": "7"})
     assert refusal.value.reason == "INVALID_PARAMS"
+
+
+async def test_a_direct_reply_is_brought_once_to_a_stream_that_is_resumed(binding: str) -> None:
+    card = {"name": "writer", "capabilities": {"extensions": [{"uri": DIRECT_REPLY}]}}
+    async with httpx.AsyncClient(timeout=30) as client:
+        site = await start_site(client, card, grpc="127.0.0.1:0")
+        sending = asyncio.ensure_future(send(site, binding, sends(), **KEY))
+        delivery = await site.lease()
+        await site.work(c.ReplyDirectly(None, delivery.lease_id, agent_says("hello")))
+        heard = await sending
+        assert [next(iter(event)) for event in heard.events] == ["message"]
+        for last, expected in ((heard.last_id, 0), ("1", 1)):
+            again = await send(site, binding, sends(), **KEY, **{"Last-Event-ID": last})
+            assert len(again.events) == expected
+        await site.daemon.stop()
 
 
 async def test_a_client_without_headers_resumes_a_send_by_its_metadata(site: Site, binding: str) -> None:
