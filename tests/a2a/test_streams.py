@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +25,24 @@ KEY = {"Idempotency-Key": "k-1"}
 STOPS_S = 10  # a stream that should have ended is given up
 
 
-@pytest.fixture
-async def site() -> AsyncIterator[Site]:
-    async with httpx.AsyncClient(timeout=30) as client:
-        site = await start_site(client, grpc="127.0.0.1:0")
-        yield site
-        await site.daemon.stop()
-
-
 @pytest.fixture(params=BINDINGS)
 def binding(request: pytest.FixtureRequest) -> str:
     return str(request.param)
+
+
+@pytest.fixture
+async def site(binding: str) -> AsyncIterator[Site]:
+    async with opened(binding) as site:
+        yield site
+
+
+@asynccontextmanager
+async def opened(binding: str, card: dict[str, Any] | None = None) -> AsyncIterator[Site]:
+    """A daemon that serves gRPC only if it is asked for: that one takes its time to end."""
+    async with httpx.AsyncClient(timeout=30) as client:
+        site = await start_site(client, card, grpc="127.0.0.1:0" if binding == "GRPC" else None)
+        yield site
+        await site.daemon.stop()
 
 
 async def ask(site: Site, delivery: Delivery, asks: Asks = Asks.INPUT) -> None:
@@ -243,8 +251,7 @@ async def test_a_key_that_is_not_known_begins_with_the_task_whatever_was_seen(si
 
 async def test_a_direct_reply_is_brought_once_to_a_stream_that_is_resumed(binding: str) -> None:
     card = {"name": "writer", "capabilities": {"extensions": [{"uri": DIRECT_REPLY}]}}
-    async with httpx.AsyncClient(timeout=30) as client:
-        site = await start_site(client, card, grpc="127.0.0.1:0")
+    async with opened(binding, card) as site:
         sending = asyncio.ensure_future(send(site, binding, sends(), **KEY))
         delivery = await site.lease()
         await site.work(c.ReplyDirectly(None, delivery.lease_id, agent_says("hello")))
@@ -253,7 +260,6 @@ async def test_a_direct_reply_is_brought_once_to_a_stream_that_is_resumed(bindin
         for last, expected in ((heard.last_id, 0), ("1", 1)):
             again = await send(site, binding, sends(), **KEY, **{"Last-Event-ID": last})
             assert len(again.events) == expected
-        await site.daemon.stop()
 
 
 async def test_a_client_without_headers_resumes_a_send_by_its_metadata(site: Site, binding: str) -> None:
