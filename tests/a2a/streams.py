@@ -25,7 +25,7 @@ class Refused(Exception):
 
 
 class Heard:
-    """What one stream has brought so far; `last_id` is the id that its last event had, by whatever the binding says."""
+    """The events of one stream so far; `last_id` is the id of the last, as the binding states it."""
 
     def __init__(self) -> None:
         self.events: list[dict[str, Any]] = []
@@ -44,7 +44,7 @@ class Heard:
 
 
 async def listen(site: Site, binding: str, method: str, params: dict[str, Any], **headers: str) -> AsyncIterator[Heard]:
-    """What has been heard, each time that there is more, and once more when the stream has ended."""
+    """Yield the events so far, each time that there is one more, and once more when the stream has ended."""
     told = {**NEWER, **site.auth("alice"), **headers}
     heard = Heard()
     opened = _over_grpc if binding == "GRPC" else _over_http

@@ -45,7 +45,8 @@ OF_03 = {
 
 
 @pytest.fixture
-async def site() -> AsyncIterator[Site]:
+async def whole_site() -> AsyncIterator[Site]:
+    """One that serves every binding."""
     async with httpx.AsyncClient() as client:
         site = await start_site(client, grpc="127.0.0.1:0")
         yield site
@@ -159,8 +160,9 @@ def listed(card: dict[str, Any]) -> list[str]:
 
 @pytest.mark.parametrize("bindings", [["JSONRPC"], ["HTTP+JSON"], ["GRPC", "JSONRPC"], ["HTTP+JSON", "JSONRPC"], ALL])
 async def test_a_card_lists_the_bindings_that_it_was_published_with_in_their_order(
-    site: Site, bindings: list[str]
+    whole_site: Site, bindings: list[str]
 ) -> None:
+    site = whole_site
     whole = {one["protocolBinding"]: one for one in (await card_of(site))["supportedInterfaces"]}
     assert list(whole) == ALL
     wanted = [{"protocolBinding": name, "protocolVersion": "1.0"} for name in bindings]

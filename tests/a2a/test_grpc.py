@@ -574,6 +574,7 @@ async def test_a_daemon_that_ends_says_so_to_its_streams(stack: AsyncExitStack) 
     await until(lambda: place.exchange.waits.total == 2)
     ending = asyncio.ensure_future(daemon.stop())
     assert (await refused(stream))[:2] == (grpc.StatusCode.UNAVAILABLE, "UNAVAILABLE")
+    assert dict(await stream.trailing_metadata())["last-event-id"] == "1"
     assert (await held).generation == 1
     assert (await watch.read()).status == NOT_SERVING
     async with asyncio.timeout(3):  # nobody who only watches is waited for

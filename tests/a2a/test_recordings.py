@@ -1,7 +1,7 @@
-"""What google-adk and ag2 sent to a daemon of ours (`make clients`), sent again: the answers are as they need them.
+"""Sends again what google-adk and ag2 have sent to a daemon of ours (`make clients`), and compares the answers.
 
 A recording has for each play the requests of the client, and of each answer the status, the media type, and the kinds
-and states that it brought: a stream that ends later or earlier than then, or tells something else, is found here.
+and states that it brought. A stream that ends later or earlier than the recorded one, or brings other events, fails.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from tests.clients.recording import STREAM, Events, Names, inner, is_poll, outli
 from tests.clients.worker import HEARTBEAT_MS, work
 from tests.daemons import OPERATOR_TOKEN
 
+PINNED: Final = Path(__file__).parents[2] / "constraints-clients.txt"
 RECORDINGS: Final = Path(__file__).parent / "recordings"
 PLAYS: Final = {"adk": 8, "ag2": 20}
 PATIENCE_S: Final = 20
@@ -136,6 +137,7 @@ async def replay(place: Place, recorded: list[dict[str, Any]], own: str) -> list
 async def test_a_recorded_client_is_answered_as_it_needs(place: Place, client: str) -> None:
     recording = json.loads((RECORDINGS / f"{client}.json").read_text())
     assert len(recording["plays"]) == PLAYS[client]
+    assert recording["client"].replace(" ", "==") in PINNED.read_text().splitlines()  # the version that `make` installs
     for number, (name, play) in enumerate(recording["plays"].items()):
         async with asyncio.timeout(PATIENCE_S):
             answers = await replay(place, play["exchanges"], f"own-{number}")

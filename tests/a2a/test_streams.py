@@ -5,14 +5,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from covenant.agents import AgentContext, AgentWorker, agent
 from covenant.model import command as c
 from covenant.model.record import Asks
 from covenant.model.view import Delivery
+from covenant.serve.a2a.directory import DIRECT_REPLY
 from tests.a2a.served import Site, agent_says, message, start_site
 from tests.a2a.streams import BINDINGS, Heard, Refused, listen, whole
 
@@ -21,17 +25,24 @@ KEY = {"Idempotency-Key": "k-1"}
 STOPS_S = 10  # a stream that should have ended is given up
 
 
-@pytest.fixture
-async def site() -> AsyncIterator[Site]:
-    async with httpx.AsyncClient(timeout=30) as client:
-        site = await start_site(client, grpc="127.0.0.1:0")
-        yield site
-        await site.daemon.stop()
-
-
 @pytest.fixture(params=BINDINGS)
 def binding(request: pytest.FixtureRequest) -> str:
     return str(request.param)
+
+
+@pytest.fixture
+async def site(binding: str) -> AsyncIterator[Site]:
+    async with opened(binding) as site:
+        yield site
+
+
+@asynccontextmanager
+async def opened(binding: str, card: dict[str, Any] | None = None) -> AsyncIterator[Site]:
+    """A daemon that serves gRPC only if it is asked for: that one takes its time to end."""
+    async with httpx.AsyncClient(timeout=30) as client:
+        site = await start_site(client, card, grpc="127.0.0.1:0" if binding == "GRPC" else None)
+        yield site
+        await site.daemon.stop()
 
 
 async def ask(site: Site, delivery: Delivery, asks: Asks = Asks.INPUT) -> None:
@@ -238,6 +249,19 @@ async def test_a_key_that_is_not_known_begins_with_the_task_whatever_was_seen(si
     assert refusal.value.reason == "INVALID_PARAMS"
 
 
+async def test_a_direct_reply_is_brought_once_to_a_stream_that_is_resumed(binding: str) -> None:
+    card = {"name": "writer", "capabilities": {"extensions": [{"uri": DIRECT_REPLY}]}}
+    async with opened(binding, card) as site:
+        sending = asyncio.ensure_future(send(site, binding, sends(), **KEY))
+        delivery = await site.lease()
+        await site.work(c.ReplyDirectly(None, delivery.lease_id, agent_says("hello")))
+        heard = await sending
+        assert [next(iter(event)) for event in heard.events] == ["message"]
+        for last, expected in ((heard.last_id, 0), ("1", 1)):
+            again = await send(site, binding, sends(), **KEY, **{"Last-Event-ID": last})
+            assert len(again.events) == expected
+
+
 async def test_a_client_without_headers_resumes_a_send_by_its_metadata(site: Site, binding: str) -> None:
     keyed = {"message": message(metadata={"covenant/idempotencyKey": "k-2"})}
     sending = asyncio.ensure_future(send(site, binding, keyed))
@@ -247,3 +271,23 @@ async def test_a_client_without_headers_resumes_a_send_by_its_metadata(site: Sit
     assert (await sending).generations[-1] == 3
     behind = {**keyed, "metadata": {"covenant/afterGeneration": 2}}
     assert (await send(site, binding, behind)).generations == [3]
+
+
+@agent("cautious")
+async def cautious(ctx: AgentContext, opening: str) -> str:
+    await ctx.wait_for_signal("approval")
+    return f"did {opening}"
+
+
+async def test_a_message_that_a_run_does_not_wait_for_ends_its_stream_with_the_question(
+    site: Site, binding: str, tmp_path: Path
+) -> None:
+    """It has answered nothing: the client hears that at once, and not when somebody else has answered."""
+    working = AgentWorker(site.url, agents=[cautious], token=site.tokens["writer"], home=str(tmp_path))
+    async with working:
+        first = await send(site, binding, sends("the work"))
+        assert first.states[-1] == "INPUT_REQUIRED"
+        beside = await send(site, binding, sends("by the way", taskId=task_of(first)))
+        assert (beside.states, beside.generations) == (["INPUT_REQUIRED"], [first.generations[-1] + 1])
+        approval = sends("yes", taskId=task_of(first), metadata={"signal": "approval"})
+        assert (await send(site, binding, approval)).states[-1] == "COMPLETED"

@@ -35,7 +35,7 @@ QUIET: Final = {"OTEL_SDK_DISABLED": "true", "PYTHONWARNINGS": "ignore"}  # no t
 
 @contextmanager
 def daemon(home: Path, *options: str) -> Iterator[str]:
-    """Its URL."""
+    """Run a daemon, and yield its URL."""
     command = [sys.executable, "-m", "covenant", "serve", "--home", str(home), "--http", "127.0.0.1:0", *options]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -62,7 +62,7 @@ def covenant(home: Path, *words: str) -> dict[str, Any]:
 
 
 async def play(python: str, client: str, url: str, token: str, folder: Path) -> dict[str, Any]:
-    """What the client makes of each play. It reaches nothing but this machine, and tries nothing else."""
+    """Return what the client makes of each play. A client that tries to reach beyond this machine fails."""
     notes = folder / "left"
     environment = {
         "PATH": os.environ.get("PATH", ""),
@@ -93,7 +93,7 @@ async def play(python: str, client: str, url: str, token: str, folder: Path) -> 
 
 
 async def perform(python: str, client: str, with_grpc: bool) -> dict[str, Any]:
-    """Everything that one client plays with one daemon, as it is recorded."""
+    """Run all plays of one client with one daemon, and return them as they are recorded."""
     folder = Path(tempfile.mkdtemp(prefix="cov-"))
     home = folder / "home"
     try:
@@ -118,7 +118,7 @@ async def perform(python: str, client: str, with_grpc: bool) -> dict[str, Any]:
 
 
 def written(recording: dict[str, Any]) -> str:
-    """As JSON with a line for each request."""
+    """Return a recording as JSON with a line for each request."""
     plays = []
     for name, play in recording["plays"].items():
         exchanges = ",\n".join(f"  {json.dumps(one)}" for one in play["exchanges"])
@@ -128,7 +128,7 @@ def written(recording: dict[str, Any]) -> str:
 
 
 def differences(known: dict[str, Any], seen: dict[str, Any]) -> list[str]:
-    """Of two recordings, play by play."""
+    """Compare two recordings, play by play."""
     found = [] if known["client"] == seen["client"] else [f"this is {seen['client']}, recorded was {known['client']}"]
     for name in {**known["plays"], **seen["plays"]}:
         before, now = known["plays"].get(name, {}), seen["plays"].get(name, {})

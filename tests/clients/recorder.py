@@ -75,7 +75,7 @@ class Recorder:
     async def _stream(
         self, request: web.Request, answer: aiohttp.ClientResponse, events: Events, names: Names
     ) -> web.StreamResponse:
-        """To its end, also when its client has gone: where it ends is the daemon's to say."""
+        """Pass a stream on, and read it to its end also when its client has gone: the daemon decides where it ends."""
         response = web.StreamResponse(headers={"Content-Type": STREAM})
         await response.prepare(request)
         is_there = True
@@ -103,7 +103,7 @@ def _is_cancel(noted: dict[str, Any]) -> bool:
 
 @asynccontextmanager
 async def recording() -> AsyncIterator[Recorder]:
-    """Give it the daemon's URL as `target`, and the `token` of its clients, before anybody calls."""
+    """Serve a recorder. Its `target`, the daemon's URL, and the clients' `token` are set before the first request."""
     recorder = Recorder()
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", recorder.pass_on)

@@ -1,4 +1,4 @@
-"""What clients send, and what they were answered: how it is written down, so that it is the same for every run.
+"""The form of a recorded request and its answer, the same in every run.
 
 Ids of the daemon become `{id-1}` …, by the order in which they were answered first; those that a client made up become
 `{own-1}` …, by the order in which it used them; its token becomes `{token}`. An answer is kept by what its client needs
@@ -42,7 +42,7 @@ class Names:
                 self._ids.append(found)
 
     def written(self, text: str) -> str:
-        """As it is recorded."""
+        """Return the text as it is recorded."""
         text = text.replace(self._token, "{token}")
         return _UUID.sub(lambda match: self._name_of(match[0]), text)
 
@@ -54,7 +54,7 @@ class Names:
         return f"{{own-{self._own.index(found) + 1}}}"
 
     def said(self, text: str, own: str) -> str:
-        """As it is sent again; `own` stands before the ids that the client made up."""
+        """Return the text as it is sent again; `own` stands before the ids that the client made up."""
 
         def fill(match: re.Match[str]) -> str:
             name, _, number = match[1].partition("-")
@@ -79,14 +79,14 @@ def _ids_in(told: Any) -> Iterator[str]:
 
 
 def inner(answer: Any) -> Any:
-    """An answer without the envelope of JSON-RPC."""
+    """Return an answer without the envelope of JSON-RPC."""
     if isinstance(answer, dict) and "jsonrpc" in answer:
         return answer.get("result", {"error": answer.get("error")})
     return answer
 
 
 def outline(answer: Any) -> Any:
-    """What a client needs of it."""
+    """Return the part of an answer that a client needs."""
     told = inner(answer)
     if not isinstance(told, dict):
         return None
@@ -105,7 +105,7 @@ def outline(answer: Any) -> Any:
 
 
 def reply_outline(answer: Any) -> Any:
-    """The same of an answer that is no stream: how far a task is that goes on is a matter of time."""
+    """Return the outline of an answer that is no stream: how far an open task is depends on time."""
     told = outline(answer)
     for kind in ("task", "state"):
         if isinstance(told, dict) and told.get(kind) in _GOES_ON:
@@ -114,13 +114,13 @@ def reply_outline(answer: Any) -> Any:
 
 
 def is_poll(noted: dict[str, Any]) -> bool:
-    """Whether this request only looks at one task."""
+    """Return whether this request only reads one task."""
     is_read = noted["method"] == "GET" and "/tasks/" in noted["path"]
     return is_read or noted.get("body", {}).get("method") == "GetTask"
 
 
 class Events:
-    """The events of a stream, out of its bytes."""
+    """Reads the events of a stream out of its bytes."""
 
     def __init__(self) -> None:
         self._rest = b""

@@ -1,4 +1,4 @@
-"""The agent that the plays are with: it does what the last line of a message says."""
+"""The worker of the plays: it does what the last line of a message says."""
 
 from __future__ import annotations
 

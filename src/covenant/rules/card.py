@@ -96,7 +96,7 @@ def _check_is_kept(card: dict[str, Any], extended: dict[str, Any]) -> None:
 
 
 def _check_interfaces(listed: Any) -> None:
-    """Which bindings the card lists, in the order in which clients should prefer them."""
+    """Refuse a list of interfaces that says more than which bindings the card lists, and in which order."""
     if not isinstance(listed, list) or not listed or not all(isinstance(entry, dict) for entry in listed):
         raise _not_kept('supportedInterfaces is a list like [{"protocolBinding": "JSONRPC"}]')
     found: set[str] = set()
@@ -119,7 +119,7 @@ def _not_kept(reason: str) -> Malformed:
 
 
 def bindings_of(card: dict[str, Any]) -> tuple[str, ...]:
-    """The bindings that a published card lists, in its order; all of them if it says nothing of that."""
+    """Return the bindings that a published card lists, in its order; all of them if it names none."""
     listed = card.get("supportedInterfaces")
     if not isinstance(listed, list):
         return BINDINGS

@@ -141,7 +141,7 @@ def _complete(card: Card, here: Whereabouts, at_root: bool, extended: bool) -> d
 
 
 def _interfaces(here: Whereabouts, path: str, label: str) -> dict[str, dict[str, Any]]:
-    """The interfaces of an agent by their bindings, as far as they are served."""
+    """Return the interfaces of an agent by their bindings, as far as this daemon serves them."""
     found: dict[str, dict[str, Any]] = {}
     for binding in BINDINGS:
         interface = {"protocolBinding": binding, "protocolVersion": CARD_VERSION}
@@ -153,7 +153,7 @@ def _interfaces(here: Whereabouts, path: str, label: str) -> dict[str, dict[str,
 
 
 def _said(card: dict[str, Any]) -> dict[str, Any]:
-    """What the owner said; null is not said, nor is an empty member that clients require (of an older store)."""
+    """Return the owner's members, without null, and without empty ones that clients require (of an older store)."""
     return {
         name: value
         for name, value in card.items()

@@ -63,8 +63,8 @@ class Agent(Struct, frozen=True):
 
 
 class Event(Struct, frozen=True):
-    """One element of a stream; `generation` is where a cut stream is taken up again. `is_last`: the stream ends here by
-    itself, and not because the daemon does."""
+    """One element of a stream. `generation` is its id, for resuming; after `is_last` the stream ends by itself, and not
+    because the daemon ends."""
 
     generation: int
     response: StreamResponse
@@ -102,8 +102,10 @@ class Operations:
     async def send_streaming(
         self, caller: Caller, agent: Agent, request: wire.SendMessage, key: str | None = None, after: int | None = None
     ) -> AsyncGenerator[Event, None]:
-        """Task first, then what happens to it until it ends or asks for something; or the one message that is the whole
-        answer. Sent again under its key, with the last event that was seen of it: what came after that."""
+        """Stream a task, then its events until it ends or waits for its sender; or the one message that is the answer.
+
+        Sent again under its key with `after`, the generation of the last event that the client has seen, the stream
+        brings the events behind it."""
         self._check_streams(agent)
         _check_history(request.configuration.history_length)
         request, last = _resuming(request, after)
@@ -134,11 +136,12 @@ class Operations:
     async def _from_message(
         self, caller: Caller, agent: Agent, task_id: str, after: int | None, history: int | None
     ) -> AsyncGenerator[Event, None]:
-        """To the next state in which the task waits for its sender, or to its end. A message that answers a question
-        moves the task on in its own commit, so a question that is there now was asked behind it.
+        """Stream a task to its end, or to the next state in which it waits for its sender.
 
-        Behind 0 it begins with the task as it was sent, however far a quick worker is: clients look for questions
-        and results in the events. Behind nothing it begins with the task as it is."""
+        A message that answers a question moves the task on in its own commit, so a question that the task shows here
+        was asked after it. With `after` 0 the stream begins with the task as it was sent, even if a quick worker has
+        changed it already: clients look for questions and results in events, not in the first task. Without `after`
+        it begins with the task as it is now."""
         dialog = await self._shown(caller, task_id, 0 if after else history, artifacts=not after)
         if after and after > dialog.generation:
             raise _not_that_far(task_id)
@@ -190,7 +193,7 @@ class Operations:
     async def _more(
         self, caller: Caller, agent: Agent, request: wire.SendMessage, key: str | None, after: int | None = None
     ) -> c.AddMessage:
-        """For a task that is there, and as far as the caller says to have seen it."""
+        """Return the command that adds the message to its task. A cursor past the task is refused before that."""
         message, push = _whole(request), request.configuration.task_push_notification_config
         hook = None if push is None else self._hook(agent, push)
         if key is None and message.metadata is not None:
@@ -388,7 +391,7 @@ class Operations:
 
 
 def _resuming(request: wire.SendMessage, after: int | None) -> tuple[wire.SendMessage, int | None]:
-    """What was seen, by the header or by the metadata of the request. It is no part of what is sent."""
+    """Return the request without a cursor in its metadata, and the cursor: the header's, else that one."""
     if request.metadata is None or CURSOR not in request.metadata:
         return request, after
     if after is None:
@@ -408,7 +411,7 @@ def _without_history(event: Event) -> Event:
 
 
 def _interrupts(response: StreamResponse) -> bool:
-    """The task waits for its sender from here on."""
+    """Return whether the task waits for its sender from this event on."""
     told = response.status_update or response.task
     return told is not None and told.status.state.is_interrupted
 
