@@ -36,6 +36,7 @@ SHOWN: Final[dict[str, dict[str, int | str]]] = {  # as docs/http.md, docs/a2a.m
     "unauthenticated": {"http": 401, "jsonrpc": -32603, "rest": 401, "grpc": "UNAUTHENTICATED"},
     "not_permitted": {"http": 403, "jsonrpc": -32603, "rest": 403, "grpc": "PERMISSION_DENIED"},
     "missing_capability": {"http": 403, "jsonrpc": -32603, "rest": 403, "grpc": "PERMISSION_DENIED"},
+    "scope_mismatch": {"http": 403, "jsonrpc": -32603, "rest": 403, "grpc": "PERMISSION_DENIED"},
     "unknown_task": {"http": 404, "jsonrpc": -32001, "rest": 404, "grpc": "NOT_FOUND"},
     "unknown_lease": {"http": 404},
     "unknown_grant": {"http": 404},

@@ -158,7 +158,7 @@ def verdict(cell: Cell, thing: Thing) -> str:
     if verb.speaks_for_sender and cell.role is not Role.SENDER:
         return SENDER_MISMATCH
     if verb.action is not None and not who & verb.free:
-        lacks = missing(cell, thing)
+        lacks = missing(cell)
         is_repeated = cell.state is verb.repeats_on and (verb.only is None or who & verb.only)
         if lacks is not None and not is_repeated:
             return verb.refusal or lacks
@@ -169,7 +169,7 @@ def verdict(cell: Cell, thing: Thing) -> str:
     return verb.lets_in
 
 
-def missing(cell: Cell, thing: Thing) -> str | None:
+def missing(cell: Cell) -> str | None:
     """Why the grant does not let this call in: none of the action, or one that does not reach this far; None if it
     does."""
     held = cell.held
@@ -181,15 +181,7 @@ def missing(cell: Cell, thing: Thing) -> str | None:
         return SCOPE
     if cell.verb.each:
         return None
-    return None if all(right and scope in carried(cell.verb, thing) for scope, right in held.pins) else SCOPE
-
-
-def carried(verb: Verb, thing: Thing) -> frozenset[str]:
-    """What the call has that a grant can be pinned to. Some name the lease; others have the one that the task is under
-    just now, if it is."""
-    if "current lease" in verb.carries and thing.state in (State.IN_FLIGHT, State.OWN, State.RUNNING):
-        return verb.carries | {"lease"}
-    return verb.carries
+    return None if all(right and scope in cell.verb.carries for scope, right in held.pins) else SCOPE
 
 
 def is_grantable(verb: Verb, held: Held) -> bool:
@@ -210,7 +202,7 @@ def carried_by(action: str, width: Width) -> frozenset[str]:
     elif width is Width.FAMILY:
         stem = stem if stem.endswith(".") else stem.rpartition(".")[0] + "."
     found = [verb.carries for verb in VERBS if verb.action is not None and verb.action.startswith(stem)]
-    return frozenset("lease" if scope == "current lease" else scope for carries in found for scope in carries)
+    return frozenset(scope for carries in found for scope in carries)
 
 
 # --- every combination ---------------------------------------------------------------------------------------

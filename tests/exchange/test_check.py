@@ -161,7 +161,7 @@ def said(scene: Scene, call: Call) -> tuple[w.Request, w.Check]:
     adding = w.Check(action=f"a2a.send.{recipient}", task_id=task)
     answering = w.Check(action=f"a2a.respond.{sender}", task_id=task, lease_id=lease)
     ending = w.Check(action="a2a.repair.force_error", counterparty=other, task_id=task, lease_id=lease)
-    taking = structs.replace(ending, action="a2a.repair.requeue", lease_id=held, duplicate_risk="operator_accepted")
+    taking = structs.replace(ending, action="a2a.repair.requeue", lease_id=None, duplicate_risk="operator_accepted")
     match call.verb:
         case "send":
             return w.SendTask(task=sent), sending
@@ -178,8 +178,7 @@ def said(scene: Scene, call: Call) -> tuple[w.Request, w.Check]:
             about = structs.replace(answering, lease_id=held)
             return w.Update(lease_id=held or FRESH[0], text="x"), about
         case "cancel":
-            about = w.Check(action=f"a2a.cancel.{other}", task_id=task, lease_id=held)
-            return w.Cancel(task_id=task, graceful=True), about
+            return w.Cancel(task_id=task, graceful=True), w.Check(action=f"a2a.cancel.{other}", task_id=task)
         case "requeue":
             repair = RepairRequest(task, Requeue(call.risk, lease), "stuck")
             return w.Repair(request=repair), structs.replace(taking, lease_id=lease, duplicate_risk=call.risk)

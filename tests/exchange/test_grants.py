@@ -138,6 +138,7 @@ async def test_a_scope_that_no_call_of_the_action_has_is_refused(town: Town, kin
         ("a2a.send.*", ["peer_pubkey_b58", "task_id"], "ok"),
         ("a2a.send.*", ["lease_id"], "malformed"),
         ("a2a.cancel.*", ["duplicate_risk"], "malformed"),
+        ("a2a.cancel.*", ["lease_id"], "malformed"),  # a cancel names none
         ("a2a.cache.*", ["task_id"], "malformed"),
         ("store.*", ["task_id"], "malformed"),
         ("peers.*", ["peer_pubkey_b58"], "malformed"),
@@ -196,6 +197,20 @@ async def test_a_check_about_two_peers_is_refused(town: Town) -> None:
     assert await town.told("alice@lab", same) == "ok"
     other = w.Check(action="a2a.send.bob", counterparty="carol@lab")
     assert await town.told("alice@lab", other) == "malformed"
+
+
+async def test_an_agreement_to_take_tasks_is_used_up_too(clock: ManualClock) -> None:
+    """Contract 26, 34: a bound on the uses of a2a.recv counts the tasks that it lets in, and no repeat of them."""
+    async with site(clock, recv_gate=True) as s:
+        town = Town(s)
+        await town.enroll()
+        await town.grant("a2a.send.*")
+        agreed = await town.grant("a2a.recv.alice@lab", "bob@lab", scope=Scope(max_uses=2))
+        sends = [to("bob@lab", f"{number}{UUID[1:]}") for number in range(3)]
+        told = [await town.told("alice@lab", send) for send in (*sends, sends[0], sends[1])]
+        assert told == ["ok", "ok", "recipient_refused", "ok", "ok"]
+        listed = (await town.ask("bob@lab", w.ListGrants())).capabilities
+        assert agreed.id not in [grant.id for grant in listed]
 
 
 # --- what is told of grants that are over ------------------------------------------------------------------

@@ -126,8 +126,16 @@ def _sent(
             return again
         demand = _as_addressed(given, task_id)
         return _missing(caller, demand, _check_address(caller, demand, view, ctx, checks, reason), checks)
-    checks.append(_check_row(demand, grant))
-    agreed = _check_recipient(command, caller, view, ctx, checks)
+    try:
+        gate: list[AuditRow] = []
+        agreed = _check_recipient(command, caller, view, ctx, gate)
+    except CovenantError:
+        again = _sent_before(command, demand, task_id, view, ctx, decide)
+        if again is not None:
+            return again
+        checks += [_check_row(demand, grant), *gate]
+        raise
+    checks += [_check_row(demand, grant), *gate]
     if is_lasting(grant.capability) and not ctx.recv_gate:
         remember(ctx.ways, name, Way(view.trust_order, demand, grant, tuple(checks)))
     return _decided(command, demand, grant, view, ctx, decide, agreed)
@@ -209,9 +217,10 @@ def _decided(
         commit = decide(command, view, ctx)
     finally:
         ctx.granted = None
-    for used in (grant,) if agreed is None else (grant, agreed):
-        if _is_counted(used) and _is_a_use(command, commit):
-            commit.events = (*commit.events, *uses_of(used, view))
+    if _is_counted(grant) and _is_a_use(command, commit):
+        commit.events = (*commit.events, *uses_of(grant, view))
+    if agreed is not None and _is_counted(agreed) and _is_a_use(command, commit):
+        commit.events = (*commit.events, *uses_of(agreed, view))
     return commit
 
 
@@ -469,18 +478,14 @@ def _judge(command: c.JudgeEffect | c.ResumeRun, caller: Caller, view: View, ctx
     record = visible_task(check_id(command.task_id, "task_id"), command.by, view, ctx)
     if record.recipient == caller.agent.pubkey:
         return None
-    lease = record.lease.lease_id if record.lease else None
-    other = counterparty(record, caller)
-    return demand_for(
-        "a2a.repair.requeue", f"a2a-repair:{record.task.id}", other, record.task.id, lease, "operator_accepted"
-    )
+    other, task_id = counterparty(record, caller), record.task.id
+    return demand_for("a2a.repair.requeue", f"a2a-repair:{task_id}", other, task_id, duplicate_risk="operator_accepted")
 
 
 def _cancel(command: c.CancelTask, caller: Caller, view: View, ctx: Context) -> Demand:
     record = visible_task(check_id(command.task_id, "task_id"), command.by, view, ctx)
     other = counterparty(record, caller)
-    lease = record.lease.lease_id if record.lease else None
-    return demand_for("a2a.cancel.", f"a2a-cancel:{record.task.id}", other, record.task.id, lease)
+    return demand_for("a2a.cancel.", f"a2a-cancel:{record.task.id}", other, record.task.id)
 
 
 def _repair(command: c.RepairTask, caller: Caller, view: View, ctx: Context) -> Demand:

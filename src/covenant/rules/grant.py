@@ -39,7 +39,7 @@ SCOPED: Final[dict[str, tuple[str, ...]]] = {
     "a2a.send.": ("peer_pubkey_b58", "task_id"),
     "a2a.respond.": ("peer_pubkey_b58", "task_id", "lease_id"),
     "a2a.recv.": ("peer_pubkey_b58",),
-    "a2a.cancel.": ("peer_pubkey_b58", "task_id", "lease_id"),
+    "a2a.cancel.": ("peer_pubkey_b58", "task_id"),
     "a2a.repair.requeue": ("peer_pubkey_b58", "task_id", "lease_id", "duplicate_risk"),
     "a2a.repair.force_error": ("peer_pubkey_b58", "task_id", "lease_id"),
     "a2a.cache.forget": (),
@@ -100,13 +100,15 @@ def demand_for(
 ) -> Demand:
     """What a call of this action of `SCOPED` demands."""
     scoped = SCOPED[action]
-    assert task_id is None or "task_id" in scoped
-    assert lease_id is None or "lease_id" in scoped
-    assert duplicate_risk is None or "duplicate_risk" in scoped
-    if action[-1] != ".":
-        return Demand(action, label, counterparty, task_id, lease_id, duplicate_risk)
-    assert counterparty is not None
-    return Demand(action + counterparty.display, label, counterparty, task_id, lease_id, duplicate_risk)
+    assert (
+        (task_id is None or "task_id" in scoped)
+        and (lease_id is None or "lease_id" in scoped)
+        and (duplicate_risk is None or "duplicate_risk" in scoped)
+    )
+    if action in PEER_ACTIONS:
+        assert counterparty is not None
+        action += counterparty.display
+    return Demand(action, label, counterparty, task_id, lease_id, duplicate_risk)
 
 
 def kind_of(action: str) -> str:
