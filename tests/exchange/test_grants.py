@@ -358,3 +358,13 @@ async def test_a_right_yields_no_more_than_itself(town: Town, right: str) -> Non
     assert [grant.id for grant in own] == [mine.id]
     assert town.x.authenticate(town.tokens["bob@lab"]).agent.pubkey == bob
     assert await town.told("alice@lab", w.GetAgent(name="bob@lab")) == "unknown_peer"
+
+
+async def test_the_key_that_stands_for_nobody_is_never_somebodys(town: Town) -> None:
+    """Contract 25: a grant for a label that nobody has reaches no peer, whatever keys peers enrol with."""
+    shown = {town.x.named("nobody@lab").pubkey for _ in range(3)}
+    assert len(shown) == 3
+    for number, key in enumerate(shown):
+        await town.ask("operator", w.EnrollPeer(display=f"new{number}@lab", pubkey=key))
+    assert await town.told("operator", w.Grant(subject="nobody@lab", action="a2a.*")) == "unknown_peer"
+    assert await town.told("operator", w.RevokePeer(peer="nobody@lab")) == "unknown_peer"
