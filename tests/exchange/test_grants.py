@@ -10,9 +10,11 @@ import pytest
 from msgspec.structs import fields
 
 from covenant import AgentId, CovenantError, Limits, Task
+from covenant.model import event as e
 from covenant.model.error import BadAction, Malformed
-from covenant.model.limits import DAY_MS
-from covenant.model.peer import Caller, GrantedView, Scope
+from covenant.model.limits import ACTIONS_HELD_MAX, DAY_MS
+from covenant.model.peer import Caller, GrantedView, Peer, Role, Scope
+from covenant.rules.evolve import evolve
 from covenant.rules.grant import ACTIONS, OPERATOR_ACTIONS, PEER_ACTIONS, SCOPED, check_action
 from covenant.serve import wire as w
 from covenant.serve.verbs.table import handled
@@ -269,6 +271,18 @@ async def test_of_several_grants_the_last_that_is_revoked_counts(town: Town) -> 
     assert await town.told("alice@lab", send) == "scope_mismatch"
     await town.ask("operator", w.Revoke(grant_id=second.id))
     assert await town.told("alice@lab", send) == "missing_capability"
+
+
+def test_of_very_many_actions_the_last_are_remembered() -> None:
+    """Contract 32: what a peer is granted is kept in a bound."""
+    agent = AgentId.named("alice@lab")
+    peer: Any = evolve(None, e.Enrolled("peer:x", agent, Role.PEER, "token", ("a2a.send.*",)), 1, 1)
+    for number in range(ACTIONS_HELD_MAX):
+        peer = evolve(peer, e.ActionHeld("peer:x", f"a2a.send.{number}@lab"), 2 + number, 1)
+    assert len(peer.held) == ACTIONS_HELD_MAX
+    assert (peer.held[0], peer.held[-1]) == ("a2a.send.0@lab", f"a2a.send.{ACTIONS_HELD_MAX - 1}@lab")
+    gone = evolve(peer, e.ActionHeld("peer:x", "a2a.send.5@lab", is_held=False), 9999, 1)
+    assert isinstance(gone, Peer) and set(peer.held) - set(gone.held) == {"a2a.send.5@lab"}
 
 
 async def test_a_peer_that_comes_back_never_held_anything(town: Town) -> None:

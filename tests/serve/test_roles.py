@@ -12,6 +12,7 @@ from covenant import (
     Delivery,
     ForceError,
     Idempotency,
+    Mailbox,
     RepairRequest,
     Requeue,
     Result,
@@ -31,7 +32,7 @@ from covenant.model.query import CheckGrant
 from covenant.model.run import RunCommit, Wait
 from covenant.serve import wire as w
 from covenant.serve.places import PLACE_OF, PLACES
-from tests.daemons import OPERATOR_TOKEN, Realmful, start_daemon
+from tests.daemons import OPERATOR_TOKEN, Realmful, enrolled, start_daemon, url_of
 
 OK: Final = "ok"
 ABSENT: Final = "00000000-0000-4000-8000-000000000000"
@@ -655,3 +656,17 @@ async def test_a_task_for_a_label_reaches_whoever_has_the_label(world: World) ->
 )
 async def test_names_that_a_caller_makes_up_have_a_bound(world: World, request_: w.Request) -> None:
     assert await told(world, "worker", request_) == "too_large"
+
+
+@pytest.mark.parametrize("scheme", ["http", "unix"])
+async def test_a_short_label_in_a_grant_counts_over_each_surface(scheme: str) -> None:
+    """Contract 34: `bob` is `bob@local`, at enrolment and in a grant."""
+    daemon = await start_daemon("memory:", Limits())
+    async with Mailbox.open(url_of(daemon, scheme), token=OPERATOR_TOKEN) as box:
+        await enrolled(box, "bob")
+        told = [await enrolled(box, "ann", "a2a.send.bob"), await enrolled(box, "cid")]
+        await box._engine.call(w.Grant(subject="cid", action="a2a.send.bob"), w.Granted)  # type: ignore[attr-defined]
+        for peer in told:
+            async with Mailbox.open(url_of(daemon, scheme), token=peer.token) as own:
+                await own.send_task(Task(recipient=AgentId.named("bob"), intent_text="x"))
+    await daemon.stop()
