@@ -9,7 +9,7 @@ from typing import Any, Final
 import pytest
 from msgspec.structs import fields
 
-from covenant import AgentId, CovenantError, Limits, Task
+from covenant import AgentId, CovenantError, Limits, RetryPolicy, Task
 from covenant.model import event as e
 from covenant.model.error import BadAction, Malformed
 from covenant.model.limits import ACTIONS_HELD_MAX, DAY_MS
@@ -292,6 +292,31 @@ async def test_a_peer_that_comes_back_never_held_anything(town: Town) -> None:
     again = await town.ask("operator", w.EnrollPeer(display="alice@lab", pubkey=AgentId.named("alice@lab").pubkey))
     town.tokens["alice@lab"] = again.token
     assert await town.told("alice@lab", to("bob@lab")) == "missing_capability"
+
+
+async def test_a_pass_of_the_retry_gate_needs_a_grant_that_holds(town: Town) -> None:
+    """Contract 12, 34: under one whose source is no more, no task would be requeued."""
+    retry = w.RetryStale(policy=RetryPolicy(enabled=True))
+    for held in (await town.ask("operator", w.ListGrants(subject="operator", limit=100))).capabilities:
+        await town.ask("operator", w.Revoke(grant_id=held.id))
+    assert await town.told("operator", retry) == "missing_capability"
+    source = await town.grant("a2a.repair.requeue", "bob@lab", delegable=True)
+    await town.grant("a2a.repair.requeue", "operator", parent=source.id, scope=Scope(task_id=UUID))
+    assert await town.told("operator", retry) == "ok"  # which tasks it reaches is asked for each
+    await town.ask("operator", w.Revoke(grant_id=source.id))
+    assert await town.told("operator", retry) == "scope_mismatch"
+
+
+async def test_a_start_under_an_id_that_others_use_is_told_as_a_send_is(town: Town) -> None:
+    """Contract 5, 27: to those who may send; the others are refused before the id is looked at."""
+    await town.grant("a2a.send.*")
+    assert await town.told("alice@lab", to("bob@lab", UUID)) == "ok"
+    start = w.SignalRun(task_id=UUID, name="go", start=Task(recipient=AgentId.named("alice@lab"), intent_text="x"))
+    assert await town.told("carol@lab", start) == "missing_capability"
+    await town.grant("a2a.send.*", "carol@lab")
+    assert [await town.told("carol@lab", request) for request in (start, to("alice@lab", UUID))] == [
+        "task_conflict"
+    ] * 2
 
 
 # --- administration ----------------------------------------------------------------------------------------

@@ -32,7 +32,18 @@ from covenant.model.task import Task
 from covenant.rules.cache import visible_slot
 from covenant.rules.context import Commit, Context, View, Way
 from covenant.rules.envelope import check_id
-from covenant.rules.grant import authorize, demand_for, holds, is_lasting, recall, refused, remember, spellings, uses_of
+from covenant.rules.grant import (
+    authorize,
+    demand_for,
+    holds,
+    is_lasting,
+    is_live,
+    recall,
+    refused,
+    remember,
+    spellings,
+    uses_of,
+)
 from covenant.rules.peer import check_caller
 from covenant.rules.retention import is_free
 from covenant.rules.send_key import send_key
@@ -274,8 +285,10 @@ class _Licence:
         self._ctx = ctx
 
     def is_there(self, demand: Demand) -> bool:
-        """Whether a grant of the action is open, whatever it reaches: that is asked for each task."""
-        return any(self._view.grants(self._caller.agent.pubkey, action) for action in spellings(demand))
+        """Whether a grant of the action holds, whatever it reaches: that is asked for each task."""
+        by_pin = (self._view.grants(self._caller.agent.pubkey, action) for action in spellings(demand))
+        grants = (grant for pins in by_pin for pinned in pins.values() for grant in pinned.values())
+        return any(is_live(grant, self._view, self._ctx) for grant in grants)
 
     def reaches(self, record: TaskRecord) -> bool:
         assert record.lease is not None
@@ -434,9 +447,9 @@ def _hold(
 
 
 def _signal(command: c.SignalRun, caller: Caller, view: View, ctx: Context) -> Demand | None:
-    """To signal a run is to send to its agent; an agent signals its own. With a start, what the caller cannot see is
-    as good as free until it turns out that the caller may send: then it is told, as by any send, that the id is
-    taken."""
+    """To signal a run is to send to its agent; an agent signals its own. With a start, an id that the caller cannot see
+    and one that is free are the same, until it turns out that the caller may send: then it is told, as by any send,
+    that the id is taken."""
     task_id = check_id(command.task_id, "task_id")
     start = command.start
     if start is not None and _is_new(command, view, ctx):

@@ -13,7 +13,7 @@ from msgspec import Raw, structs
 
 from covenant.model import event as e
 from covenant.model.command import SendTask, SignalRun
-from covenant.model.error import InvalidInput, Malformed, NotARun, TaskTerminal, TooLarge
+from covenant.model.error import InvalidInput, Malformed, NotARun, TaskConflict, TaskTerminal, TooLarge
 from covenant.model.limits import Limits
 from covenant.model.message import Message
 from covenant.model.record import Said, Slot, TaskRecord, said_key
@@ -27,7 +27,7 @@ from covenant.rules.run.pattern import matches
 from covenant.rules.run.value import check_value
 from covenant.rules.run.wake import wakes
 from covenant.rules.send import send
-from covenant.rules.sight import visible_task
+from covenant.rules.sight import is_visible, visible_task
 
 _NEAR: Final = 64  # of the signals that wait: who hears one after the other finds it there
 
@@ -39,6 +39,8 @@ def signal(command: SignalRun, view: View, ctx: Context) -> Commit:
     known = view.get(task_id)
     if command.start is not None and is_free(known, ctx):
         return _start(command, task_id, name, value, view, ctx)
+    if command.start is not None and not is_visible(known, command.by, ctx):
+        raise TaskConflict(f"the id {task_id} is taken by other content", task_id=task_id)
     record = visible_task(task_id, command.by, view, ctx)
     if record.outcome is not None:
         raise TaskTerminal(f"task {task_id} has ended: {record.outcome}", task_id=task_id, outcome=record.outcome)
