@@ -354,7 +354,7 @@ class Mailbox:
         self, task_id: str, name: str, value: Any = None, *, key: str | None = None, start: Task | None = None
     ) -> Signaled:
         """Tell a run something. Under the same key it is told once; with `start`, the run begins with it if there is
-        none yet."""
+        none yet. A start that another task would answer, under its idempotency key, is refused (`not_a_run`)."""
         command = c.SignalRun(self._agent, task_id, name, _raw(value, self.limits), key, start)
         signaled: Signaled = await self._engine.run(command)
         return signaled

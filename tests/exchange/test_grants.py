@@ -9,10 +9,12 @@ from typing import Any, Final
 import pytest
 from msgspec.structs import fields
 
-from covenant import AgentId, CovenantError, Limits, Task
+from covenant import AgentId, CovenantError, Limits, RetryPolicy, Task
+from covenant.model import event as e
 from covenant.model.error import BadAction, Malformed
-from covenant.model.limits import DAY_MS
-from covenant.model.peer import Caller, GrantedView, Scope
+from covenant.model.limits import ACTIONS_HELD_MAX, DAY_MS
+from covenant.model.peer import Caller, GrantedView, Peer, Role, Scope
+from covenant.rules.evolve import evolve
 from covenant.rules.grant import ACTIONS, OPERATOR_ACTIONS, PEER_ACTIONS, SCOPED, check_action
 from covenant.serve import wire as w
 from covenant.serve.verbs.table import handled
@@ -271,6 +273,18 @@ async def test_of_several_grants_the_last_that_is_revoked_counts(town: Town) -> 
     assert await town.told("alice@lab", send) == "missing_capability"
 
 
+def test_of_very_many_actions_the_last_are_remembered() -> None:
+    """Contract 32: what a peer is granted is kept in a bound."""
+    agent = AgentId.named("alice@lab")
+    peer: Any = evolve(None, e.Enrolled("peer:x", agent, Role.PEER, "token", ("a2a.send.*",)), 1, 1)
+    for number in range(ACTIONS_HELD_MAX):
+        peer = evolve(peer, e.ActionHeld("peer:x", f"a2a.send.{number}@lab"), 2 + number, 1)
+    assert len(peer.held) == ACTIONS_HELD_MAX
+    assert (peer.held[0], peer.held[-1]) == ("a2a.send.0@lab", f"a2a.send.{ACTIONS_HELD_MAX - 1}@lab")
+    gone = evolve(peer, e.ActionHeld("peer:x", "a2a.send.5@lab", is_held=False), 9999, 1)
+    assert isinstance(gone, Peer) and set(peer.held) - set(gone.held) == {"a2a.send.5@lab"}
+
+
 async def test_a_peer_that_comes_back_never_held_anything(town: Town) -> None:
     await town.grant("a2a.send.bob@lab", scope=Scope(max_uses=1))
     assert [await town.told("alice@lab", to("bob@lab")) for _ in range(2)] == ["ok", "scope_mismatch"]
@@ -278,6 +292,31 @@ async def test_a_peer_that_comes_back_never_held_anything(town: Town) -> None:
     again = await town.ask("operator", w.EnrollPeer(display="alice@lab", pubkey=AgentId.named("alice@lab").pubkey))
     town.tokens["alice@lab"] = again.token
     assert await town.told("alice@lab", to("bob@lab")) == "missing_capability"
+
+
+async def test_a_pass_of_the_retry_gate_needs_a_grant_that_holds(town: Town) -> None:
+    """Contract 12, 34: under one whose source is no more, no task would be requeued."""
+    retry = w.RetryStale(policy=RetryPolicy(enabled=True))
+    for held in (await town.ask("operator", w.ListGrants(subject="operator", limit=100))).capabilities:
+        await town.ask("operator", w.Revoke(grant_id=held.id))
+    assert await town.told("operator", retry) == "missing_capability"
+    source = await town.grant("a2a.repair.requeue", "bob@lab", delegable=True)
+    await town.grant("a2a.repair.requeue", "operator", parent=source.id, scope=Scope(task_id=UUID))
+    assert await town.told("operator", retry) == "ok"  # which tasks it reaches is asked for each
+    await town.ask("operator", w.Revoke(grant_id=source.id))
+    assert await town.told("operator", retry) == "scope_mismatch"
+
+
+async def test_a_start_under_an_id_that_others_use_is_told_as_a_send_is(town: Town) -> None:
+    """Contract 5, 27: to those who may send; the others are refused before the id is looked at."""
+    await town.grant("a2a.send.*")
+    assert await town.told("alice@lab", to("bob@lab", UUID)) == "ok"
+    start = w.SignalRun(task_id=UUID, name="go", start=Task(recipient=AgentId.named("alice@lab"), intent_text="x"))
+    assert await town.told("carol@lab", start) == "missing_capability"
+    await town.grant("a2a.send.*", "carol@lab")
+    assert [await town.told("carol@lab", request) for request in (start, to("alice@lab", UUID))] == [
+        "task_conflict"
+    ] * 2
 
 
 # --- administration ----------------------------------------------------------------------------------------
@@ -358,3 +397,13 @@ async def test_a_right_yields_no_more_than_itself(town: Town, right: str) -> Non
     assert [grant.id for grant in own] == [mine.id]
     assert town.x.authenticate(town.tokens["bob@lab"]).agent.pubkey == bob
     assert await town.told("alice@lab", w.GetAgent(name="bob@lab")) == "unknown_peer"
+
+
+async def test_the_key_that_stands_for_nobody_is_never_somebodys(town: Town) -> None:
+    """Contract 25: a grant for a label that nobody has reaches no peer, whatever keys peers enrol with."""
+    shown = {town.x.named("nobody@lab").pubkey for _ in range(3)}
+    assert len(shown) == 3
+    for number, key in enumerate(shown):
+        await town.ask("operator", w.EnrollPeer(display=f"new{number}@lab", pubkey=key))
+    assert await town.told("operator", w.Grant(subject="nobody@lab", action="a2a.*")) == "unknown_peer"
+    assert await town.told("operator", w.RevokePeer(peer="nobody@lab")) == "unknown_peer"

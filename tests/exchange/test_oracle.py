@@ -225,3 +225,21 @@ async def test_a_verb_takes_the_same_steps_whether_what_it_names_is_there(past: 
                 differing[verb] = _difference(first, second)
         assert not differing, "\n".join(f"{verb}: {diff}" for verb, diff in differing.items())
         assert refused > 40  # of some 50 verbs and members; the others answer with nothing, or with a no
+
+
+async def test_what_may_not_be_sent_is_not_read() -> None:
+    """Contract 32: to read a large task takes long, and its sender has no grant. A repeat is read, as it has to be."""
+    async with _exchange() as x:
+        bob, eve = await _peer(x, "bob@lab"), await _peer(x, "eve@lab")
+        granted = await x.trust.grant(x.operator(), "eve@lab", "a2a.send.*", Scope(), None, False, None)
+        names = msgspec.structs.replace(NOBODYS, task=FREE.format(7), label="bob@lab")
+        send = w.SendTask(task=_task(names))
+        asked: list[tuple[w.Request, str]] = [(send, "task_queued"), (send, "task_queued")]
+        new = Task(recipient=bob.agent, intent_text="x")
+        asked += [(w.SendTask(task=new), "missing_capability"), (w.SendTask(task=_task(NOBODYS)), "missing_capability")]
+        for number, (request, told) in enumerate(asked):
+            if number == 1:
+                await x.run(x.operator(), c.RevokeCapability(None, granted.id, REASON))
+            answer, steps = await _steps(x, eve, request, names)
+            is_read = any(step.endswith(" seal_task") for step in steps)
+            assert told in answer and is_read == (number < 2), (number, answer)

@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 
 import pytest
 
-from covenant import AgentId, Result, Task
+from covenant import AgentId, Mailbox, Result, Task
 from covenant.client.engine import RemoteEngine
 from covenant.client.unix import UnixTransport
 from covenant.exchange.realm import Realm
@@ -22,7 +22,7 @@ from covenant.model.query import CheckGrant
 from covenant.model.run import RunCommit
 from covenant.serve import wire as w
 from covenant.serve.places import PLACE_OF
-from tests.daemons import OPERATOR_TOKEN, Realmful, start_daemon
+from tests.daemons import OPERATOR_TOKEN, Realmful, enrolled, start_daemon, url_of
 
 OK: Final = "ok"
 ABSENT: Final = "00000000-0000-4000-8000-000000000000"
@@ -343,3 +343,17 @@ async def test_names_that_a_caller_makes_up_have_a_bound(world: World, made_up: 
     begin = w.CommitRun(lease_id=held.lease_id, commit=RunCommit(number=1), incarnation="first")
     await worker.call(begin, PLACE_OF[w.CommitRun].reply)
     assert await told(world, "worker", MADE_UP[made_up](held)) == "too_large"
+
+
+@pytest.mark.parametrize("scheme", ["http", "unix"])
+async def test_a_short_label_in_a_grant_counts_over_each_surface(scheme: str) -> None:
+    """Contract 34: `bob` is `bob@local`, at enrolment and in a grant."""
+    daemon = await start_daemon("memory:", Limits())
+    async with Mailbox.open(url_of(daemon, scheme), token=OPERATOR_TOKEN) as box:
+        await enrolled(box, "bob")
+        told = [await enrolled(box, "ann", "a2a.send.bob"), await enrolled(box, "cid")]
+        await box._engine.call(w.Grant(subject="cid", action="a2a.send.bob"), w.Granted)  # type: ignore[attr-defined]
+        for peer in told:
+            async with Mailbox.open(url_of(daemon, scheme), token=peer.token) as own:
+                await own.send_task(Task(recipient=AgentId.named("bob"), intent_text="x"))
+    await daemon.stop()

@@ -154,13 +154,13 @@ NAMING: Final[dict[str, Asking]] = {
     "grants": lambda peer: w.ListGrants(subject=peer.display),
     "grants by key": lambda peer: w.ListGrants(subject=peer.pubkey),
     "check another": lambda peer: w.Check(action="store.compact", subject=peer.display),
-    "check a send": lambda peer: w.Check(action="a2a.send.x", counterparty=peer.display),
+    "check a send": lambda peer: w.Check(action=f"a2a.send.{peer.display}", counterparty=peer.display),
     "publish": lambda peer: w.PublishAgent(name=peer.display),
     "publish by key": lambda peer: w.PublishAgent(name=peer.pubkey, card={"name": "x"}),
     "an agent": lambda peer: w.GetAgent(name=peer.display),
     "an agent by key": lambda peer: w.GetAgent(name=peer.pubkey),
     "withdraw": lambda peer: w.WithdrawAgent(name=peer.display),
-    "check a send by key": lambda peer: w.Check(action="a2a.send.x", counterparty=peer.pubkey),
+    "check a send by key": lambda peer: w.Check(action=f"a2a.send.{peer.pubkey}"),
 }
 
 

@@ -10,18 +10,19 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
+from secrets import token_bytes
 from typing import Any, Final, TypeVar
 
 from covenant.exchange.bounds import Bounds, Gauge, Meter, Refusals
 from covenant.exchange.heads import Heads
 from covenant.exchange.outcome import committed
-from covenant.exchange.realm import Realm, random_key
+from covenant.exchange.realm import Realm
 from covenant.exchange.receipts import Receipts
 from covenant.exchange.token import Keeper, digest_of
 from covenant.exchange.trust import Trust
 from covenant.exchange.waits import Wait, Waits
 from covenant.model import command as c
-from covenant.model.agent import AgentId, full_label
+from covenant.model.agent import AgentId, base58, full_label
 from covenant.model.error import CovenantError, Draining, Unauthenticated, UnknownPeer
 from covenant.model.peer import OPERATOR, Caller, Demand, PeerView
 from covenant.model.query import CheckGrant, GetTask, ListInputs, Query
@@ -60,7 +61,6 @@ class Exchange:
         self.waits = Waits(self.bounds.waits_max, self.bounds.wait_ms_max)
         self.connections = Gauge(self.bounds.connections_max, "connections")
         self.is_draining = False
-        self._stranger = random_key()  # stands for labels that nobody has
         self._clock = clock
         self._ids = ids
         self._meter = Meter(self.bounds.requests_per_s, self.bounds.burst)
@@ -150,7 +150,9 @@ class Exchange:
     def named(self, name: str) -> AgentId:
         """The enrolled agent with this label or key, or one of that label whose key nobody has: the rules say, to those
         who may hear it, that it is not there. Both take the same steps, and the same time."""
-        stranger = AgentId(full_label(name), self._stranger)
+        stranger = AgentId(
+            full_label(name), base58(token_bytes(32))
+        )  # another one each time: nobody can come to have it
         return self._enrolled(name) or stranger
 
     def agent(self, name: str) -> AgentId:

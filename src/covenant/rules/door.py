@@ -285,10 +285,10 @@ class _Licence:
         self._ctx = ctx
 
     def is_there(self, demand: Demand) -> bool:
-        """Whether a live grant of the action is there, whatever it reaches: that is asked for each task."""
-        pubkey, view, ctx = self._caller.agent.pubkey, self._view, self._ctx
-        open_grants = (by_id for action in spellings(demand) for by_id in view.grants(pubkey, action).values())
-        return any(is_live(grant, view, ctx) for by_id in open_grants for grant in by_id.values())
+        """Whether a grant of the action holds, whatever it reaches: that is asked for each task."""
+        by_pin = (self._view.grants(self._caller.agent.pubkey, action) for action in spellings(demand))
+        grants = (grant for pins in by_pin for pinned in pins.values() for grant in pinned.values())
+        return any(is_live(grant, self._view, self._ctx) for grant in grants)
 
     def reaches(self, record: TaskRecord) -> bool:
         assert record.lease is not None
@@ -447,9 +447,9 @@ def _hold(
 
 
 def _signal(command: c.SignalRun, caller: Caller, view: View, ctx: Context) -> Demand | None:
-    """To signal a run is to send to its agent; an agent signals its own. With a start, what the caller cannot see is
-    as good as free until it turns out that the caller may send: then it is told, as by any send, that the id is
-    taken."""
+    """To signal a run is to send to its agent; an agent signals its own. With a start, an id that the caller cannot see
+    and one that is free are the same, until it turns out that the caller may send: then it is told, as by any send,
+    that the id is taken."""
     task_id = check_id(command.task_id, "task_id")
     start = command.start
     if start is not None and _is_new(command, view, ctx):

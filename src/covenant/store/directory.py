@@ -81,13 +81,15 @@ class Directory:
     def _move_peer(self, key: Key, old: Peer | None, new: Peer) -> None:
         self.trust_order = max(self.trust_order, new.order)
         self.directory_mark = object()
+        caller = None
         if old is not None:
-            self._callers.pop(old.token, None)
+            caller = self._callers.pop(old.token, None)
             self._peers.remove(old.order)
         self._peers.add(new.order, key)
         self._labels[new.agent.display] = new.agent.pubkey
         if new.revoked_ms is None:
-            self._callers[new.token] = Caller(new.agent, new.role, new.token)
+            entered = Caller(new.agent, new.role, new.token)
+            self._callers[new.token] = caller if caller == entered else entered  # the same is known at a glance
 
     def _move_grant(self, key: Key, old: Grant | None, new: Grant) -> None:
         self.trust_order = max(self.trust_order, new.order)
