@@ -20,6 +20,7 @@ import pytest
 import rfc8785
 from hypothesis import example, given
 from hypothesis import strategies as st
+from tests.floors import reached, reaches
 
 from covenant.model.error import BlankText, CovenantError, Malformed
 from covenant.model.limits import CONTENT_DEPTH_MAX, Limits
@@ -104,12 +105,15 @@ def test_t_canonical_json_key_injection() -> None:
     assert digest_of_input(two) != digest_of_input(spelled)
 
 
+@reaches(same=4, other=20)
 @given(odd, odd)
 @example(295147905179352830000, 2.0**68)
 @example(2**68, 2.0**68)
 @example(10**30, 1e30)
 def test_values_are_the_same_exactly_if_they_are_written_the_same(one: Any, other: Any) -> None:
-    assert (canonical(one) == canonical(other)) is same(one, other)
+    is_same = same(one, other)
+    reached("same" if is_same else "other")
+    assert (canonical(one) == canonical(other)) is is_same
 
 
 @given(values)
@@ -227,6 +231,7 @@ def test_an_input_has_the_digest_that_its_vector_says(vector: dict[str, Any]) ->
     assert digest_of_input(vector["input"]) == vector["digest"]
 
 
+@reaches(colon=30)
 @given(values)
 @example({"a": {"b": ":1"}})
 @example(':"a"')
@@ -236,6 +241,7 @@ def test_no_json_text_begins_after_a_colon_inside_another(value: Any) -> None:
     written = canonical(value).decode()
     for place, sign in enumerate(written):
         if sign == ":":
+            reached("colon")
             with pytest.raises(json.JSONDecodeError):
                 json.loads(written[place + 1 :])
 
