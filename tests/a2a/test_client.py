@@ -28,6 +28,7 @@ from covenant.exchange.realm import Realm
 from covenant.model.error import Malformed, Unreachable
 from covenant.serve.a2a.directory import sign_card
 from tests.a2a.fake import HASTY, TASK, Fake, FakeWire, Reply, client_of, serving
+from tests.floors import reached, reaches
 
 STEPS = st.text("sac", min_size=0, max_size=8)
 CUTS = st.lists(st.integers(0, 2500), max_size=6)
@@ -110,6 +111,7 @@ async def test_a_follower_goes_on_behind_any_generation(
     assert await followed(fake, after) == [element(fake, at) for at in range(after + 1, fake.end + 1)]
 
 
+@reaches(snapshot=20, missed=10, element=50)
 @given(STEPS, CUTS, AWAY_FOR, st.sets(st.integers(2, 8)))
 async def test_a_server_that_counts_but_does_not_resume_is_mended_by_snapshots_that_say_so(
     steps: str, cuts: list[int], away: list[int], skips: set[int]
@@ -121,6 +123,7 @@ async def test_a_server_that_counts_but_does_not_resume_is_mended_by_snapshots_t
         known = 0 if before is None else before.generation
         assert event.generation > known
         at, missed = event.generation, known > 0 and event.generation > known + 1
+        reached("missed" if missed else "snapshot" if event.task else "element")
         assert event == (snapshot(fake, at, missed) if event.task else element(fake, at))
     assert events[-1].is_last and events[-1].generation == fake.end
 

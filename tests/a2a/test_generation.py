@@ -119,6 +119,7 @@ async def test_a_hundred_thousand_mutations_without_a_gap(kept: str, tmp_path: P
 
 
 async def test_a_poll_that_is_behind_is_answered_at_once(kept: str, tmp_path: Path) -> None:
+    """Contract 15."""
     async with place(kept, tmp_path).opened() as town:
         task = await town.send()
         await town.lease()
@@ -128,6 +129,7 @@ async def test_a_poll_that_is_behind_is_answered_at_once(kept: str, tmp_path: Pa
 
 
 async def test_many_polls_are_held_and_one_event_wakes_them_all(kept: str, tmp_path: Path) -> None:
+    """Contract 15."""
     async with place(kept, tmp_path).opened() as town:
         task, other = await town.send(), await town.send()
         delivery = await town.lease()
@@ -161,6 +163,7 @@ async def test_a_poll_is_held_over_what_does_not_move_the_generation(kept: str, 
 async def test_a_poll_ends_with_its_time_and_with_the_task(
     kept: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Contract 15."""
     async with place(kept, tmp_path).opened() as town:
         task = await town.send()
         monkeypatch.setattr(town.exchange, "bounds", Bounds(wait_ms_max=20))
@@ -189,6 +192,7 @@ async def test_a_wait_ends_with_its_time_whatever_is_done_to_the_clock(
 
 
 async def test_of_many_pairs_of_writers_one_of_each_wins(kept: str, tmp_path: Path) -> None:
+    """Contract 16."""
     async with place(kept, tmp_path).opened() as town:
         task = await town.send()
         for generation in range(1, 101):
@@ -206,6 +210,7 @@ async def test_of_many_pairs_of_writers_one_of_each_wins(kept: str, tmp_path: Pa
 
 
 async def test_a_guard_is_refused_after_any_other_mutation_too(kept: str, tmp_path: Path) -> None:
+    """Contract 16."""
     async with place(kept, tmp_path).opened() as town:
         task = await town.send()
         delivery = await town.lease()

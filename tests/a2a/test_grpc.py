@@ -366,6 +366,7 @@ async def test_a_write_that_expects_another_generation_is_aborted(place: Place) 
 
 
 async def test_a_poll_is_held_until_the_generation_is_higher(place: Place) -> None:
+    """Contract 15."""
     task = await place.ours.send()
     assert (await place.ours.call("GetTask", id=task.id, current_generation=0)).generation == 1
     held = asyncio.ensure_future(_wait(place.ours.call("GetTask", id=task.id, current_generation=1)))

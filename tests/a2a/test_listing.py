@@ -27,6 +27,7 @@ from covenant.store.journal.archive import FILE
 from tests.a2a.conftest import Town, says
 from tests.a2a.stage import ADA, BOB, CYD, Stage, artifact, message
 from tests.a2a.towns import place
+from tests.floors import reached, reaches
 
 
 @pytest.fixture(autouse=True)
@@ -63,6 +64,7 @@ def ask(stage: Stage, limit: int, cursor: str | None, **filters: Any) -> Any:
     return answer(q.ListDialogs(ADA, BOB.pubkey, limit, cursor, **filters), stage.state, stage.ctx)
 
 
+@reaches(moved_between_pages=20, counted=10)
 @given(st.data(), st.integers(1, 12), st.integers(1, 4), st.sampled_from((10_000, 1, 3)))
 def test_a_listing_misses_nothing_that_was_there_while_tasks_move(
     data: st.DataObject, count: int, limit: int, scan_max: int
@@ -87,9 +89,11 @@ def test_a_listing_misses_nothing_that_was_there_while_tasks_move(
         assert orders == sorted(orders, reverse=True)
         seen |= {task.id: task.generation for task in page.tasks}
         if pages == 1 and scan_max > count + 2:
+            reached("counted")
             assert page.total == len(there)
         cursor = page.cursor
         if cursor is not None and moves < 12:
+            reached("moved_between_pages")
             for _ in range(data.draw(st.integers(0, 4))):
                 moves += 1
                 move(stage, data, ids)

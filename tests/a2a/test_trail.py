@@ -14,6 +14,7 @@ from covenant.model.record import Asks
 from covenant.rules.evolve import steps_of
 from covenant.rules.protocol import shown, state_of
 from tests.a2a.stage import ADA, BOB, Client, Stage, artifact, message, seen
+from tests.floors import reached, reaches
 
 texts = st.sampled_from(("x", "y"))
 names = st.sampled_from(("draft", "result", "partial-1", "notes"))
@@ -77,6 +78,7 @@ class Life:
             return
 
 
+@reaches(moved=10, ended=10)
 @given(st.data(), st.booleans(), st.integers(1, 14), st.booleans())
 def test_what_a_client_is_told_adds_up_to_the_task(data: st.DataObject, protocol: bool, steps: int, ends: bool) -> None:
     life = Life(data, protocol)
@@ -84,6 +86,30 @@ def test_what_a_client_is_told_adds_up_to_the_task(data: st.DataObject, protocol
         life.step(data.draw(st.sampled_from(life.acts)))
     if ends:
         life.step(data.draw(st.sampled_from(life.ends)))
+    record = life.stage.record(life.task_id)
+    if record.generation > 3:
+        reached("moved")
+    if record.outcome is not None:
+        reached("ended")
+    check_client(life)
+
+
+@reaches(direct=15)
+@given(st.data(), st.integers(0, 4))
+def test_what_a_client_is_told_of_a_direct_reply_is_the_message(data: st.DataObject, steps: int) -> None:
+    life = Life(data, protocol=True)
+    lease, beat = life.acts[0], life.acts[10]
+    for _ in range(steps):  # nothing of it shows
+        life.step(lease if data.draw(st.booleans()) else beat)
+    life.step(lease)
+    life.step(lambda: c.ReplyDirectly(BOB, life.lease, message("hello")))
+    if life.stage.record(life.task_id).direct:
+        reached("direct")
+    check_client(life)
+
+
+def check_client(life: Life) -> None:
+    """What it put together of all that it was told is the task."""
     stage, task_id = life.stage, life.task_id
     record = stage.record(task_id)
     events = [event for logged in stage.log for event in logged.events if event.key == task_id]

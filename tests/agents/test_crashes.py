@@ -72,6 +72,7 @@ WAYS = [
 
 @pytest.mark.parametrize("way", WAYS)
 def test_no_death_of_a_worker_is_noticed(way: dict[str, Any]) -> None:
+    """Contract 24: entries, tasks and effects are those of a life without one."""
     kill_many(DEATHS // len(WAYS), max_points=80, **way)
 
 

@@ -297,3 +297,5 @@ async def test_a_function_that_is_no_agent_is_told_so() -> None:
         await run_local(wrong)
     with pytest.raises(Malformed, match="decorate it"):
         Local(agents=[wrong])
+    with pytest.raises(Malformed, match="decorate it"):
+        Local(agents=[], tasks=[wrong])

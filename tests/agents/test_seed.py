@@ -147,6 +147,8 @@ async def test_react_style_agent_no_duplicate_entries(house: House) -> None:
 
 
 async def test_tool_suspension_does_not_create_error_entry(house: House) -> None:
+    """Contract 24: its code cannot take it for an error."""
+
     @agent("careful")
     async def careful(ctx: AgentContext) -> str:
         await ctx.append_tool_call("search", "x")

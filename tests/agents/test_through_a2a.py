@@ -128,6 +128,7 @@ async def events_of(house: House, task_id: str) -> list[Event]:
 
 @pytest.mark.parametrize("binding", [JSONRPC, REST])
 async def test_five_turns_over_the_death_of_the_worker_between_any_two(tmp_path: Path, binding: str) -> None:
+    """Contract 24."""
     async with talking(tmp_path, binding) as talk:
         for line in LINES:
             worker = talk.hire()
@@ -145,6 +146,7 @@ async def test_five_turns_over_the_death_of_the_worker_between_any_two(tmp_path:
     "dies_at", [1, 2, 3, 4, 6, 9, *(pytest.param(n, marks=pytest.mark.soak) for n in (5, 7, 8, *range(10, 31)))]
 )
 async def test_five_turns_over_deaths_in_the_middle_of_each(tmp_path: Path, dies_at: int) -> None:
+    """Contract 24."""
     async with talking(tmp_path) as talk:
         deaths = [await talk.say_while_dying(line, dies_at) for line in LINES]
         assert any(deaths)

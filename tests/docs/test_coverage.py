@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 
 from tests.docs.support import ROOT, names_in, names_of_tests, page, prose, rows
 
@@ -33,3 +34,11 @@ def test_the_conformance_suite_names_every_point() -> None:
     text = "\n".join(path.read_text(encoding="utf-8") for path in suite)
     covered = {int(number) for number in re.findall(r'"""Contract (\d+):', text)}
     assert covered >= set(DELIVERY)
+
+
+def test_each_point_is_named_by_some_of_its_tests() -> None:
+    """Who changes a rule finds what holds it by the number of its point."""
+    files = (ROOT / "tests").rglob("test_*.py")
+    told = re.findall(r'"""Contract ([0-9, -]+)', "\n".join(path.read_text(encoding="utf-8") for path in files))
+    named = Counter(int(number) for numbers in told for number in re.findall(r"\d+", numbers))
+    assert [point for point in POINTS if named[point] < 4] == []

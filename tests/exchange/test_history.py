@@ -76,7 +76,7 @@ TOLD_BY_A_ROW_OF_THEIR_OWN: Final = (  # the check, the decision or the refusal 
     *("card_published", "card_withdrawn", "run_resumed"),
 )
 BOOKKEEPING: Final = (
-    *("heartbeat", "said", "chunk_kept", "push_delivered", "head_signed", "key_taken"),
+    *("heartbeat", "said", "chunk_kept", "push_delivered", "head_signed", "key_taken", "action_held"),
     *("slot_opened", "slot_led", "slot_cached", "slot_closed"),
     *("run_begun", "run_waits", "task_awaited", "run_closed", "run_swept"),
     *("step_kept", "step_dropped", "entry_kept", "marked", "signal_taken"),

@@ -115,7 +115,7 @@ def calls_near(draw: st.DrawFn, capability: Capability) -> Demand:
     return call if part == "nothing" else structs.replace(call, **{part: draw(st.sampled_from(VALUES[part]))})
 
 
-@reaches(passed_on=100, wider=25)
+@reaches(passed_on=60, wider=12)
 @settings(max_examples=700, deadline=None)
 @given(st.data(), st.integers(8, 13))
 def test_what_is_passed_on_allows_nothing_that_its_source_does_not(data: st.DataObject, now: int) -> None:

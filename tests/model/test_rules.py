@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.floors import reached, reaches
 
 from covenant import (
     AgentId,
@@ -106,6 +107,19 @@ def next_events(record: TaskRecord) -> st.SearchStrategy[e.Event]:
     return st.one_of(st.builds(e.Leased, key, st.uuids().map(str), st.just("one")), messaged, ended)
 
 
+def questions(record: TaskRecord) -> st.SearchStrategy[e.Event]:
+    """The same, mostly as far as a holder's question, and what comes after it."""
+    if record.lease is not None:
+        asked = st.builds(e.Asked, st.just(TASK_ID), st.sampled_from(Asks), st.booleans())
+        stands = st.sampled_from((e.Shown(TASK_ID), e.Heartbeat(TASK_ID), e.CancelAsked(TASK_ID, "why")))
+        return st.one_of(asked, stands, next_events(record))
+    if record.outcome is None and record.waits_on is not None:
+        return st.just(e.Promoted(TASK_ID))
+    if record.outcome is None:
+        return st.just(e.Due(TASK_ID) if record.ready_for is None else e.Leased(TASK_ID, TASK_ID, "one"))
+    return next_events(record)
+
+
 RISING = (
     e.Leased,
     e.Unleased,
@@ -127,7 +141,11 @@ def rise(event: e.Event) -> int:
     return 1 if isinstance(event, RISING) else 0
 
 
-def folded(data: st.DataObject, check: Callable[[Record | None, e.Event, Record | None], None]) -> None:
+def folded(
+    data: st.DataObject,
+    check: Callable[[Record | None, e.Event, Record | None], None],
+    next_event: Callable[[TaskRecord], st.SearchStrategy[e.Event]] = next_events,
+) -> None:
     """Fold a random life of a task, and look at each step of it."""
     record: Record | None = None
     for order in range(1, data.draw(st.integers(2, 12), label="events") + 1):
@@ -136,7 +154,7 @@ def folded(data: st.DataObject, check: Callable[[Record | None, e.Event, Record 
             event = data.draw(first_events)
         else:
             assert isinstance(record, TaskRecord)
-            event = data.draw(next_events(record))
+            event = data.draw(next_event(record))
         new = evolve(record, event, order, 10 * order)
         check(record, event, new)
         record = new
@@ -155,13 +173,16 @@ def test_an_event_never_touches_the_record_it_is_given(data: st.DataObject) -> N
     folded(data, check)
 
 
+@reaches(first=50, further=100)
 @given(st.data())
 def test_the_generation_rises_as_the_table_says(data: st.DataObject) -> None:
     def check(old: Record | None, event: e.Event, new: Record | None) -> None:
         assert isinstance(new, TaskRecord)
         if old is None:
+            reached("first")
             assert new.generation == 1
         else:
+            reached("further")
             assert isinstance(old, TaskRecord)
             assert new.generation == old.generation + rise(event)
 
@@ -182,6 +203,7 @@ def test_every_event_leaves_its_order_on_the_record(data: st.DataObject) -> None
     folded(data, check)
 
 
+@reaches(taken=100, due=30)
 @given(st.data())
 def test_a_record_is_in_one_place_at_a_time(data: st.DataObject) -> None:
     def check(old: Record | None, event: e.Event, new: Record | None) -> None:
@@ -189,8 +211,10 @@ def test_a_record_is_in_one_place_at_a_time(data: st.DataObject) -> None:
         places = [new.ready_for, new.waits_on, new.lease, new.answer_for]
         assert sum(place is not None for place in places) <= 1
         if new.lease is not None or new.outcome is not None:
+            reached("taken")
             assert new.due_ms is None
         elif new.task.deadline_ms is not None:
+            reached("due")
             assert new.due_ms is not None
             assert new.due_ms <= new.task.deadline_ms
 
@@ -207,6 +231,7 @@ def test_a_lease_raises_the_attempt_by_one_and_nothing_else_does(data: st.DataOb
     folded(data, check)
 
 
+@reaches(asked=15, stands=15, is_gone=100)
 @given(st.data())
 def test_a_question_stands_until_it_is_answered_or_its_holder_is_gone(data: st.DataObject) -> None:
     def check(old: Record | None, event: e.Event, new: Record | None) -> None:
@@ -215,21 +240,26 @@ def test_a_question_stands_until_it_is_answered_or_its_holder_is_gone(data: st.D
         assert new.note <= new.said
         before = old if isinstance(old, TaskRecord) else None
         if isinstance(event, e.Asked):
+            reached("asked")
             assert new.asks is event.asks
         elif isinstance(event, (e.Shown, e.Updated, e.Chunked, e.Progressed, e.Heartbeat, e.CancelAsked)):
+            reached("stands")
             assert before is not None
             assert new.asks is before.asks
         else:
+            reached("is_gone")
             assert new.asks is None or (before is not None and before.outcome is not None)
 
-    folded(data, check)
+    folded(data, check, questions)
 
 
+@reaches(open=50, over=20)
 @given(st.data())
 def test_a_protocol_task_resolves_by_its_end_and_waits_for_no_drain(data: st.DataObject) -> None:
     def check(old: Record | None, event: e.Event, new: Record | None) -> None:
         assert isinstance(new, TaskRecord)
         if new.protocol:
+            reached("open" if new.outcome is None else "over")
             assert new.answer_for is None
             assert (new.state is TaskState.RESOLVED) == (new.outcome is not None)
             assert bool(new.resolved_ms) == (new.outcome is not None)
@@ -392,11 +422,14 @@ def test_a_digest_ignores_id_parent_and_times(task: Task, other: Task) -> None:
     assert digest_of(same) == digest_of(task)
 
 
+@reaches(same=10, other=50)
 @given(tasks, tasks, st.sampled_from(("intent_text", "task_kind", "content", "sender", "recipient")))
 def test_a_digest_tells_everything_else_apart(task: Task, other: Task, field: str) -> None:
     mixed = msgspec.structs.replace(task, **{field: getattr(other, field)})
     for one, two in ((task, other), (task, mixed)):
-        assert (digest_of(one) == digest_of(two)) == (substance(one) == substance(two))
+        is_same = substance(one) == substance(two)
+        reached("same" if is_same else "other")
+        assert (digest_of(one) == digest_of(two)) == is_same
 
 
 # --- no input but a refusal -----------------------------------------------------------------------------------
@@ -437,19 +470,28 @@ CONTEXT = Context(0, CountingIds(), Limits(key_bytes_max=64, content_bytes_max=2
 def only_refuses(call: Callable[[], object]) -> None:
     try:
         call()
+        reached("taken")
     except CovenantError as refusal:
+        reached("refused")
         assert refusal.code
         assert msgspec.json.encode(refusal.to_wire())
 
 
-fields_of_a_task = dict.fromkeys(Task.__struct_fields__, odd_values)
-good_task = {"recipient": BOB, "intent_text": "draft", "sender": ADA}
+words = st.text("abcdef", min_size=1, max_size=8)
 
 
-@given(st.fixed_dictionaries({}, optional=fields_of_a_task), st.none() | st.just(ADA))
-def test_a_task_is_sealed_or_refused(odd: dict[str, Any], by: AgentId | None) -> None:
+def odd_in(kind: type[Task] | type[Result]) -> st.SearchStrategy[dict[str, Any]]:
+    """No member of this, one, or all of them."""
+    odd = dict.fromkeys(kind.__struct_fields__, odd_values)
+    one = st.dictionaries(st.sampled_from(list(odd)), odd_values, max_size=1)
+    return st.booleans().flatmap(lambda is_one: one if is_one else st.fixed_dictionaries({}, optional=odd))
+
+
+@reaches(taken=5, refused=20)
+@given(words, odd_in(Task), st.none() | st.just(ADA))
+def test_a_task_is_sealed_or_refused(word: str, odd: dict[str, Any], by: AgentId | None) -> None:
     def seal() -> None:
-        sealed = seal_task(Task(**{**good_task, **odd}), by, CONTEXT)
+        sealed = seal_task(Task(**{"recipient": BOB, "intent_text": word, "sender": ADA, **odd}), by, CONTEXT)
         digest_of(sealed)
         stored = msgspec.json.decode(msgspec.json.encode(sealed), type=Task)
         assert msgspec.json.encode(stored) == msgspec.json.encode(sealed)
@@ -457,21 +499,31 @@ def test_a_task_is_sealed_or_refused(odd: dict[str, Any], by: AgentId | None) ->
     only_refuses(seal)
 
 
-fields_of_a_result = dict.fromkeys(Result.__struct_fields__, odd_values)
-good_result = {"task_id": TASK_ID, "status": "ok"}
-
-
-@given(st.fixed_dictionaries({}, optional=fields_of_a_result))
-def test_a_result_is_sealed_or_refused(odd: dict[str, Any]) -> None:
+@reaches(taken=10, refused=20)
+@given(words, odd_in(Result))
+def test_a_result_is_sealed_or_refused(word: str, odd: dict[str, Any]) -> None:
     def seal() -> None:
-        sealed = seal_result(Result(**{**good_result, **odd}), CONTEXT.limits)
+        good = {"task_id": TASK_ID, "status": "ok", "content": (Text(word),)}
+        sealed = seal_result(Result(**{**good, **odd}), CONTEXT.limits)
         stored = msgspec.json.decode(msgspec.json.encode(sealed), type=Result)
         assert msgspec.json.encode(stored) == msgspec.json.encode(sealed)
 
     only_refuses(seal)
 
 
-@given(odd_values)
+sound_values = (
+    words
+    | st.uuids().map(str)
+    | st.integers(1, 16)
+    | words.map(lambda word: AgentId.named(f"{word}@lab"))
+    | words.map(lambda word: Task(recipient=BOB, intent_text=word))
+    | words.map(lambda word: Result(TASK_ID, "ok", (Text(word),)))
+)
+any_values = st.booleans().flatmap(lambda is_sound: sound_values if is_sound else odd_values)
+
+
+@reaches(taken=10, refused=200)
+@given(any_values)
 def test_a_check_passes_or_refuses(value: Any) -> None:
     only_refuses(lambda: seal_task(value, ADA, CONTEXT))
     only_refuses(lambda: seal_result(value, CONTEXT.limits))
@@ -482,7 +534,8 @@ def test_a_check_passes_or_refuses(value: Any) -> None:
     only_refuses(lambda: check_agent(value))
 
 
-@given(odd_values)
+@reaches(taken=3, refused=20)
+@given(any_values)
 def test_an_agent_is_named_or_refused(value: Any) -> None:
     only_refuses(lambda: AgentId.named(value))
 

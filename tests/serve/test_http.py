@@ -62,6 +62,7 @@ def task(**more: Any) -> dict[str, Any]:
 
 
 async def test_a_task_goes_round_in_the_shapes_of_the_seed(site: Site) -> None:
+    """Contract 29: to the letter."""
     sender = {"display": ALICE.display, "pubkey": ALICE.pubkey}
     status, sent = await site.call("alice@lab", "POST", "/a2a/tasks", task(id=ABSENT, sender=sender))
     assert (status, sent) == (200, {"kind": "a2a_task_queued", "task_id": ABSENT, "generation": 1})
@@ -128,6 +129,7 @@ async def test_every_verb_wants_a_valid_token(site: Site, place: Any, token: str
 async def test_what_is_wrong_gets_a_status_and_a_code(
     site: Site, method: str, path: str, raw: bytes | None, status: int, code: str
 ) -> None:
+    """Contract 29: one error object, and a status that fits it."""
     got, answer = await site.call("alice@lab", method, path, raw=raw)
     assert (got, answer["kind"], answer["code"]) == (status, "error", code)
     assert answer["message"]
@@ -135,6 +137,7 @@ async def test_what_is_wrong_gets_a_status_and_a_code(
 
 
 def test_every_code_has_a_status() -> None:
+    """Contract 29."""
     from covenant.client.reply import _by_code
 
     assert set(HTTP_STATUS) == set(_by_code())

@@ -84,6 +84,7 @@ def send(**more: Any) -> dict[str, Any]:
 
 
 async def test_a_task_goes_round_under_the_names_of_the_seed(office: Office) -> None:
+    """Contract 29: to the letter."""
     alice, bob = await office.line("alice@lab"), await office.line("bob@lab")
     sent = await alice.ask(send())
     assert sent["kind"] == "a2a_task_queued"

@@ -150,9 +150,7 @@ class Exchange:
     def named(self, name: str) -> AgentId:
         """The enrolled agent with this label or key, or one of that label whose key nobody has: the rules say, to those
         who may hear it, that it is not there. Both take the same steps, and the same time."""
-        stranger = AgentId(
-            full_label(name), base58(token_bytes(32))
-        )  # another one each time: nobody can come to have it
+        stranger = AgentId(full_label(name), base58(token_bytes(32)))  # a new key each time: nobody can come to have it
         return self._enrolled(name) or stranger
 
     def agent(self, name: str) -> AgentId:
