@@ -170,6 +170,7 @@ def test_status_leads_with_what_is_stuck(covenant: Client, served: Served) -> No
         "tasks",
         "results",
         "cursor",
+        "revoked",
     ]
     assert found["kind"] == "a2a_status"
     assert (found["limit"], found["min_lease_age_ms"], found["state_filter"]) == (1, 300000, "in_flight")
@@ -217,9 +218,9 @@ def test_the_head_of_status_counts_everything_or_says_what_it_counts(home: Path)
         assert head("--state", "queued") == "with these filters: 1 queued"
         assert head("--state", "parked") == "with these filters: 0 parked"
         assert head("--state", "result-pending") == "with these filters: 1 result pending"
-        assert head("-n", "1") == f"on this page: 1 queued, 0 in flight, 1 result pending; {stale}"
+        assert head("-n", "1") == f"on this page: 0 queued, 1 in flight, 1 result pending; {stale}"
         both = head("-n", "1", "--min-lease-age-ms", "0")
-        assert both == f"on this page, with these filters: 1 queued, 0 in flight, 1 result pending; {stale}"
+        assert both == f"on this page, with these filters: 0 queued, 1 in flight, 1 result pending; {stale}"
 
 
 @pytest.mark.parametrize("by_url", [False, True])

@@ -119,7 +119,7 @@ def _tell(session: Session, shown: Shown) -> None:
     why = why_run(run, lambda at_ms: f"{clock(at_ms)}, {ago(at_ms)}")
     click.echo(f"\n{safe(why.explanation)}")
     if why.command is not None:
-        click.echo(f"to move it: {session.command(why.command.removeprefix('covenant '))}")
+        click.echo(f"to move it: {session.command(safe(why.command.removeprefix('covenant ')))}")
 
 
 def _fields(run: RunSeen) -> list[tuple[str, str | None]]:
