@@ -88,6 +88,20 @@ def test_what_goes_along_with_a_task_is_sent(covenant: Client, bob: Client) -> N
     assert "no content blocks" in covenant("a2a", "send", "bob", "draft", "--file", "-", stdin="[1]", code=2).err
 
 
+def test_blocks_from_a_file_go_along_whole(covenant: Client, bob: Client) -> None:
+    """As MCP has them, with members that this program does not know."""
+    block = {"type": "text", "text": "x", "_meta": {"a": 1}, "future": [2]}
+    kept = covenant.json("peers", "enroll", "filer", "--grant", "a2a.respond.*")
+    filer = Client(covenant.home, kept["token"])
+    covenant("a2a", "send", "filer", "one", "--file", "-", stdin=json.dumps(block))
+    got = filer.json("a2a", "next")
+    assert got["task"]["content"] == [block]
+    filer("a2a", "post", got["task"]["id"], "--lease-id", got["lease_id"], "--file", "-", stdin=json.dumps([block]))
+    assert covenant.json("a2a", "results", "--task", got["task"]["id"])["result"]["content"] == [block]
+    wrong = covenant("a2a", "send", "filer", "two", "--file", "-", stdin='{"type":"video"}', code=2)
+    assert "holds no content blocks" in wrong.err
+
+
 def test_a_wait_without_an_ok_exits_with_1(covenant: Client, bob: Client) -> None:
     sent = covenant.json("a2a", "send", "bob", "nobody works", "--wait", "0.1", code=1)
     assert sent["result"] is None
