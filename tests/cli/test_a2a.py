@@ -88,6 +88,20 @@ def test_what_goes_along_with_a_task_is_sent(covenant: Client, bob: Client) -> N
     assert "no content blocks" in covenant("a2a", "send", "bob", "draft", "--file", "-", stdin="[1]", code=2).err
 
 
+def test_blocks_from_a_file_go_along_whole(covenant: Client, bob: Client) -> None:
+    """As MCP has them, with members that this program does not know."""
+    block = {"type": "text", "text": "x", "_meta": {"a": 1}, "future": [2]}
+    kept = covenant.json("peers", "enroll", "filer", "--grant", "a2a.respond.*")
+    filer = Client(covenant.home, kept["token"])
+    covenant("a2a", "send", "filer", "one", "--file", "-", stdin=json.dumps(block))
+    got = filer.json("a2a", "next")
+    assert got["task"]["content"] == [block]
+    filer("a2a", "post", got["task"]["id"], "--lease-id", got["lease_id"], "--file", "-", stdin=json.dumps([block]))
+    assert covenant.json("a2a", "results", "--task", got["task"]["id"])["result"]["content"] == [block]
+    wrong = covenant("a2a", "send", "filer", "two", "--file", "-", stdin='{"type":"video"}', code=2)
+    assert "holds no content blocks" in wrong.err
+
+
 def test_a_wait_without_an_ok_exits_with_1(covenant: Client, bob: Client) -> None:
     sent = covenant.json("a2a", "send", "bob", "nobody works", "--wait", "0.1", code=1)
     assert sent["result"] is None
@@ -170,6 +184,7 @@ def test_status_leads_with_what_is_stuck(covenant: Client, served: Served) -> No
         "tasks",
         "results",
         "cursor",
+        "revoked",
     ]
     assert found["kind"] == "a2a_status"
     assert (found["limit"], found["min_lease_age_ms"], found["state_filter"]) == (1, 300000, "in_flight")
@@ -217,9 +232,9 @@ def test_the_head_of_status_counts_everything_or_says_what_it_counts(home: Path)
         assert head("--state", "queued") == "with these filters: 1 queued"
         assert head("--state", "parked") == "with these filters: 0 parked"
         assert head("--state", "result-pending") == "with these filters: 1 result pending"
-        assert head("-n", "1") == f"on this page: 1 queued, 0 in flight, 1 result pending; {stale}"
+        assert head("-n", "1") == f"on this page: 0 queued, 1 in flight, 1 result pending; {stale}"
         both = head("-n", "1", "--min-lease-age-ms", "0")
-        assert both == f"on this page, with these filters: 1 queued, 0 in flight, 1 result pending; {stale}"
+        assert both == f"on this page, with these filters: 0 queued, 1 in flight, 1 result pending; {stale}"
 
 
 @pytest.mark.parametrize("by_url", [False, True])

@@ -325,6 +325,7 @@ def test_json_for_a_terminal_prints_whole(covenant: Client) -> None:
         said = "".join(json.dumps(json.loads(line), ensure_ascii=False) for line in answer.out.splitlines())
         assert all(spelled in answer.out for spelled in SPELLED), call
         assert json.dumps(HIDDEN, ensure_ascii=False)[1:-1] in said, call
+    covenant("agents", "withdraw", "hidden")
 
 
 def test_a_line_of_the_log_is_one_line(caplog: pytest.LogCaptureFixture) -> None:

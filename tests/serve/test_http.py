@@ -98,6 +98,18 @@ async def test_every_verb_wants_a_valid_token(site: Site, place: Any, token: str
     assert (status, answer["kind"], answer["code"]) == (401, "error", "unauthenticated")
 
 
+@pytest.mark.parametrize("name", ["limitt", "kind", "entry"])
+async def test_a_parameter_that_a_route_does_not_have_is_refused(site: Site, name: str) -> None:
+    """Contract 34: a misspelled filter would list everything."""
+    places = [place for place in PLACES if place.path != "/version"]  # which reads nothing
+    assert len(places) > 40
+    for place in places:
+        path = place.path.replace(f"{{{place.parameter}}}", ABSENT)
+        status, answer = await site.call("alice@lab", place.method, f"{path}?{name}=x", {})
+        assert (status, answer["code"], answer["field"]) == (400, "malformed", "query"), place
+        assert f"no parameter is called '{name}' here; there are: " in answer["message"]
+
+
 @pytest.mark.parametrize(
     ("method", "path", "raw", "status", "code"),
     [

@@ -9,6 +9,7 @@ from typing import Any, Final
 import click
 from msgspec import Struct
 
+from covenant.cli.bounds import NUMBER, SEQ
 from covenant.cli.database import connected, is_database, tell_lanes
 from covenant.cli.folder import KeyType, journal_of, tell_integrity
 from covenant.cli.option import answers, limit_option
@@ -33,7 +34,7 @@ def audit() -> None:
 @click.option("--task", "task_id", metavar="ID", help="Only rows of this task.")
 @click.option("--actor", help="Only what this peer did; `system` for the clock.")
 @click.option("--kind", help="Only rows of this kind.")
-@click.option("--before", type=click.IntRange(1), metavar="SEQ", help="Go on where the page before ended.")
+@click.option("--before", type=SEQ, metavar="SEQ", help="Go on where the page before ended.")
 @answers
 def recent(
     session: Session, limit: int, task_id: str | None, actor: str | None, kind: str | None, before: int | None
@@ -104,7 +105,7 @@ class Export(Struct, tag="audit_export", tag_field="kind"):
 
 
 @audit.command()
-@click.option("--after", type=click.IntRange(0), default=0, metavar="SEQ", help="Only what came behind this row.")
+@click.option("--after", type=NUMBER, default=0, metavar="SEQ", help="Only what came behind this row.")
 @_store_option
 @answers
 def export(session: Session, after: int, store: str | None) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import click
 
-from covenant.cli.option import answers, cursor_option, limit_option, reason_option
+from covenant.cli.bounds import reason_option
+from covenant.cli.option import answers, cursor_option, limit_option
 from covenant.cli.session import Session
 from covenant.cli.table import Column, print_table
 from covenant.cli.words import ago, brief

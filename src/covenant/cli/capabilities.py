@@ -7,6 +7,7 @@ from typing import Any
 import click
 import msgspec
 
+from covenant.cli.bounds import TIME_MS, text_option
 from covenant.cli.option import RISKS, Duration, Spelled, answers, cursor_option, limit_option
 from covenant.cli.session import Session, moment
 from covenant.cli.table import Column, print_fields, print_table
@@ -37,7 +38,7 @@ def capabilities() -> None:
 @click.argument("action")
 @click.option("--scope", type=ScopeType(), default=Scope(), help='What it is narrowed to: {"max_uses": 3}, …')
 @click.option("--expires-in", "expires_in_ms", type=Duration(), help="How long it holds: 30d.")
-@click.option("--expires-ms", type=int, help="The same as Unix time in ms.")
+@click.option("--expires-ms", type=TIME_MS, help="The same as Unix time in ms.")
 @click.option("--delegable", is_flag=True, help="SUBJECT may pass it on.")
 @click.option("--parent", metavar="GRANT", help="The grant that it is passed on from.")
 @answers
@@ -91,7 +92,7 @@ def _limits(granted: GrantedView) -> str:
 
 @capabilities.command()
 @click.argument("grant_id")
-@click.option("--reason", default="revoked", show_default=True, help="Why; it is kept in the audit.")
+@text_option("--reason", default="revoked", show_default=True, told="Why; it is kept in the audit.")
 @answers
 def revoke(session: Session, grant_id: str, reason: str) -> None:
     """Take a grant back; it is worth nothing from the next call on."""

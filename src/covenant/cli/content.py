@@ -5,13 +5,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 import msgspec
 
 from covenant.cli.option import F
-from covenant.model.content import Content
+from covenant.model.content import Content, read_block
+
+_BLOCKS: Final = "content blocks"
 
 
 def value_of(text: str) -> Any:
@@ -33,8 +35,13 @@ def file_option(what: str) -> Callable[[F], F]:
 
 
 def blocks_in(file: Path) -> tuple[Content, ...]:
-    read: Content | list[Content] = json_in(file, Content | list[Content], "content blocks", "--file")
-    return tuple(read) if isinstance(read, list) else (read,)
+    read: dict[str, Any] | list[dict[str, Any]] = json_in(
+        file, dict[str, Any] | list[dict[str, Any]], _BLOCKS, "--file"
+    )
+    try:
+        return tuple([read_block(members) for members in (read if isinstance(read, list) else [read])])
+    except msgspec.ValidationError as wrong:
+        raise click.BadParameter(f"{file} holds no {_BLOCKS}: {wrong}", param_hint="--file") from None
 
 
 def json_in(file: Path, kind: Any, what: str, hint: str) -> Any:

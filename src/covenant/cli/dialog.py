@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from covenant.cli.bounds import GENERATION, MESSAGE
 from covenant.cli.option import answers, wait_option
 from covenant.cli.session import Daemon, Session, waits
 from covenant.cli.words import safe
@@ -16,7 +17,7 @@ from covenant.serve import wire as w
 @click.command()
 @click.argument("task_id")
 @click.argument("text")
-@click.option("--if-generation", type=click.IntRange(0), help="Only if nothing has happened to it since.")
+@click.option("--if-generation", type=GENERATION, help="Only if nothing has happened to it since.")
 @answers
 def say(session: Session, task_id: str, text: str, if_generation: int | None) -> None:
     """Add to an open task, or answer what its holder asks."""
@@ -64,7 +65,7 @@ def ask(session: Session, lease_id: str, text: str | None, auth: bool) -> None:
 
 @click.command()
 @click.argument("lease_id")
-@click.option("--after", type=click.IntRange(0), default=0, help="Only what comes behind this number.")
+@click.option("--after", type=MESSAGE, default=0, help="Only what comes behind this number.")
 @wait_option("Wait until the sender says something, for ever or so long.")
 @answers
 def inputs(session: Session, lease_id: str, after: int, wait_ms: int | None) -> None:

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import click
 
+from covenant.cli.bounds import reason_option, text_option
 from covenant.cli.content import blocks_in, file_option
 from covenant.cli.entry import task_fields
-from covenant.cli.option import Duration, answers, reason_option, wait_option
+from covenant.cli.option import Duration, answers, wait_option
 from covenant.cli.session import Daemon, Session, waits
 from covenant.cli.table import print_fields
 from covenant.cli.words import now_ms, safe
@@ -49,7 +50,7 @@ def _tell_task(session: Session, got: w.TaskOpt) -> None:
 @click.argument("task_id")
 @click.option("--lease-id", required=True, metavar="LEASE", help="The lease under which the work was done.")
 @click.option("--text", help="It is done: this is the answer.")
-@click.option("--error", "message", help="It failed: this is why.")
+@text_option("--error", "message", told="It failed: this is why.")
 @click.option("--partial", help="It goes on: this is what there is so far.")
 @file_option("It is done")
 @answers

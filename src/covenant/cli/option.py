@@ -43,8 +43,9 @@ class Duration(click.ParamType[int]):
 
     name = "duration"
 
-    def __init__(self, bare: str | None = None) -> None:
+    def __init__(self, bare: str | None = None, least_ms: int = 0) -> None:
         self._bare = bare
+        self._least_ms = least_ms
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         if isinstance(value, int):
@@ -53,11 +54,11 @@ class Duration(click.ParamType[int]):
         if found is None:
             self.fail(f"{value!r} is not a duration like 90s, 5m, 36h or 7d", param, ctx)
         unit = found[2] or self._bare
-        if unit is None:
-            if float(found[1]):
-                self.fail(f"{value!r} needs a unit: 90s, 5m, 36h or 7d", param, ctx)
-            return 0
-        ms = round(float(found[1]) * _UNIT_MS[unit])
+        if unit is None and float(found[1]):
+            self.fail(f"{value!r} needs a unit: 90s, 5m, 36h or 7d", param, ctx)
+        ms = round(float(found[1]) * _UNIT_MS[unit or "ms"])
+        if ms < self._least_ms:
+            self.fail(f"{value!r} is too short", param, ctx)
         if ms > _DURATION_MS_MAX:
             self.fail(f"{value!r} is too long", param, ctx)
         return ms
@@ -76,7 +77,7 @@ def _timeout_option(hidden: bool) -> Callable[[F], F]:
     """Without a default of its own, or what stands behind a command would undo what stands before it."""
     told = "How long the daemon may take to answer, beside a wait that was asked for. Default: 10s."
     function: Callable[[F], F] = click.option(
-        "--timeout", "patience_ms", type=Duration("s"), help=told, expose_value=False, callback=_keep, hidden=hidden
+        "--timeout", "patience_ms", type=Duration("s", 1), help=told, expose_value=False, callback=_keep, hidden=hidden
     )
     return function
 
@@ -136,4 +137,3 @@ def limit_option(default: int) -> Callable[[F], F]:
 
 cursor_option = click.option("--cursor", help="Go on where the page before ended.")
 lease_guard = click.option("--lease-id", metavar="LEASE", help="Only if the task is still held under this lease.")
-reason_option = click.option("--reason", required=True, help="Why; it is kept in the audit.")

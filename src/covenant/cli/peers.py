@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from covenant.cli.bounds import text_option
 from covenant.cli.option import answers, cursor_option, limit_option
 from covenant.cli.session import Session
 from covenant.cli.table import Cell, Column, print_fields, print_table
@@ -74,7 +75,7 @@ def _row(peer: PeerView) -> tuple[str | Cell, ...]:
 
 @peers.command()
 @click.argument("name")
-@click.option("--reason", default="revoked", show_default=True, help="Why; it is kept in the audit.")
+@text_option("--reason", default="revoked", show_default=True, told="Why; it is kept in the audit.")
 @answers
 def revoke(session: Session, name: str, reason: str) -> None:
     """Throw a peer out; its open connections end."""

@@ -7,8 +7,9 @@ from typing import Any, Final, TypeVar, cast
 
 import click
 
+from covenant.cli.bounds import ATTEMPTS, PAGE, REQUEUES, SPAN_MS, reason_option, text_option
 from covenant.cli.entry import print_result
-from covenant.cli.option import RISKS, Spelled, answers, lease_guard, reason_option
+from covenant.cli.option import RISKS, Spelled, answers, lease_guard
 from covenant.cli.session import Session
 from covenant.cli.table import Column, print_table
 from covenant.cli.words import brief, counted
@@ -53,7 +54,7 @@ def requeue(session: Session, task_id: str, reason: str, risk: str, lease_id: st
 @click.command()
 @click.argument("task_id")
 @reason_option
-@click.option("--message", required=True, help="What the sender is told.")
+@text_option("--message", required=True, told="What the sender is told.")
 @lease_guard
 @answers
 def force_error(session: Session, task_id: str, reason: str, message: str, lease_id: str | None) -> None:
@@ -77,16 +78,16 @@ def _tell_outcome(outcome: RepairOutcome) -> None:
         print_result(outcome.result)
 
 
-def _bound(name: str, default: int, told: str) -> Callable[[F], F]:
-    return click.option(name, type=click.IntRange(0), default=default, show_default=True, help=told)
+def _bound(name: str, kind: click.IntRange, default: int, told: str) -> Callable[[F], F]:
+    return click.option(name, type=kind, default=default, show_default=True, help=told)
 
 
 @click.command()
 @click.option("--enable", is_flag=True, help="Do it. Without this it only tells what it would do.")
-@_bound("--min-lease-age-ms", _DEFAULT.min_lease_age_ms, "Only leases silent for so many ms.")
-@_bound("--max-attempts", _DEFAULT.max_attempts, "Leave alone what was tried so often.")
-@_bound("--max-requeues", _DEFAULT.max_requeues, "Queue no more than so many.")
-@_bound("--scan-limit", _DEFAULT.scan_limit, "Look at no more leases than so many.")
+@_bound("--min-lease-age-ms", SPAN_MS, _DEFAULT.min_lease_age_ms, "Only leases silent for so many ms.")
+@_bound("--max-attempts", ATTEMPTS, _DEFAULT.max_attempts, "Leave alone what was tried so often.")
+@_bound("--max-requeues", REQUEUES, _DEFAULT.max_requeues, "Queue no more than so many.")
+@_bound("--scan-limit", PAGE, _DEFAULT.scan_limit, "Look at no more leases than so many.")
 @answers
 def retry_stale(
     session: Session, enable: bool, min_lease_age_ms: int, max_attempts: int, max_requeues: int, scan_limit: int

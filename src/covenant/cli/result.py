@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from covenant.cli.bounds import PAGE
 from covenant.cli.entry import print_result, result_brief, status_cell
 from covenant.cli.option import answers, wait_option
 from covenant.cli.session import Daemon, Session, waits
@@ -15,7 +16,7 @@ from covenant.serve import wire as w
 @click.option("--next", "drain", is_flag=True, help="Receive the oldest result that waits; it waits no longer.")
 @wait_option("With --next: wait for one, for ever or so long.")
 @click.option("--for", "peer", metavar="LABEL", help="With --next, as the operator: only those of this sender.")
-@click.option("--recent", type=click.IntRange(1, 1000), metavar="N", help="The results of the N newest. Default: 10.")
+@click.option("--recent", type=PAGE, metavar="N", help="The results of the N newest. Default: 10.")
 @click.option("--task", "task_id", metavar="ID", help="The result of this task.")
 @answers
 def results(

@@ -9,8 +9,9 @@ import click
 import msgspec
 from msgspec import Raw, Struct
 
+from covenant.cli.bounds import NUMBER, PAGE, key_option, reason_option, text_option
 from covenant.cli.content import value_of
-from covenant.cli.option import Spelled, answers, cursor_option, limit_option, reason_option
+from covenant.cli.option import Spelled, answers, cursor_option, limit_option
 from covenant.cli.session import Daemon, Session
 from covenant.cli.table import Cell, Column, print_fields, print_table
 from covenant.cli.words import ago, brief, clock, counted, safe
@@ -84,20 +85,22 @@ def _waits_for(run: RunSeen) -> str:
 @click.argument("task_id")
 @click.option(
     "--entries",
-    type=click.IntRange(1, 1000),
+    type=PAGE,
     is_flag=False,
     flag_value=_ENTRIES,
     metavar="[N]",
     help=f"With what was said and done: the newest {_ENTRIES}, or so many.",
 )
-@click.option("--leaf", type=click.IntRange(0), help="The way to this entry, instead of the last.")
-@click.option("--before", type=click.IntRange(0), help="What lies before a page of entries.")
+@click.option("--leaf", type=NUMBER, help="The way to this entry, instead of the last.")
+@click.option("--before", type=NUMBER, help="What lies before a page of entries.")
 @click.option("--every", is_flag=True, help="With the entries of other branches.")
 @answers
 def show(
     session: Session, task_id: str, entries: int | None, leaf: int | None, before: int | None, every: bool
 ) -> None:
     """Show how a run stands, and what to type next."""
+    if entries is None and (leaf is not None or before is not None or every):
+        raise click.UsageError("--leaf, --before and --every go with --entries")
 
     async def look(daemon: Daemon) -> Shown:
         run = (await daemon.call(w.GetRun(task_id=task_id), w.RunReply)).run
@@ -119,7 +122,7 @@ def _tell(session: Session, shown: Shown) -> None:
     why = why_run(run, lambda at_ms: f"{clock(at_ms)}, {ago(at_ms)}")
     click.echo(f"\n{safe(why.explanation)}")
     if why.command is not None:
-        click.echo(f"to move it: {session.command(why.command.removeprefix('covenant '))}")
+        click.echo(f"to move it: {session.command(safe(why.command.removeprefix('covenant ')))}")
 
 
 def _fields(run: RunSeen) -> list[tuple[str, str | None]]:
@@ -173,7 +176,7 @@ def _entry_row(entry: EntrySeen) -> tuple[str, ...]:
 @click.argument("task_id")
 @click.argument("name")
 @click.argument("value", required=False)
-@click.option("--key", metavar="KEY", help="Under the same key it is told once.")
+@key_option("--key", metavar="KEY", told="Under the same key it is told once.")
 @answers
 def signal(session: Session, task_id: str, name: str, value: str | None, key: str | None) -> None:
     """Tell a run something. VALUE is JSON; what is none is a text."""
@@ -195,7 +198,7 @@ def _value(value: str | None) -> Raw:
 
 @runs.command()
 @click.argument("task_id")
-@click.option("--reason", default="canceled", show_default=True, help="Why; its agent and its sender hear it.")
+@text_option("--reason", default="canceled", show_default=True, told="Why; its agent and its sender hear it.")
 @click.option("--graceful", is_flag=True, help="Ask the worker that holds it to stop, instead of ending it now.")
 @answers
 def cancel(session: Session, task_id: str, reason: str, graceful: bool) -> None:

@@ -178,6 +178,9 @@ class Session:
             return f"start one with: covenant serve{home}"
         if isinstance(refusal, Unauthenticated) and self.given.token_from:
             return f"the token that was tried is from {self.given.token_from}"
+        if isinstance(refusal, PeerConflict | UnknownPeer) and "pubkey" in refusal.details:
+            back = f"peers enroll {refusal.details['display']} --key {refusal.details['pubkey']}"
+            return f"to let it in again: {self.command(back, with_token=False)}"
         if isinstance(refusal, PeerConflict) and "display" in refusal.details:
             return f"a new token for it: {self.command('peers rotate')} {refusal.details['display']}"
         if isinstance(refusal, MissingCapability) and "action" in refusal.details:

@@ -8,6 +8,7 @@ from typing import Final
 import click
 from msgspec import Struct, structs
 
+from covenant.cli.bounds import SPAN_MS
 from covenant.cli.entry import STALE_MS, between, is_stale, result_brief, state_cell, status_cell
 from covenant.cli.option import Spelled, answers, cursor_option, limit_option
 from covenant.cli.session import Session
@@ -18,7 +19,7 @@ from covenant.model.span import span
 from covenant.model.task import Result
 from covenant.model.view import QueueEntry
 from covenant.serve import wire as w
-from covenant.serve.why import reason_of
+from covenant.serve.why import is_stranded, reason_of
 
 _ADVISED_MAX: Final = 3
 _STALE_MAX: Final = 100  # that are looked for beside a page
@@ -36,12 +37,13 @@ class Status(Struct, tag="a2a_status", tag_field="kind"):
     tasks: list[QueueEntry]
     results: list[Result]
     cursor: str | None
+    revoked: list[str]
 
 
 @click.command()
 @limit_option(w.PAGE)
-@click.option("--min-lease-age-ms", type=click.IntRange(0), help="Of leases, only those silent for so many ms.")
-@click.option("--deadline-within-ms", type=click.IntRange(0), help="Only what is due within so many ms.")
+@click.option("--min-lease-age-ms", type=SPAN_MS, help="Of leases, only those silent for so many ms.")
+@click.option("--deadline-within-ms", type=SPAN_MS, help="Only what is due within so many ms.")
 @click.option("--state", type=Spelled(_STATES), help="Only what is in this state.")
 @cursor_option
 @answers
@@ -65,7 +67,8 @@ def status(
         ),
         w.QueueReply,
     )
-    found = Status(limit, min_lease_age_ms, deadline_within_ms, wanted, page.tasks, page.results, page.cursor)
+    bounds = (limit, min_lease_age_ms, deadline_within_ms, wanted)
+    found = Status(*bounds, page.tasks, page.results, page.cursor, page.revoked)
     session.answer(found, lambda: _tell(session, found, is_whole=cursor is None and page.cursor is None))
 
 
@@ -81,28 +84,33 @@ def _tell(session: Session, found: Status, is_whole: bool) -> None:
         of = ", ".join((*(() if is_whole else ("on this page",)), *(("with these filters",) if is_filtered else ())))
         lost = ""
         if found.state_filter in (None, TaskState.IN_FLIGHT):
-            stale, is_all = _find_stale(session)
+            stale, is_all = _find_stale(session, found.revoked)
             lost = f"; in all {'' if is_all else 'at least '}{_counted_stale(len(stale))}"
         click.echo(f"{of}: {', '.join(_counts(found))}{lost}")
     if found.tasks:
         click.echo()
-        _print_tasks(found.tasks)
+        _print_tasks(found)
     if found.results:
         click.echo()
         columns = (Column("result of"), Column("status"), Column("what", fits=True))
         print_table(columns, ((one.task_id, status_cell(one), result_brief(one)) for one in found.results))
-    if stale:
+    listed = {entry.task.id: entry for entry in (*found.tasks, *stale)}.values()
+    stranded = [entry for entry in listed if is_stranded(entry, found.revoked)]
+    if stale := [entry for entry in stale if not is_stranded(entry, found.revoked)]:
         _advise(session, stale)
+    if stranded:
+        _advise_stranded(session, stranded, found.revoked)
     session.tell_more("a2a status", found.cursor, filtered=True)
 
 
-def _find_stale(session: Session) -> tuple[list[QueueEntry], bool]:
+def _find_stale(session: Session, revoked: list[str]) -> tuple[list[QueueEntry], bool]:
     """As many as are worth a look, and whether that is all. A daemon looks at some leases only for each page, whether
-    they are stale or not."""
+    they are stale or not. The revoked peers among their holders are added to `revoked`."""
     of_leases = w.Queue(limit=_STALE_MAX, state=TaskState.IN_FLIGHT, min_lease_age_ms=STALE_MS)
     stale: list[QueueEntry] = []
     for _ in range(_LOOKS_MAX):
         page = session.ask(of_leases, w.QueueReply)
+        revoked += page.revoked
         stale += [entry for entry in page.tasks if is_stale(entry)]
         if page.cursor is None or len(stale) >= _STALE_MAX:
             return stale, page.cursor is None
@@ -128,7 +136,7 @@ def _counts(found: Status) -> list[str]:
     return [text for state, text in told.items() if text and found.state_filter in (None, state)]
 
 
-def _print_tasks(tasks: list[QueueEntry]) -> None:
+def _print_tasks(found: Status) -> None:
     columns = (
         Column("task"),
         Column("state"),
@@ -136,18 +144,26 @@ def _print_tasks(tasks: list[QueueEntry]) -> None:
         Column("since"),
         Column("what", fits=True),
     )
-    print_table(columns, (_row(entry) for entry in tasks))
+    print_table(columns, (_row(entry, found.revoked) for entry in found.tasks))
 
 
-def _row(entry: QueueEntry) -> tuple[str | Cell, ...]:
+def _row(entry: QueueEntry, revoked: list[str]) -> tuple[str | Cell, ...]:
     since = entry.sent_ms if entry.heartbeat_ms is None else entry.heartbeat_ms
     return (
         entry.task.id,
-        state_cell(entry),
+        Cell("revoked", "red") if is_stranded(entry, revoked) else state_cell(entry),
         between(entry.task),
         ago(since),
         brief(entry.task.intent_text),
     )
+
+
+def _advise_stranded(session: Session, stranded: list[QueueEntry], revoked: list[str]) -> None:
+    click.echo("\nrevoked: these wait for peers that were thrown out, and nobody else can do them.")
+    for entry in stranded[:_ADVISED_MAX]:
+        why = reason_of(entry, revoked=revoked)
+        click.echo(f"  {session.command((why.command or '').removeprefix('covenant '))}")
+    click.echo(f"or let them in again; each of them: {session.command('why TASK_ID')}")
 
 
 def _advise(session: Session, stale: list[QueueEntry]) -> None:

@@ -12,6 +12,7 @@ from typing import Any, Final
 import click
 import msgspec
 
+from covenant.cli.bounds import TIME_MS, key_option, kind_option, text_option
 from covenant.cli.content import blocks_in, file_option, value_of
 from covenant.cli.entry import print_entry, print_result, short, state_cell, state_line
 from covenant.cli.option import FOR_EVER, Duration, answers, wait_option
@@ -36,11 +37,11 @@ _BREATH_S: Final = 0.2
     "--data", metavar="JSON", help="What goes along, such as the input of a durable agent; what is no JSON is a text."
 )
 @file_option("What goes along")
-@click.option("--kind", help="What sort of task it is; part of the cache key.")
-@click.option("--key", metavar="KEY", help="Declare it idempotent under this key: it may be done twice, and cached.")
-@click.option("--deadline-ms", type=int, help="Unix time in ms after which it ends unless somebody works on it.")
+@kind_option("--kind", told="What sort of task it is; part of the cache key.")
+@key_option("--key", metavar="KEY", told="Declare it idempotent under this key: it may be done twice, and cached.")
+@click.option("--deadline-ms", type=TIME_MS, help="Unix time in ms after which it ends unless somebody works on it.")
 @click.option("--deadline-in", "deadline_in_ms", type=Duration(), help="The same from now on: 5m, 2h.")
-@click.option("--not-before-ms", type=int, help="Unix time in ms before which nobody gets it.")
+@click.option("--not-before-ms", type=TIME_MS, help="Unix time in ms before which nobody gets it.")
 @click.option("--parent", metavar="ID", help="The task or intent that it belongs to.")
 @click.option("--id", "task_id", metavar="ID", help="Its id, a UUID; the same id again is the same send.")
 @wait_option("Wait for its result, for ever or so long, and show it; exit 1 without an ok. It is not received by this.")
@@ -187,7 +188,7 @@ def watch(session: Session, task_id: str) -> None:
 
 @click.command()
 @click.argument("task_id")
-@click.option("--reason", default="canceled", show_default=True, help="Why; the holder and the sender hear it.")
+@text_option("--reason", default="canceled", show_default=True, told="Why; the holder and the sender hear it.")
 @click.option("--graceful", is_flag=True, help="Ask who holds it to stop, instead of ending it now.")
 @click.option("--cascade", is_flag=True, help="Take along what hangs below it.")
 @answers

@@ -9,7 +9,7 @@ from covenant.cli.entry import between, state_line
 from covenant.cli.option import answers
 from covenant.cli.session import Session
 from covenant.cli.table import Column, print_table
-from covenant.cli.words import ago, brief, clock
+from covenant.cli.words import ago, brief, clock, safe
 from covenant.serve import wire as w
 from covenant.serve.why import reason_of
 
@@ -31,7 +31,7 @@ def _tell(session: Session, story: w.StoryReply) -> None:
         click.echo("(what happened first is past retention)")
     columns = (Column("when"), Column("who"), Column("what"), Column("more", wraps=True))
     print_table(columns, ((ago(row.at_ms), *row_cells(row, with_task=False)) for row in story.rows))
-    told = reason_of(story.entry, lambda at_ms: f"{clock(at_ms)}, {ago(at_ms)}", story.run).explanation
-    click.echo(f"\n{click.style(story.reason.replace('_', ' '), bold=True)}: {told}")
+    told = reason_of(story.entry, lambda at_ms: f"{clock(at_ms)}, {ago(at_ms)}", story.run, story.revoked).explanation
+    click.echo(f"\n{click.style(story.reason.replace('_', ' '), bold=True)}: {safe(told)}")
     if story.command is not None:
-        click.echo(f"to move it: {session.command(story.command.removeprefix('covenant '))}")
+        click.echo(f"to move it: {session.command(safe(story.command.removeprefix('covenant ')))}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from secrets import token_bytes
 from typing import Any, Final, TypeVar
 
@@ -146,6 +146,14 @@ class Exchange:
             known = self.store.agent_of(pubkey)
             subject = pubkey if known is None else known.display
             await self.store.run(c.NoteRefusal(None, "refusals_counted", subject=subject, count=count))
+
+    def revoked_in(self, entries: Iterable[QueueEntry]) -> list[str]:
+        """Returns the keys of the peers that were revoked, of all whom these tasks are from, for, or held by."""
+        parties = {
+            agent.pubkey for one in entries for agent in (one.task.sender, one.task.recipient, one.leased_to) if agent
+        }
+        is_enrolled, is_in = self.store.agent_of, self.store.caller_at
+        return sorted(pubkey for pubkey in parties if is_enrolled(pubkey) is not None and is_in(pubkey) is None)
 
     def named(self, name: str) -> AgentId:
         """The enrolled agent with this label or key, or one of that label whose key nobody has: the rules say, to those

@@ -104,14 +104,12 @@ def blocks_in(content: Any) -> Any:
 
     In what a program gives, that which cannot be read is left: it is refused when the envelope is sent.
     """
-    if type(content) is list:
-        return tuple([_read_or_left(item) for item in content])
-    if type(content) is not Raw:
-        return content
-    try:
-        return _all_known(content)
-    except ValidationError:
-        return tuple([read_block(members) for members in _any(content)])
+    if type(content) is Raw:
+        try:
+            return _all_known(content)
+        except ValidationError:
+            return tuple([read_block(members) for members in _any(content)])
+    return tuple([_read_or_left(item) for item in content]) if type(content) is list else content
 
 
 def _read_or_left(item: Any) -> Any:

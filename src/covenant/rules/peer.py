@@ -19,12 +19,12 @@ def enroll(command: EnrollPeer, view: View, ctx: Context) -> Commit:
     check_agent(agent)
     holder = view.peer_named(agent.display)
     if holder is not None and holder != agent.pubkey:
-        raise PeerConflict(f"{agent.display} is enrolled already, under another key", display=agent.display)
+        raise _conflict(f"{agent.display} is enrolled already, under another key", holder, command, view)
     if command.by is not None and command.grants:
         raise NotPermitted("only the operator enrolls a peer with grants")
     known = view.get(peer_key(agent.pubkey))
     if isinstance(known, Peer) and (known.revoked_ms is None or known.agent.display != agent.display):
-        raise PeerConflict(f"this key is enrolled as {known.agent.display}", display=known.agent.display)
+        raise _conflict(f"this key is enrolled as {known.agent.display}", agent.pubkey, command, view)
     if isinstance(known, Peer):
         _check_return(command, view)
     peer = Peer(agent, command.role, command.token, ctx.now)
@@ -41,13 +41,26 @@ def enroll(command: EnrollPeer, view: View, ctx: Context) -> Commit:
     return Commit(tuple(events), shown(peer), tuple(rows))
 
 
+def _conflict(why: str, pubkey: str, command: EnrollPeer, view: View) -> PeerConflict:
+    """Says of a revoked peer that it is one, and to the operator under which key it comes back."""
+    peer = view.get(peer_key(pubkey))
+    assert isinstance(peer, Peer)
+    display = peer.agent.display
+    if peer.revoked_ms is None:
+        return PeerConflict(why, display=display)
+    if command.by is not None:
+        return PeerConflict(f"{display} was revoked, and only the operator lets it in again", is_revoked=True)
+    why = f"{display} was revoked, and comes back under its own key"
+    return PeerConflict(why, display=display, pubkey=pubkey, is_revoked=True)
+
+
 def _check_return(command: EnrollPeer, view: View) -> None:
     """Who was revoked comes back by the operator's will only, and with none of the grants that it had."""
     display = command.agent.display
     if command.by is not None:
         raise NotPermitted("only the operator enrolls again who was revoked", display=display)
     if view.all_grants(command.agent.pubkey, 0, 1):
-        raise PeerConflict(f"the grants that {display} had are still being ended", display=display)
+        raise PeerConflict(f"the grants that {display} had are still being ended; try again in a moment")
 
 
 def rotate(command: RotateToken, view: View, ctx: Context) -> Commit:
@@ -57,14 +70,14 @@ def rotate(command: RotateToken, view: View, ctx: Context) -> Commit:
     """
     if command.by is not None and command.by.pubkey != command.pubkey:
         raise NotPermitted("a peer changes its own token; the operator that of others")
-    peer = _living(command.pubkey, view)
+    peer = _living(command.pubkey, view, is_operators=command.by is None)
     row = AuditRow("token_rotated", subject=peer.agent.display, scope_id=f"peer:{command.pubkey}")
     return Commit((e.TokenRotated(peer_key(command.pubkey), command.token),), shown(peer), (row,))
 
 
 def revoke(command: RevokePeer, view: View, ctx: Context) -> Commit:
     check_text(command.reason, "reason", ctx.limits.text_bytes_max)
-    peer = _living(command.pubkey, view)
+    peer = _living(command.pubkey, view, is_operators=command.by is None)
     if peer.role is Role.OPERATOR:
         raise NotPermitted("the operator cannot be revoked; rotate its token instead", peer=peer.agent.display)
     row = AuditRow("peer_revoked", subject=peer.agent.display, scope_id=f"peer:{command.pubkey}", reason=command.reason)
@@ -72,11 +85,15 @@ def revoke(command: RevokePeer, view: View, ctx: Context) -> Commit:
     return Commit((e.PeerRevoked(peer_key(command.pubkey)),), shown(peer, ctx.now), (row,), then)
 
 
-def _living(pubkey: str, view: View) -> Peer:
+def _living(pubkey: str, view: View, *, is_operators: bool) -> Peer:
+    """Only the operator hears of one that it was there."""
     peer = view.get(peer_key(pubkey))
-    if not isinstance(peer, Peer) or peer.revoked_ms is not None:
-        raise UnknownPeer(f"no peer {pubkey}", peer=pubkey)
-    return peer
+    if isinstance(peer, Peer) and peer.revoked_ms is None:
+        return peer
+    if isinstance(peer, Peer) and is_operators:
+        display = peer.agent.display
+        raise UnknownPeer(f"{display} was revoked", peer=pubkey, display=display, pubkey=pubkey, is_revoked=True)
+    raise UnknownPeer(f"no peer {pubkey}", peer=pubkey)
 
 
 def check_caller(caller: Caller, view: View) -> None:

@@ -32,6 +32,7 @@ from covenant.exchange.token import Keeper
 from covenant.model.error import BadSetting, CovenantError
 from covenant.model.limits import Limits
 from covenant.model.repair import RetryPolicy
+from covenant.model.view import QueueEntry
 from covenant.rules.context import Ids
 from covenant.rules.whereabouts import Address, Listening, check_public_url, is_loopback, joined, split
 from covenant.serve import events, metrics, openapi, page
@@ -201,9 +202,10 @@ class Daemon:
         s = self.settings
         policy = RetryPolicy() if s.retry is None else s.retry.policy
         notes = self.store.notes() or (None if s.alerts_file is None else KeptFile(s.alerts_file))
-        return Alerts(
-            self.store, self._clock, s.alerts, policy, lambda entry: reason_of(entry).command, s.alert_url, notes
-        )
+        return Alerts(self.store, self._clock, s.alerts, policy, self._command_for, s.alert_url, notes)
+
+    def _command_for(self, entry: QueueEntry) -> str | None:
+        return reason_of(entry, revoked=self.exchange.revoked_in([entry])).command
 
     @property
     def url(self) -> str | None:

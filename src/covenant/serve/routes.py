@@ -52,6 +52,9 @@ class Route:
     def request(self, parameter: str | None, query: bytes, body: bytes) -> Request:
         """Put together from the path, the query and the body."""
         members: dict[str, Any] = _query(query) if query else {}
+        if unknown := members.keys() - self.fields:
+            known = ", ".join(sorted(self.fields - {self.parameter, self.place.body})) or "none"
+            raise Malformed(f"no parameter is called {min(unknown)!r} here; there are: {known}", field="query")
         if self.parameter is not None:
             members[self.parameter] = parameter
         name = self.place.body
@@ -78,7 +81,6 @@ def _query(query: bytes) -> dict[str, Any]:
     members = dict(pairs)
     if len(members) != len(pairs):
         raise Malformed("a parameter is given twice", field="query")
-    members.pop("kind", None)
     return members
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from enum import StrEnum
 from shlex import quote
 from typing import Final
 
 from msgspec import Struct
 
+from covenant.model.agent import AgentId
 from covenant.model.record import Asks, Outcome, TaskState
 from covenant.model.run import RunSeen, RunStatus
 from covenant.model.view import QueueEntry
@@ -17,6 +18,7 @@ from covenant.model.view import QueueEntry
 class Reason(StrEnum):
     WAITS_FOR_ITS_TIME = "waits_for_its_time"
     FOLLOWS_ANOTHER = "follows_another"
+    REVOKED = "revoked"
     WAITS_FOR_A_WORKER = "waits_for_a_worker"
     REQUEUED = "requeued"
     CANCEL_ASKED = "cancel_asked"
@@ -50,10 +52,17 @@ def _unix(at_ms: int) -> str:
     return f"Unix time {at_ms} ms"
 
 
-def reason_of(entry: QueueEntry, when: Callable[[int], str] = _unix, run: RunSeen | None = None) -> Why:
+def reason_of(
+    entry: QueueEntry,
+    when: Callable[[int], str] = _unix,
+    run: RunSeen | None = None,
+    revoked: Collection[str] = (),
+) -> Why:
     """`when` says how moments are told: to a program as numbers, to a person in words. `run` is the task as its durable
-    agent has it."""
+    agent has it. `revoked` are the keys of revoked peers, as far as they concern this task."""
     task = entry.task
+    if is_stranded(entry, revoked) and entry.follows is None:
+        return _why_stranded(entry)
     if run is not None and (entry.state is TaskState.PARKED or not _is_odd(entry)):
         return why_run(run, when)
     if entry.state is TaskState.QUEUED:
@@ -71,6 +80,36 @@ def reason_of(entry: QueueEntry, when: Callable[[int], str] = _unix, run: RunSee
         return Why(Reason.REPLAYED, "It was answered from the result cache, and its sender has received that.")
     outcome = entry.outcome or Outcome.ANSWERED
     return Why(Reason(outcome.value), f"It is over: {outcome.value}, and its sender has received the result.")
+
+
+def is_stranded(entry: QueueEntry, revoked: Collection[str]) -> bool:
+    """Whether it waits for a peer that was revoked: for its worker, or for its sender to receive the result."""
+    waits_for = entry.leased_to or entry.task.recipient
+    if entry.state is TaskState.RESULT_PENDING:
+        return entry.task.sender is not None and entry.task.sender.pubkey in revoked
+    return entry.outcome is None and waits_for.pubkey in revoked
+
+
+def _why_stranded(entry: QueueEntry) -> Why:
+    task = entry.task
+    if entry.state is TaskState.RESULT_PENDING and task.sender is not None:
+        return Why(
+            Reason.REVOKED,
+            f"It has ended ({entry.outcome}); its result waits for {task.sender}, who was revoked. "
+            f"{_lets_in(task.sender)}, or receives it in its place.",
+            f"covenant a2a results --next --for {task.sender}",
+        )
+    gone = entry.leased_to or task.recipient
+    what = "holds it, and can neither go on nor answer" if entry.leased_to else "nobody else can lease it"
+    return Why(
+        Reason.REVOKED,
+        f"{gone} was revoked: {what}. {_lets_in(gone)}, or somebody cancels it.",
+        f"covenant a2a cancel {task.id} --reason REASON",
+    )
+
+
+def _lets_in(gone: AgentId) -> str:
+    return f"The operator lets it in again (covenant peers enroll {gone} --key {gone.pubkey})"
 
 
 def _is_odd(entry: QueueEntry) -> bool:

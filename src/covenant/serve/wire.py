@@ -541,6 +541,7 @@ class QueueReply(Reply, frozen=True, tag="a2a_queue"):
     results: list[Result]
     beside: list[Beside]
     cursor: str | None = None
+    revoked: list[str] = []  # keys of revoked peers that these tasks wait for
 
 
 class TaskReply(Reply, frozen=True, tag="a2a_task"):
@@ -746,6 +747,7 @@ class StoryReply(Reply, frozen=True, tag="a2a_story"):
     command: str | None = None
     complete: bool = True
     run: RunSeen | None = None  # of a durable agent, while it is open
+    revoked: list[str] = []  # keys of revoked peers that it is from, for, or held by
 
 
 class VersionReply(Reply, frozen=True, tag="version"):

@@ -25,7 +25,8 @@ _SEQ_MAX: Final = 2**53  # of an event, in JSON
 async def story(x: Exchange, caller: Caller, r: w.Story) -> w.StoryReply:
     entry, rows, complete = await story_of(x, caller, r.task_id)
     run = await _open_run(x, caller, entry)
-    why = reason_of(entry, run=run)
+    revoked = x.revoked_in([entry])
+    why = reason_of(entry, run=run, revoked=revoked)
     return w.StoryReply(
         entry=entry,
         rows=rows,
@@ -34,6 +35,7 @@ async def story(x: Exchange, caller: Caller, r: w.Story) -> w.StoryReply:
         command=why.command,
         complete=complete,
         run=run,
+        revoked=revoked,
     )
 
 

@@ -78,7 +78,11 @@ async def queue(x: Exchange, caller: Caller, r: w.Queue) -> w.QueueReply:
     )
     results = [answer.result for answer in page.results]
     return w.QueueReply(
-        tasks=page.tasks, results=results, beside=[w.beside(answer) for answer in page.results], cursor=page.cursor
+        tasks=page.tasks,
+        results=results,
+        beside=[w.beside(answer) for answer in page.results],
+        cursor=page.cursor,
+        revoked=x.revoked_in(page.tasks),
     )
 
 

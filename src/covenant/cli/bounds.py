@@ -1,0 +1,60 @@
+"""What options take, as the rules bound it: what these always refuse is wrong usage, and stands in the help."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import click
+
+from covenant.cli.option import F
+from covenant.cli.words import size
+from covenant.model.limits import (
+    KEY_BYTES_MAX,
+    MESSAGES_MAX,
+    PAGE_MAX,
+    STEP_RECORDS_MAX,
+    TASK_KIND_BYTES_MAX,
+    TEXT_BYTES_MAX,
+)
+from covenant.model.protocol import GENERATION_MAX
+
+_EXACT_MAX: Final = 2**53
+
+TIME_MS: Final = click.IntRange(0, _EXACT_MAX - 1)
+SPAN_MS: Final = click.IntRange(0, _EXACT_MAX)
+SEQ: Final = click.IntRange(1, _EXACT_MAX)
+NUMBER: Final = click.IntRange(0, _EXACT_MAX)
+GENERATION: Final = click.IntRange(0, GENERATION_MAX)
+MESSAGE: Final = click.IntRange(0, MESSAGES_MAX)
+ATTEMPTS: Final = click.IntRange(1, 2**31)
+REQUEUES: Final = click.IntRange(1, STEP_RECORDS_MAX)
+PAGE: Final = click.IntRange(1, PAGE_MAX)
+
+
+class Words(click.ParamType[str]):
+    """Text of so many bytes at most."""
+
+    name = "text"
+
+    def __init__(self, bytes_max: int) -> None:
+        self.bytes_max = bytes_max
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        text = str(value)
+        if len(text.encode(errors="surrogatepass")) > self.bytes_max:
+            self.fail(f"at most {size(self.bytes_max)} are taken", param, ctx)
+        return text
+
+
+def _words_option(bytes_max: int) -> Callable[..., Callable[[F], F]]:
+    def option(*names: str, told: str, **more: Any) -> Callable[[F], F]:
+        return click.option(*names, type=Words(bytes_max), help=f"{told} At most {size(bytes_max)}.", **more)
+
+    return option
+
+
+key_option: Final = _words_option(KEY_BYTES_MAX)
+kind_option: Final = _words_option(TASK_KIND_BYTES_MAX)
+text_option: Final = _words_option(TEXT_BYTES_MAX)
+reason_option: Final = text_option("--reason", required=True, told="Why; it is kept in the audit.")
