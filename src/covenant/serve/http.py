@@ -37,6 +37,7 @@ Page: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 T = TypeVar("T")
 
 JSON: Final = b"application/json"
+_WITHOUT_BODY: Final = ("GET", "HEAD")  # methods whose body, if there is one, says nothing
 GONE: Final = 499  # nobody was there any more to be answered
 KEEP_AWAKE_S: Final = 15.0  # a stream that has nothing to tell for so long says at least that it is there
 EVENT_STREAM: Final[Headers] = [
@@ -177,7 +178,9 @@ class Http:
         self.exchange.meter(caller)
         route, parameter = find(head.method, head.path)
         asked.verb = route.place.request
-        body = b"" if route.place.body is None else await asked.body(self.exchange.bounds.body_bytes_max)
+        body = b""
+        if route.place.body is not None or head.method not in _WITHOUT_BODY:
+            body = await asked.body(self.exchange.bounds.body_bytes_max)
         request = route.request(parameter, head.query, body)
         working = handled(self.exchange, caller, request)
         if route.waits and request.wait_ms:  # type: ignore[attr-defined]  # only those that wait have it

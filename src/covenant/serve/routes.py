@@ -15,6 +15,7 @@ from covenant.serve.wire import Request
 T = TypeVar("T")
 
 _encode: Final = msgspec.json.Encoder().encode
+_anything: Final = msgspec.json.Decoder()
 
 _PARAMETER_PLACES: Final = (3, 2)  # where a path has its one parameter: /a2a/tasks/{task_id}/…, /peers/{peer}
 
@@ -58,6 +59,8 @@ class Route:
         if self.parameter is not None:
             members[self.parameter] = parameter
         name = self.place.body
+        if name is None and body and decode(_anything, body) != {}:
+            raise Malformed("this call has no body: its members go into the query", field="body")
         if name is None or (name == "*" and not body):
             return read_as(self.place.request, members, strict=False)
         assert self._body is not None

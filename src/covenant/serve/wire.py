@@ -41,8 +41,14 @@ PAGE = 10
 # --- requests ----------------------------------------------------------------------------------------------
 
 
-class Request(Struct, frozen=True, tag_field="kind", omit_defaults=True, gc=False, kw_only=True):
-    """`id` is the caller's, and comes back with the reply: with it, requests of one connection run side by side."""
+class Request(
+    Struct, frozen=True, tag_field="kind", omit_defaults=True, gc=False, kw_only=True, forbid_unknown_fields=True
+):
+    """`id` is the caller's, and comes back with the reply: with it, requests of one connection run side by side.
+
+    An unknown member is refused: a filter or a bound with a slip in its name would else be ignored without a word.
+    (Contract 34.) What a request carries, a task or a result, ignores its unknown members as the first protocol does.
+    """
 
     id: int | str | None = None
 
