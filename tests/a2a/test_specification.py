@@ -24,6 +24,7 @@ from google.protobuf import json_format
 from covenant import Result
 from covenant.a2a.signature import payloads_of
 from covenant.model import command as c
+from covenant.model.error import Malformed
 from covenant.model.message import Artifact, Part
 from covenant.model.record import Asks
 from covenant.model.view import Delivery
@@ -381,19 +382,24 @@ def check_members(answer: dict[str, Any]) -> None:
 @module_loop
 @pytest.mark.parametrize("example", CARDS, ids=lambda card: str(card["at"][0]))
 async def test_a_card_is_served_as_it_is_printed(play: Play, example: dict[str, Any]) -> None:
+    """A member that would be served otherwise is refused at publishing, by its name; all others are as printed."""
     agent = play.site.daemon.exchange.agent(f"{play.who}@lab")
-    card = example["card"]
-    await play.site.exchange.run(play.site.exchange.operator(), c.PublishCard(None, agent, card))
+    exchange, card = play.site.exchange, dict(example["card"])
+    for _ in example["not_served"]:
+        with pytest.raises(Malformed) as refusal:
+            await exchange.run(exchange.operator(), c.PublishCard(None, agent, card))
+        (named,) = [name for name in example["not_served"] if re.match(f"card: {name}\\b", str(refusal.value))]
+        del card[named]
+    await exchange.run(exchange.operator(), c.PublishCard(None, agent, card))
     request = {"method": "GET", "path": f"/agents/{play.who}@lab/.well-known/agent-card.json", "headers": {}}
     served = (await by_http(play, request))["body"]
-    not_served = set(example["not_served"])
-    kept = {name: value for name, value in card.items() if name not in not_served}
+    kept = dict(card)
     capabilities = kept.pop("capabilities")
     said = {name: value for name, value in capabilities.items() if name != "extensions"}
     assert {name: served.get(name) for name in kept} == kept
     assert {name: served["capabilities"][name] for name in said} == said
     assert served["capabilities"]["extensions"][:-1] == capabilities.get("extensions", [])
-    assert not_served <= set(served)
+    assert set(example["not_served"]) - {"security"} <= set(served)  # which the daemon says itself, but for that of 0.3
 
 
 def test_a_card_is_canonical_as_it_is_printed() -> None:
