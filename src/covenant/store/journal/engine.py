@@ -324,7 +324,7 @@ class Journal(Embedded):
         self._loop.call_soon_threadsafe(lambda: self._fail(failed) if self._refusal is None else None)
 
     def _reopen_later(self) -> None:
-        """Reopen after `reopen_delay_ms`, or at once when the clock was set back: nobody knows how long that would be."""
+        """Reopen after `reopen_delay_ms`, or at once when the clock was set back: nobody knows how long it would be."""
         failed_ms = self._clock.now_ms()
         due_ms = failed_ms + self.limits.reopen_delay_ms
 
