@@ -89,6 +89,11 @@ class Scene:
         self.said.add(task_id)
         return task_id
 
+    def lease_of(self, task_id: str) -> str | None:
+        """The lease under which a task is held now: a call before may have ended it."""
+        record = self.x.store.state.get(task_id)  # type: ignore[attr-defined]  # of the engine in memory
+        return None if record is None or record.lease is None else record.lease.lease_id
+
     async def rows(self, actor: str) -> list[AuditRow]:
         request = w.RecentAudit(row="capability_check", actor=actor, limit=5)
         rows: list[AuditRow] = (await self.ask(self.x.operator(), request)).rows
@@ -161,7 +166,8 @@ def said(scene: Scene, call: Call) -> tuple[w.Request, w.Check]:
     adding = w.Check(action=f"a2a.send.{recipient}", task_id=task)
     answering = w.Check(action=f"a2a.respond.{sender}", task_id=task, lease_id=lease)
     ending = w.Check(action="a2a.repair.force_error", counterparty=other, task_id=task, lease_id=lease)
-    taking = structs.replace(ending, action="a2a.repair.requeue", lease_id=held, duplicate_risk="operator_accepted")
+    now_held = scene.lease_of(task)  # which calls that name none are about
+    taking = structs.replace(ending, action="a2a.repair.requeue", lease_id=now_held, duplicate_risk="operator_accepted")
     match call.verb:
         case "send":
             return w.SendTask(task=sent), sending
@@ -178,7 +184,7 @@ def said(scene: Scene, call: Call) -> tuple[w.Request, w.Check]:
             about = structs.replace(answering, lease_id=held)
             return w.Update(lease_id=held or FRESH[0], text="x"), about
         case "cancel":
-            about = w.Check(action=f"a2a.cancel.{other}", task_id=task, lease_id=held)
+            about = w.Check(action=f"a2a.cancel.{other}", task_id=task, lease_id=now_held)
             return w.Cancel(task_id=task, graceful=True), about
         case "requeue":
             repair = RepairRequest(task, Requeue(call.risk, lease), "stuck")
