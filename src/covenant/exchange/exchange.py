@@ -21,7 +21,7 @@ from covenant.exchange.token import Keeper, digest_of
 from covenant.exchange.trust import Trust
 from covenant.exchange.waits import Wait, Waits
 from covenant.model import command as c
-from covenant.model.agent import AgentId, full_label
+from covenant.model.agent import AgentId, full_label, is_key
 from covenant.model.error import CovenantError, Draining, Unauthenticated, UnknownPeer
 from covenant.model.peer import OPERATOR, Caller, Demand, PeerView
 from covenant.model.query import CheckGrant, GetTask, ListInputs, Query
@@ -148,9 +148,9 @@ class Exchange:
             await self.store.run(c.NoteRefusal(None, "refusals_counted", subject=subject, count=count))
 
     def named(self, name: str) -> AgentId:
-        """The enrolled agent with this label or key, or one of that label whose key nobody has: the rules say, to those
-        who may hear it, that it is not there. Both take the same steps, and the same time."""
-        stranger = AgentId(full_label(name), self._stranger)
+        """The enrolled agent with this label or key, or one of that label, or with that key, that nobody is: the rules
+        say, to those who may hear it, that it is not there. Both take the same steps, and the same time."""
+        stranger = AgentId(full_label(name), name if is_key(name) else self._stranger)
         return self._enrolled(name) or stranger
 
     def agent(self, name: str) -> AgentId:

@@ -399,10 +399,7 @@ def _check_recipient(
 ) -> Grant | None:
     """The recipient must be somebody, and where the gate is on, must have agreed to hear from the sender: by the grant
     that is returned."""
-    task, sender = command.task, caller.agent
-    peer = view.get(peer_key(task.recipient.pubkey))
-    if not isinstance(peer, Peer) or peer.revoked_ms is not None:
-        raise _nobody(task.recipient)
+    peer, sender = living_recipient(command.task.recipient, view), caller.agent
     if not ctx.recv_gate or sender == peer.agent:
         return None
     demand = demand_for("a2a.recv.", f"a2a-recv:{peer.agent.display}", sender)
@@ -411,6 +408,14 @@ def _check_recipient(
     if grant is None:
         raise RecipientRefused(f"{peer.agent.display} does not take tasks of {sender}", peer=peer.agent.display)
     return grant
+
+
+def living_recipient(recipient: AgentId, view: View) -> Peer:
+    """The peer to which a task goes. Raises UnknownPeer for one that nobody is, or is any more."""
+    peer = view.get(peer_key(recipient.pubkey))
+    if not isinstance(peer, Peer) or peer.revoked_ms is not None:
+        raise _nobody(recipient)
+    return peer
 
 
 def _respond(command: c.PostResult, caller: Caller, view: View, ctx: Context) -> Demand | None:
