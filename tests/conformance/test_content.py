@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
 from typing import Any, Final
 
 import msgspec
@@ -230,6 +232,15 @@ def test_blocks_of_a_program_have_typed_members() -> None:
     assert repr(text).endswith(f"extra={text.extra!r})") and "uri='file:///a,\"b'" in repr(resource)
     assert text == read_block(BLOCKS["text"]) != Text("x", ANNOTATIONS, META)
     assert read([BLOCKS["text"]]) == [text]
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_a_block_goes_to_another_process_whole(name: str) -> None:
+    """As what a worker gets does that hands it to a pool of processes."""
+    (block,) = read([BLOCKS[name]])
+    for another in (pickle.loads(pickle.dumps(block)), copy.deepcopy(block)):
+        assert another == block and type(another) is type(block)
+        assert json.loads(msgspec.json.encode(another)) == BLOCKS[name]
 
 
 def test_a_part_shows_every_member_of_its_block() -> None:

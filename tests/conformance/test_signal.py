@@ -281,3 +281,14 @@ async def test_a_start_that_begins_no_run_is_refused_and_keeps_no_signal(alice: 
     assert (await bob.get_task(RUN)).generation == 1
     started = await alice.signal_run(uid(7), "go", 1, start=keyed(bob, key="another"))
     assert (started.started, started.generation) == (True, 1)
+
+
+async def test_a_start_is_the_run_that_is_signaled(alice: Mailbox, bob: Mailbox) -> None:
+    """Contract 34: another id than that of the run would be accepted, and never looked at; the same one is no harm."""
+    for is_there in (False, True):
+        with refused("malformed") as refusal:
+            await alice.signal_run(RUN, "go", 1, start=plain(bob, id=uid(7)))
+        assert refusal.value.details["field"] == "start.id"
+        assert (await alice.signal_run(RUN, "go", 1, start=plain(bob, id=RUN.upper()))).started != is_there
+    with refused("unknown_task"):
+        await alice.get_task(uid(7))

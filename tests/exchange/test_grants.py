@@ -319,6 +319,22 @@ async def test_a_start_under_an_id_that_others_use_is_told_as_a_send_is(town: To
     ] * 2
 
 
+async def test_a_check_of_a_send_to_nobody_says_what_the_send_is_told(town: Town) -> None:
+    """Of a key that nobody has, and of a peer that was revoked; to those whose grant reaches it, and to others."""
+    await town.grant(f"a2a.send.{KEY}")
+    await town.grant("a2a.send.bob@lab")
+    await town.ask("operator", w.RevokePeer(peer="bob@lab"))
+    nobody = {KEY: w.SendTask(task=Task(recipient=AgentId("said@lab", KEY), intent_text="x")), "bob@lab": to("bob@lab")}
+    for name, expected in (("alice@lab", "unknown_peer"), ("carol@lab", "missing_capability")):
+        for recipient, send in nobody.items():
+            assert await town.told(name, send) == expected
+            check = w.Check(action=f"a2a.send.{recipient}")
+            if expected == "unknown_peer":
+                assert await town.told(name, check) == expected
+            else:
+                assert (await town.ask(name, check)).reason == expected
+
+
 # --- administration ----------------------------------------------------------------------------------------
 
 

@@ -108,6 +108,10 @@ def requests(names: Names) -> Iterator[tuple[str, w.Request]]:
         for member in members:
             if member.name in _MAY_NAME and member.name not in filled:
                 yield f"{kind.__name__} {member.name}", kind(**filled, **{member.name: MEMBERS[member.name](names)})
+    by_key = Task(id=names.task, recipient=AgentId("said@lab", AgentId.named(names.label).pubkey), intent_text="x")
+    yield "SendTask by key", w.SendTask(task=by_key)
+    yield "SendTasks by key", w.SendTasks(tasks=[by_key])
+    yield "SignalRun start by key", w.SignalRun(task_id=names.task, name="go", start=by_key)
     keyed = Idempotency("idempotent", "k")
     yield "SendTask keyed", w.SendTask(task=_task(names, idempotency=keyed, parent=names.task))
     yield "Repair by force", w.Repair(request=RepairRequest(names.task, ForceError("x"), REASON))

@@ -174,9 +174,10 @@ def test_a_grant_that_fits_lies_under_a_pin_that_the_check_looks_at(data: st.Dat
     peer = None if demand.counterparty is None else demand.counterparty.pubkey
     if fits(scope, demand):
         reached("fits")
-        if pin_of(scope):
+        pin = pin_of(capability).rpartition(":")[2]
+        if pin:
             reached("is_pinned")
-        assert pin_of(scope) in (demand.task_id, demand.lease_id, peer, "")
+        assert pin in (demand.task_id, demand.lease_id, peer, "")
 
 
 def with_scope(scope: Scope) -> Capability:
@@ -246,3 +247,40 @@ def test_what_is_remembered_of_a_check_is_what_the_check_says() -> None:
                         found = authorize(BOB.pubkey, demand, realm.state, realm.ctx)
                         reached("not_covered" if found[0] is None else "covered")
                         assert recall(BOB.pubkey, demand, realm.state, realm.ctx) == found
+
+
+def test_a_check_looks_at_few_grants_however_many_there_are() -> None:
+    """Contract 26: whoever is passed many grants makes no check longer, and so holds nobody up."""
+    demand = Demand(f"a2a.send.{CAL.display}", "label", CAL)
+    sorts = [Scope(max_uses=9), Scope()]
+    looked_at = {}
+    for count in (1, 50):
+        realm = Realm()
+        for number in range(count):
+            for sort, scope in enumerate(sorts):
+                key = f"{number:08x}-{sort:04x}-4000-8000-000000000000"
+                realm.grant(Capability(key, BOB, demand.action, ROOT, 1, scope, 50_000))
+        seen: list[Grant] = []
+        realm.ctx.is_genuine = lambda grant, seen=seen: not seen.append(grant)  # type: ignore[misc]
+        assert authorize(BOB.pubkey, demand, realm.state, realm.ctx)[0] is not None
+        looked_at[count] = len(seen)
+    assert looked_at[1] == looked_at[50] == 1
+
+
+def test_a_call_takes_the_grant_that_it_costs_least() -> None:
+    """Contract 26: one that lasts before one that is over some day, and that before one that the call would use up."""
+    action = f"a2a.send.{CAL.display}"
+    demand = Demand(action, "label", CAL, TASKS[0])
+    counted = Capability(f"{1:08x}-0000-4000-8000-000000000000", BOB, action, ROOT, 1, Scope(max_uses=1))
+    passing = Capability(f"{2:08x}-0000-4000-8000-000000000000", BOB, "a2a.send.*", ROOT, 1, expires_ms=50_000)
+    lasting = Capability(f"{3:08x}-0000-4000-8000-000000000000", BOB, "a2a.*", ROOT, 1)
+    order = [lasting, passing, counted]
+    for given_first in (order, order[::-1]):
+        realm = Realm()
+        for capability in given_first:
+            realm.grant(capability)
+        for capability in order:
+            found, _ = authorize(BOB.pubkey, demand, realm.state, realm.ctx)
+            assert found is not None and found.capability == capability
+            realm.run(c.RevokeCapability(None, capability.id, "next"))
+        assert authorize(BOB.pubkey, demand, realm.state, realm.ctx) == (None, "missing_capability")

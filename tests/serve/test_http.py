@@ -155,6 +155,36 @@ def test_every_code_has_a_status() -> None:
     assert set(HTTP_STATUS) == set(_by_code())
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/capabilities", {"subject": "bob@lab", "action": "peers.list", "scope": {"uses": 1}}),
+        ("/a2a/retry-stale", {"policy": {"enabled": True, "max_requeue": 1}}),
+        (
+            "/a2a/repair",
+            {"task_id": ABSENT, "command": {"action": "force_error", "message": "x"}, "reason": "x", "x": 1},
+        ),
+        (
+            "/a2a/repair",
+            {"task_id": ABSENT, "command": {"action": "force_error", "message": "x", "lease": ABSENT}, "reason": "x"},
+        ),
+        (
+            "/a2a/repair",
+            {
+                "task_id": ABSENT,
+                "command": {"action": "requeue", "duplicate_risk": "idempotent", "lease": ABSENT},
+                "reason": "x",
+            },
+        ),
+    ],
+    ids=["scope", "policy", "repair", "guard of force_error", "guard of requeue"],
+)
+async def test_a_bound_under_a_wrong_name_is_refused(site: Site, path: str, body: dict[str, Any]) -> None:
+    """Contract 34: it would be a call without the bound."""
+    status, answer = await site.call("operator", "POST", path, body)
+    assert (status, answer["code"]) == (400, "malformed") and "unknown field" in answer["message"]
+
+
 async def test_a_result_of_an_old_lease_and_a_second_result_are_conflicts(site: Site) -> None:
     await site.call("alice@lab", "POST", "/a2a/tasks", task(id=ABSENT))
     _, first = await site.call("bob@lab", "POST", "/a2a/tasks/next")

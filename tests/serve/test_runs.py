@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
+import msgspec
 import pytest
 
-from covenant import AuditRow, Delivery, Mailbox, OpenMailbox, Task
+from covenant import AgentId, AuditRow, CovenantError, Delivery, Mailbox, OpenMailbox, Task
 from covenant.model.limits import Limits
 from covenant.model.peer import Scope
 from covenant.model.run import RunCommit, RunStatus, Wait
@@ -128,6 +129,41 @@ async def test_a_run_begins_with_a_signal_only_where_its_agent_takes_tasks_of_th
         ("a2a-recv:dan@lab", True),
         ("a2a-recv:dan@lab", False),
     ]
+
+
+@pytest.mark.parametrize("label", ["dan@lab", "nobody@lab"])
+async def test_a_start_under_the_id_of_others_is_refused_as_any_send(house: House, label: str) -> None:
+    """Contract 26, 27: whom the recipient does not take tasks of is not told that an id is in use."""
+    await house.begin()
+    house.daemon.store.context.recv_gate = True
+    start = Task(recipient=AgentId(label), intent_text="live")
+    told = set()
+    for task_id in (uid(1), uid(5)):  # that of others, and a free one
+        for verb in (
+            house.bob.send_task(msgspec.structs.replace(start, id=task_id)),
+            house.bob.signal_run(task_id, "go", start=start),
+        ):
+            with pytest.raises(CovenantError) as refusal:
+                await verb
+            told.add((refusal.value.code, refusal.value.message))
+    assert [code for code, _ in told] == ["recipient_refused" if label == "dan@lab" else "unknown_peer"]
+
+
+async def test_the_operator_begins_a_run_with_a_signal(house: House) -> None:
+    """Contract 25: as who it is."""
+    assert (await house.box.signal_run(uid(5), "go", start=Task(recipient=house.dan.agent, intent_text="x"))).started
+    sender = (await house.box.get_task(uid(5))).task.sender
+    assert sender is not None and sender.display == "operator@local"
+
+
+async def test_a_run_that_may_not_send_does_not_learn_whose_a_key_is(house: House) -> None:
+    """Contract 27: the refusal has the caller's own words."""
+    delivery = await house.begin()
+    said = AgentId("said@lab", house.bob.agent.pubkey)
+    task = msgspec.structs.replace(part(10, house.bob), recipient=said)
+    with refused("missing_capability") as refusal:
+        await house.dan.commit_run(delivery, RunCommit(number=2, tasks=[task]))
+    assert refusal.value.details["action"] == "a2a.send.said@lab" and "bob" not in refusal.value.message
 
 
 async def test_why_says_which_task_is_in_doubt_and_where_to_look(house: House, clock: ManualClock) -> None:

@@ -22,7 +22,7 @@ from covenant.exchange.token import Keeper, digest_of
 from covenant.exchange.trust import Trust
 from covenant.exchange.waits import Wait, Waits
 from covenant.model import command as c
-from covenant.model.agent import AgentId, base58, full_label
+from covenant.model.agent import AgentId, base58, full_label, is_key
 from covenant.model.error import CovenantError, Draining, Unauthenticated, UnknownPeer
 from covenant.model.peer import OPERATOR, Caller, Demand, PeerView
 from covenant.model.query import CheckGrant, GetTask, ListInputs, Query
@@ -156,9 +156,10 @@ class Exchange:
         return sorted(pubkey for pubkey in parties if is_enrolled(pubkey) is not None and is_in(pubkey) is None)
 
     def named(self, name: str) -> AgentId:
-        """The enrolled agent with this label or key, or one of that label whose key nobody has: the rules say, to those
-        who may hear it, that it is not there. Both take the same steps, and the same time."""
-        stranger = AgentId(full_label(name), base58(token_bytes(32)))  # a new key each time: nobody can come to have it
+        """The enrolled agent with this label or key, or one of that label, or with that key, that nobody is: the rules
+        say, to those who may hear it, that it is not there. Both take the same steps, and the same time."""
+        nobodys = base58(token_bytes(32))  # a new key each time: nobody can come to have it
+        stranger = AgentId(full_label(name), name if is_key(name) else nobodys)
         return self._enrolled(name) or stranger
 
     def agent(self, name: str) -> AgentId:

@@ -204,6 +204,16 @@ def _shown(block: Any) -> str:
     return f"{kind.__name__}({', '.join(fields)}, extra={block.extra!r})"
 
 
+def _reopened(data: bytes) -> Content:
+    return read_block(json.decode(data))
+
+
+def _reopened_contents(data: bytes) -> ResourceContents:
+    block = _reopened(data)
+    assert isinstance(block, Resource)
+    return block.resource
+
+
 def _opened(kind: type[Content]) -> Any:
     """Returns the subclass whose blocks have further members: they follow its `type`, in its last field."""
     rest = ("rest", Raw, field(name="type"))
@@ -212,7 +222,11 @@ def _opened(kind: type[Content]) -> Any:
         f"Open{kind.__name__}",
         [rest],
         bases=(kind,),
-        namespace={"extra": extra, "__repr__": _shown},
+        namespace={
+            "extra": extra,
+            "__repr__": _shown,
+            "__reduce__": lambda block: (_reopened, (json.encode(block),)),  # pickle would not find its class
+        },
         tag=False,
         tag_field=None,
         kw_only=True,
@@ -232,7 +246,12 @@ def _opened_contents() -> Any:
         "OpenResourceContents",
         [],
         bases=(ResourceContents,),
-        namespace={"uri": uri, "extra": extra, "__repr__": _shown},
+        namespace={
+            "uri": uri,
+            "extra": extra,
+            "__repr__": _shown,
+            "__reduce__": lambda contents: (_reopened_contents, (json.encode(Resource(contents)),)),
+        },
         frozen=True,
         omit_defaults=True,
         gc=False,

@@ -14,17 +14,21 @@ from covenant.model.task import Result
 DuplicateRisk: TypeAlias = Literal["idempotent", "operator_accepted"]
 
 
-class Requeue(Struct, frozen=True, tag="requeue", tag_field="action", omit_defaults=True, gc=False):
+class Requeue(
+    Struct, frozen=True, tag="requeue", tag_field="action", omit_defaults=True, gc=False, forbid_unknown_fields=True
+):
     duplicate_risk: DuplicateRisk
     lease_id: str | None = None
 
 
-class ForceError(Struct, frozen=True, tag="force_error", tag_field="action", omit_defaults=True, gc=False):
+class ForceError(
+    Struct, frozen=True, tag="force_error", tag_field="action", omit_defaults=True, gc=False, forbid_unknown_fields=True
+):
     message: str
     lease_id: str | None = None
 
 
-class RepairRequest(Struct, frozen=True, gc=False):
+class RepairRequest(Struct, frozen=True, gc=False, forbid_unknown_fields=True):
     task_id: str
     command: Requeue | ForceError
     reason: str
@@ -39,7 +43,7 @@ class RepairOutcome(Struct, frozen=True, omit_defaults=True, gc=False):
     result: Result | None = None
 
 
-class RetryPolicy(Struct, frozen=True, kw_only=True, gc=False):
+class RetryPolicy(Struct, frozen=True, kw_only=True, gc=False, forbid_unknown_fields=True):
     """The bounds of one pass of the retry gate. Off, it only reports."""
 
     enabled: bool = False

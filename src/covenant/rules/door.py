@@ -86,20 +86,36 @@ def _let_in(
         checks += sent
     if type(command) is c.RetryStale:
         return _retried(caller, command, demand, view, ctx, decide, checks)
+    if type(command) is c.SignalRun and _is_new(command, view, ctx):
+        return _started(caller, command, demand, view, ctx, decide, checks)
     grant, reason = recall(caller.agent.pubkey, demand, view, ctx)
-    if type(command) is c.SignalRun and command.start is not None and demand.counterparty is not None:
-        command = _truly_started(command, caller.agent, demand.counterparty)
     if reason is not None:
-        is_new = type(command) is c.SignalRun and _is_new(command, view, ctx)
-        again = None if is_new else _repeated(command, view, ctx, decide)
-        return again or _missing(caller, demand, reason, checks)
+        return _repeated(command, view, ctx, decide) or _missing(caller, demand, reason, checks)
     if grant is None:  # the operator's by right
         return decide(command, view, ctx)
     checks.append(_check_row(demand, grant))
-    agreed = None
-    if type(command) is c.SignalRun and command.start is not None and _is_start(command, view, ctx):
-        agreed = _check_recipient(c.SendTask(command.by, command.start), caller, view, ctx, checks)
-    return _decided(command, demand, grant, view, ctx, decide, agreed)
+    return _decided(command, demand, grant, view, ctx, decide)
+
+
+def _started(
+    caller: Caller,
+    command: c.SignalRun,
+    demand: Demand,
+    view: View,
+    ctx: Context,
+    decide: Decide,
+    checks: list[AuditRow],
+) -> Commit:
+    """Let a signal in that begins a run, as the send that it is."""
+    assert command.start is not None and demand.counterparty is not None
+    grant, reason = recall(caller.agent.pubkey, demand, view, ctx)
+    if grant is None:
+        assert reason is not None
+        return _unsent(caller, command.start.recipient, demand.task_id, reason, view, ctx, checks)
+    checks.append(_check_row(demand, grant))
+    start = structs.replace(command.start, sender=caller.agent, recipient=demand.counterparty)
+    agreed = _check_recipient(c.SendTask(command.by, start), caller, view, ctx, checks)
+    return _decided(structs.replace(command, start=start), demand, grant, view, ctx, decide, agreed)
 
 
 def _sent(
@@ -118,19 +134,16 @@ def _sent(
     task_id = check_id(task.id, "id") if task.id else None
     demand = _as_addressed(known_agent(given, view), task_id)
     grant, reason = authorize(sender.pubkey, demand, view, ctx)
-    command = _truly_addressed(command, sender, demand)
     if grant is None:
         assert reason is not None
-        again = _sent_before(command, demand, task_id, view, ctx, decide)
-        if again is not None:
-            return again
-        demand = _as_addressed(given, task_id)
-        return _missing(caller, demand, _check_address(caller, demand, view, ctx, checks, reason), checks)
+        again = _sent_before(command, sender, demand, view, ctx, decide)
+        return again or _unsent(caller, given, task_id, reason, view, ctx, checks)
+    command = _truly_addressed(command, sender, demand)
     try:
         gate: list[AuditRow] = []
         agreed = _check_recipient(command, caller, view, ctx, gate)
     except CovenantError:
-        again = _sent_before(command, demand, task_id, view, ctx, decide)
+        again = _sent_before(command, sender, demand, view, ctx, decide)
         if again is not None:
             return again
         checks += [_check_row(demand, grant), *gate]
@@ -142,17 +155,16 @@ def _sent(
 
 
 def _sent_before(
-    command: c.SendTask, demand: Demand, task_id: str | None, view: View, ctx: Context, decide: Decide
+    command: c.SendTask, sender: AgentId, demand: Demand, view: View, ctx: Context, decide: Decide
 ) -> Commit | None:
     """The answer to a send that was let in before. Only where there is such a send is the task read: to read a large
     one takes long, and the caller may not send."""
-    assert demand.counterparty is not None and command.by is not None
-    sender = command.by.pubkey
-    known = None if task_id is None else view.get(task_id)
-    is_own = isinstance(known, (TaskRecord, Tombstone)) and known.sender == sender
+    assert demand.counterparty is not None
+    known = None if demand.task_id is None else view.get(demand.task_id)
+    is_own = isinstance(known, (TaskRecord, Tombstone)) and known.sender == sender.pubkey
     if not is_own and command.key is not None:
-        is_own = view.get(send_key(sender, demand.counterparty.pubkey, command.key, ctx)) is not None
-    return _repeated(command, view, ctx, decide) if is_own else None
+        is_own = view.get(send_key(sender.pubkey, demand.counterparty.pubkey, command.key, ctx)) is not None
+    return _repeated(_truly_addressed(command, sender, demand), view, ctx, decide) if is_own else None
 
 
 def _check_sender(named: AgentId | None, caller: AgentId) -> None:
@@ -184,12 +196,13 @@ def _addressed_task(
     recipient = known_agent(task.recipient, view)
     if recipient.pubkey == caller.agent.pubkey:
         return structs.replace(task, sender=caller.agent, recipient=caller.agent)
-    demand = _as_addressed(recipient, check_id(task.id, "id") if task.id else None)
+    task_id = check_id(task.id, "id") if task.id else None
+    demand = _as_addressed(recipient, task_id)
     send = _truly_addressed(c.SendTask(command.by, task), caller.agent, demand)
     grant, reason = recall(caller.agent.pubkey, demand, view, ctx)
     if grant is None:
         assert reason is not None
-        return _missing(caller, demand, reason, checks)
+        return _unsent(caller, task.recipient, task_id, reason, view, ctx, checks)
     checks.append(_check_row(demand, grant))
     agreed = _check_recipient(send, caller, view, ctx, checks)
     if _is_counted(grant) or (agreed is not None and _is_counted(agreed)):
@@ -345,17 +358,26 @@ def _as_addressed(recipient: AgentId, task_id: str | None) -> Demand:
     return demand_for("a2a.send.", f"a2a-send:{recipient.display}", recipient, task_id)
 
 
-def _check_address(
-    caller: Caller, demand: Demand, view: View, ctx: Context, checks: list[AuditRow], reason: str
-) -> str:
-    """Raise if the caller's grant reaches the name that it gave; else return why it is refused, as it is for that name
-    or was for the peer that is meant."""
+def _unsent(
+    caller: Caller,
+    given: AgentId,
+    task_id: str | None,
+    reason: str,
+    view: View,
+    ctx: Context,
+    checks: list[AuditRow],
+) -> NoReturn:
+    """Refuse a send to the recipient that the caller gave. `reason` is why the peer that it means is out of reach.
+
+    If the caller's grant reaches the name that it gave, nobody has that name with that key.
+    """
+    demand = _as_addressed(given, task_id)
     grant, why = authorize(caller.agent.pubkey, demand, view, ctx)
     if grant is not None:
-        assert demand.counterparty is not None
         checks.append(_check_row(demand, grant))
-        raise _nobody(demand.counterparty)
-    return ScopeMismatch.code if ScopeMismatch.code in (why, reason) else MissingCapability.code
+        raise _nobody(given)
+    code = ScopeMismatch.code if ScopeMismatch.code in (why, reason) else MissingCapability.code
+    _missing(caller, demand, code, checks)
 
 
 def _nobody(agent: AgentId) -> UnknownPeer:
@@ -381,21 +403,12 @@ def _truly_addressed(command: c.SendTask, sender: AgentId, demand: Demand) -> c.
     return structs.replace(command, task=structs.replace(task, sender=sender, recipient=recipient))
 
 
-def _truly_started(command: c.SignalRun, sender: AgentId, recipient: AgentId) -> c.SignalRun:
-    assert command.start is not None
-    start = structs.replace(command.start, sender=sender, recipient=recipient)
-    return structs.replace(command, start=start)
-
-
 def _check_recipient(
     command: c.SendTask, caller: Caller, view: View, ctx: Context, checks: list[AuditRow]
 ) -> Grant | None:
     """The recipient must be somebody, and where the gate is on, must have agreed to hear from the sender: by the grant
     that is returned."""
-    task, sender = command.task, caller.agent
-    peer = view.get(peer_key(task.recipient.pubkey))
-    if not isinstance(peer, Peer) or peer.revoked_ms is not None:
-        raise _nobody(task.recipient)
+    peer, sender = living_recipient(command.task.recipient, view), caller.agent
     if not ctx.recv_gate or sender == peer.agent:
         return None
     demand = demand_for("a2a.recv.", f"a2a-recv:{peer.agent.display}", sender)
@@ -404,6 +417,14 @@ def _check_recipient(
     if grant is None:
         raise RecipientRefused(f"{peer.agent.display} does not take tasks of {sender}", peer=peer.agent.display)
     return grant
+
+
+def living_recipient(recipient: AgentId, view: View) -> Peer:
+    """The peer to which a task goes. Raises UnknownPeer for one that nobody is, or is any more."""
+    peer = view.get(peer_key(recipient.pubkey))
+    if not isinstance(peer, Peer) or peer.revoked_ms is not None:
+        raise _nobody(recipient)
+    return peer
 
 
 def _respond(command: c.PostResult, caller: Caller, view: View, ctx: Context) -> Demand | None:
@@ -466,11 +487,6 @@ def _is_new(command: c.SignalRun, view: View, ctx: Context) -> bool:
     """Whether the signal comes with a start, and the caller sees no such run."""
     known = view.get(check_id(command.task_id, "task_id"))
     return command.start is not None and (not is_visible(known, command.by, ctx) or is_free(known, ctx))
-
-
-def _is_start(command: c.SignalRun, view: View, ctx: Context) -> bool:
-    """There is no such run yet: the signal is a send."""
-    return command.start is not None and is_free(view.get(check_id(command.task_id, "task_id")), ctx)
 
 
 def _judge(command: c.JudgeEffect | c.ResumeRun, caller: Caller, view: View, ctx: Context) -> Demand | None:

@@ -74,6 +74,7 @@ _PINS: Final = ("peer_pubkey_b58", "task_id", "lease_id", "duplicate_risk")
 _CHAIN_MAX: Final = 8
 _RECALLED_MAX: Final = 100_000
 _UNPINNED: Final = ""
+_LASTING, _PASSING, _COUNTED = _SORTS = ("", "passing:", "counted:")  # of grants, in the order in which calls take them
 _USES_MAX: Final = 2**31
 
 
@@ -116,9 +117,18 @@ def kind_of(action: str) -> str:
     return next((start for start in PEER_ACTIONS if action.startswith(start)), action)
 
 
-def pin_of(scope: Scope) -> str:
-    """Where a grant lies in the index: under the narrowest thing that it is pinned to."""
-    return scope.task_id or scope.lease_id or scope.peer_pubkey_b58 or _UNPINNED
+def pin_of(capability: Capability) -> str:
+    """Where a grant lies in the index: by what a call under it costs, and under the narrowest thing that it is pinned
+    to. So the grant that a check looks for first is found first, however many others there are."""
+    scope = capability.scope
+    return _sort_of(capability) + (scope.task_id or scope.lease_id or scope.peer_pubkey_b58 or _UNPINNED)
+
+
+def _sort_of(capability: Capability) -> str:
+    if is_lasting(capability):
+        return _LASTING
+    may_be_counted = capability.scope.max_uses is not None or capability.parent is not None
+    return _COUNTED if may_be_counted else _PASSING
 
 
 def fits(scope: Scope, demand: Demand) -> bool:
@@ -169,18 +179,13 @@ def authorize(subject: str, demand: Demand, view: View, ctx: Context) -> tuple[G
     or the code of the refusal.
 
     Every call is let in by this function, and `capabilities check` answers with it. A grant that lasts goes before one
-    that is used up by the call.
+    that ends or is pinned, and that before one that the call may use up.
     """
     if demand.action in BY_RIGHT and _is_operator(subject, view):
         return None, None
-    found: Grant | None = None
     for grant in _candidates(subject, demand, view):
         if fits(grant.capability.scope, demand) and is_live(grant, view, ctx):
-            if is_lasting(grant.capability):
-                return grant, None
-            found = found or grant
-    if found is not None:
-        return found, None
+            return grant, None
     return None, ScopeMismatch.code if holds(subject, demand, view) else MissingCapability.code
 
 
@@ -192,12 +197,12 @@ def _is_operator(subject: str, view: View) -> bool:
 def _candidates(subject: str, demand: Demand, view: View) -> Iterator[Grant]:
     other = demand.counterparty
     pins = (demand.task_id, demand.lease_id, None if other is None else other.pubkey, _UNPINNED)
-    for action in spellings(demand):
-        by_pin = view.grants(subject, action)
-        if by_pin:
+    held = [by_pin for action in spellings(demand) if (by_pin := view.grants(subject, action))]
+    for sort in _SORTS:
+        for by_pin in held:
             for pin in pins:
-                if pin is not None and pin in by_pin:
-                    yield from by_pin[pin].values()
+                if pin is not None and (found := by_pin.get(sort + pin)):
+                    yield from found.values()
 
 
 def holds(subject: str, demand: Demand, view: View) -> bool:

@@ -50,8 +50,9 @@ from covenant.model.view import Answer, CachePage, QueueDepth, QueueEntry, Queue
 from covenant.rules.cache import cached
 from covenant.rules.card import get_card, list_cards
 from covenant.rules.context import Context, Lacks, Spent, View
+from covenant.rules.door import living_recipient
 from covenant.rules.envelope import check_count, check_cursor, check_id
-from covenant.rules.grant import authorize, demand_for, refused
+from covenant.rules.grant import authorize, demand_for, kind_of, refused
 from covenant.rules.grant import shown as shown_grant
 from covenant.rules.page import Room, as_far_as_shown
 from covenant.rules.peer import shown as shown_peer
@@ -275,8 +276,14 @@ def list_grants(query: ListGrants, view: View, ctx: Context) -> GrantPage:
 
 
 def check_grant(query: CheckGrant, view: View, ctx: Context) -> tuple[str | None, str | None]:
-    """What a call would be told: the grant that lets it in, and the code of the refusal."""
+    """What a call would be told: the grant that lets it in, and the code of the refusal.
+
+    Raises UnknownPeer for a send that a grant lets in, to nobody.
+    """
     grant, reason = authorize(query.subject, query.demand, view, ctx)
+    other = query.demand.counterparty
+    if reason is None and other is not None and kind_of(query.demand.action) == "a2a.send.":
+        living_recipient(other, view)
     return (None if grant is None else grant.capability.id), reason
 
 

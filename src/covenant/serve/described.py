@@ -46,6 +46,7 @@ def _double(kind: type[Struct], known: dict[type, type]) -> type:
                 tag=config.tag,
                 tag_field=config.tag_field,
                 kw_only=True,
+                forbid_unknown_fields=config.forbid_unknown_fields,
                 namespace={"__doc__": vars(kind).get("__doc__")},
             )
     return known[kind]

@@ -96,7 +96,7 @@ class Directory:
         capability = new.capability
         actions = self._grants.setdefault(capability.subject.pubkey, {})
         pins = actions.setdefault(capability.action, {})
-        grants = pins.setdefault(pin_of(capability.scope), {})
+        grants = pins.setdefault(pin_of(capability), {})
         if old is not None:
             self._granted.remove(old.order)
             self._granted_to.ledgers[capability.subject.pubkey].remove(old.order)
@@ -107,7 +107,7 @@ class Directory:
         else:
             grants.pop(capability.id, None)
             if not grants:
-                del pins[pin_of(capability.scope)]
+                del pins[pin_of(capability)]
             if not pins:
                 del actions[capability.action]
 

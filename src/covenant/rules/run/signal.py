@@ -36,6 +36,8 @@ def signal(command: SignalRun, view: View, ctx: Context) -> Commit:
     task_id = check_id(command.task_id, "task_id")
     name = _check_name(command.name, "name", ctx.limits)
     value = check_value(command.value, "value", ctx.limits)
+    if command.start is not None and command.start.id and check_id(command.start.id, "start.id") != task_id:
+        raise Malformed(f"a start has the id of the run, {task_id}, or none", field="start.id")
     known = view.get(task_id)
     if command.start is not None and (is_free(known, ctx) or not is_visible(known, command.by, ctx)):
         return _start(command, task_id, name, value, view, ctx)
