@@ -15,7 +15,7 @@ import msgspec
 from msgspec import UNSET, structs
 
 from covenant.model.agent import AgentId, check_agent
-from covenant.model.content import Block, Content, is_bare, members_of, read_block
+from covenant.model.content import Block, Content, is_plain_text, members_of, read_block
 from covenant.model.error import BadCursor, BadId, BlankText, Malformed, SenderMismatch, TooLarge
 from covenant.model.limits import Limits
 from covenant.model.message import Artifact, Message, Part, Role
@@ -218,7 +218,7 @@ def check_name(value: str, field: str, limits: Limits) -> str:
 
 def seal_content(content: Sequence[Content], limits: Limits) -> tuple[Content, ...]:
     """Checks blocks against MCP and the limits, and returns them as they will be kept."""
-    if type(content) is tuple and len(content) == 1 and is_bare(content[0]):
+    if type(content) is tuple and len(content) == 1 and is_plain_text(content[0]):
         check_size(content[0].text, "content", limits.content_bytes_max)
         return content
     if not isinstance(content, (list, tuple)):

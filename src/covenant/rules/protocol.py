@@ -28,7 +28,7 @@ from covenant.model.content import (
     Resource,
     ResourceLink,
     Text,
-    is_bare,
+    is_plain_text,
     members_of,
 )
 from covenant.model.error import BadCursor, UnknownTask
@@ -202,7 +202,7 @@ def _result_artifact(result: Result) -> Artifact:
 
 def parts_of(content: Any) -> tuple[Part, ...]:
     """The blocks of a mailbox task or result, as the protocol's parts."""
-    if len(content) == 1 and is_bare(content[0]):  # as most are
+    if len(content) == 1 and is_plain_text(content[0]):  # as most are
         return (Part(text=content[0].text),)
     return tuple([_part_of(block) for block in content])
 

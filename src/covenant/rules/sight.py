@@ -9,7 +9,7 @@ from msgspec import UNSET
 from msgspec.json import decode, encode
 
 from covenant.model.agent import AgentId
-from covenant.model.content import is_bare
+from covenant.model.content import is_plain_text
 from covenant.model.error import UnknownLease, UnknownTask
 from covenant.model.record import Part, Record, Slot, TaskRecord, TaskState, Tombstone
 from covenant.model.task import Result, Task
@@ -91,7 +91,7 @@ E = TypeVar("E", Task, Result)
 def lent(envelope: E) -> E:
     """The envelope for a caller to keep. Values that a caller could change are copied: the record must not change."""
     for block in envelope.content:
-        if not is_bare(block):
+        if not is_plain_text(block):
             return _copied(envelope)
     message = envelope.message
     if message is None:

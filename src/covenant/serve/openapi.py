@@ -11,7 +11,7 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from covenant.model.content import KINDS, ResourceContents
+from covenant.model.content import BLOCK_TYPES, ResourceContents
 from covenant.model.limits import Limits
 from covenant.serve import wire as w
 from covenant.serve.described import described
@@ -142,9 +142,9 @@ def page(limits: Limits) -> Page:
 def _schemas() -> dict[str, Schema]:
     kinds = [kind for place in PLACES for kind in (place.request, place.reply)]
     known: dict[type, type] = {}
-    told = [described(kind, known) for kind in (*kinds, *KINDS.values())]
+    told = [described(kind, known) for kind in (*kinds, *BLOCK_TYPES.values())]
     _, schemas = msgspec.json.schema_components(told, ref_template=SCHEMA_PREFIX + "{name}")
-    for block in (*KINDS.values(), ResourceContents):
+    for block in (*BLOCK_TYPES.values(), ResourceContents):
         schemas[block.__name__]["additionalProperties"] = True  # they are kept, whatever they are
     for name, members in _SHAPES.items():
         properties = schemas[name]["properties"]
