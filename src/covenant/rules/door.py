@@ -39,7 +39,7 @@ from covenant.rules.grant import (
     is_lasting,
     is_live,
     recall,
-    refused,
+    refusal_for,
     remember,
     spellings,
     uses_of,
@@ -90,14 +90,14 @@ def _let_in(
     if type(command) is c.SignalRun and command.start is not None and demand.counterparty is not None:
         command = _truly_started(command, caller.agent, demand.counterparty)
     if reason is not None:
-        is_new = type(command) is c.SignalRun and _is_new(command, view, ctx)
-        again = None if is_new else _repeated(command, view, ctx, decide)
+        seems_new = type(command) is c.SignalRun and _seems_to_start(command, view, ctx)
+        again = None if seems_new else _repeated(command, view, ctx, decide)
         return again or _missing(caller, demand, reason, checks)
-    if grant is None:  # the operator's by right
+    if grant is None:  # the operator may without a grant
         return decide(command, view, ctx)
     checks.append(_check_row(demand, grant))
     agreed = None
-    if type(command) is c.SignalRun and command.start is not None and _is_start(command, view, ctx):
+    if type(command) is c.SignalRun and command.start is not None and _starts(command, view, ctx):
         agreed = _check_recipient(c.SendTask(command.by, command.start), caller, view, ctx, checks)
     return _decided(command, demand, grant, view, ctx, decide, agreed)
 
@@ -144,8 +144,11 @@ def _sent(
 def _sent_before(
     command: c.SendTask, demand: Demand, task_id: str | None, view: View, ctx: Context, decide: Decide
 ) -> Commit | None:
-    """The answer to a send that was let in before. Only where there is such a send is the task read: to read a large
-    one takes long, and the caller may not send."""
+    """Return the answer to a send that was let in before, or None if this send is new.
+
+    The task is only compared if the sender has one with this id or this key: a comparison takes as long as the task is
+    large, and this caller may not send.
+    """
     assert demand.counterparty is not None and command.by is not None
     sender = command.by.pubkey
     known = None if task_id is None else view.get(task_id)
@@ -198,7 +201,7 @@ def _addressed_task(
 
 
 def _is_counted(grant: Grant) -> bool:
-    """Whether a use of it may have to be written down: it has a bound, or something that it came from has."""
+    """Return whether a use of this grant may have to be counted: it, or one that it was delegated from, has a bound."""
     return grant.capability.scope.max_uses is not None or grant.capability.parent is not None
 
 
@@ -211,7 +214,7 @@ def _decided(
     decide: Decide,
     agreed: Grant | None = None,
 ) -> Commit:
-    """`agreed` is the grant under which the recipient takes a task."""
+    """Decide the command and count a use of the grant, and of `agreed`, under which the recipient takes the task."""
     ctx.granted = demand.action
     try:
         commit = decide(command, view, ctx)
@@ -243,12 +246,12 @@ def _repeated(command: c.Command, view: View, ctx: Context, decide: Decide) -> C
 
 
 _NEVER_REPEATED: Final = frozenset((c.UseRight, c.EnrollPeer, c.RevokePeer, c.PublishCard, c.CompactHistory))
-"""Commands that change something each time, or that end what they name."""
+"""Commands that have no second answer: the same again is another change."""
 
 
 def _missing(caller: Caller, demand: Demand, reason: str, checks: list[AuditRow]) -> NoReturn:
     checks.append(_check_row(demand, None))
-    raise refused(caller.agent, demand, reason)
+    raise refusal_for(caller.agent, demand, reason)
 
 
 def _retried(
@@ -285,7 +288,7 @@ class _Licence:
         self._ctx = ctx
 
     def is_there(self, demand: Demand) -> bool:
-        """Whether a grant of the action holds, whatever it reaches: that is asked for each task."""
+        """Return whether a live grant of the action is there. Whether it covers a task is asked for each task."""
         by_pin = (self._view.grants(self._caller.agent.pubkey, action) for action in spellings(demand))
         grants = (grant for pins in by_pin for pinned in pins.values() for grant in pinned.values())
         return any(is_live(grant, self._view, self._ctx) for grant in grants)
@@ -340,16 +343,21 @@ def _refused(refusal: CovenantError, call: c.Call, checks: list[AuditRow], ctx: 
 
 
 def _as_addressed(recipient: AgentId, task_id: str | None) -> Demand:
-    """In the words of the caller: that a key is enrolled, and as what, is told to nobody whose grant does not reach
-    it. Whose grant reaches the name that it gave hears that nobody has both."""
+    """Return what a send to this recipient demands.
+
+    A refusal names the recipient as the caller did, since a caller without a grant for it must not learn which keys and
+    labels are enrolled.
+    """
     return demand_for("a2a.send.", f"a2a-send:{recipient.display}", recipient, task_id)
 
 
 def _check_address(
     caller: Caller, demand: Demand, view: View, ctx: Context, checks: list[AuditRow], reason: str
 ) -> str:
-    """Raise if the caller's grant reaches the name that it gave; else return why it is refused, as it is for that name
-    or was for the peer that is meant."""
+    """Return the code of the refusal for the name that the caller gave; `reason` is that for the peer it belongs to.
+
+    Raises UnknownPeer if a grant covers the name: its holder may learn that nobody has it.
+    """
     grant, why = authorize(caller.agent.pubkey, demand, view, ctx)
     if grant is not None:
         assert demand.counterparty is not None
@@ -390,8 +398,10 @@ def _truly_started(command: c.SignalRun, sender: AgentId, recipient: AgentId) ->
 def _check_recipient(
     command: c.SendTask, caller: Caller, view: View, ctx: Context, checks: list[AuditRow]
 ) -> Grant | None:
-    """The recipient must be somebody, and where the gate is on, must have agreed to hear from the sender: by the grant
-    that is returned."""
+    """Raise unless the recipient is enrolled and, with `--recv-gate`, holds a grant to receive from this sender.
+
+    Returns that grant, or None if none is needed.
+    """
     task, sender = command.task, caller.agent
     peer = view.get(peer_key(task.recipient.pubkey))
     if not isinstance(peer, Peer) or peer.revoked_ms is not None:
@@ -447,12 +457,14 @@ def _hold(
 
 
 def _signal(command: c.SignalRun, caller: Caller, view: View, ctx: Context) -> Demand | None:
-    """To signal a run is to send to its agent; an agent signals its own. With a start, an id that the caller cannot see
-    and one that is free are the same, until it turns out that the caller may send: then it is told, as by any send,
-    that the id is taken."""
+    """Return what a signal demands: the right to send to the agent of the run, and nothing for that agent itself.
+
+    With a start, an id of a run that the caller cannot see is treated as a free one. Only a caller that may send learns
+    from `task_conflict`, as with any send, that the id is taken.
+    """
     task_id = check_id(command.task_id, "task_id")
     start = command.start
-    if start is not None and _is_new(command, view, ctx):
+    if start is not None and _seems_to_start(command, view, ctx):
         check_agent(start.recipient, "recipient")
         _check_sender(start.sender, caller.agent)
         return _as_addressed(known_agent(start.recipient, view), task_id)
@@ -462,14 +474,14 @@ def _signal(command: c.SignalRun, caller: Caller, view: View, ctx: Context) -> D
     return _as_addressed(recipient, task_id)
 
 
-def _is_new(command: c.SignalRun, view: View, ctx: Context) -> bool:
-    """Whether the signal comes with a start, and the caller sees no such run."""
+def _seems_to_start(command: c.SignalRun, view: View, ctx: Context) -> bool:
+    """Return whether the signal comes with a start, and its caller sees no run with this id."""
     known = view.get(check_id(command.task_id, "task_id"))
     return command.start is not None and (not is_visible(known, command.by, ctx) or is_free(known, ctx))
 
 
-def _is_start(command: c.SignalRun, view: View, ctx: Context) -> bool:
-    """There is no such run yet: the signal is a send."""
+def _starts(command: c.SignalRun, view: View, ctx: Context) -> bool:
+    """Return whether the signal comes with a start, and nobody has a run with this id: it is a send."""
     return command.start is not None and is_free(view.get(check_id(command.task_id, "task_id")), ctx)
 
 
