@@ -11,6 +11,7 @@ import pytest
 from covenant import Limits
 from covenant.cli.bounds import Words
 from covenant.cli.words import size
+from covenant.model.limits import SPAN_MS_MAX
 from covenant.model.protocol import GENERATION_MAX
 from tests.cli.support import Client
 from tests.cli.test_usage import MISSING, commands
@@ -25,7 +26,7 @@ NUMBERS: Final[dict[tuple[str, str], tuple[int, int | None]]] = {
     ("a2a results", "recent"): PAGED,
     ("a2a retry-stale", "max_attempts"): (1, 2**31),
     ("a2a retry-stale", "max_requeues"): (1, LIMITS.step_records_max),
-    ("a2a retry-stale", "min_lease_age_ms"): (0, EXACT),
+    ("a2a retry-stale", "min_lease_age_ms"): (0, SPAN_MS_MAX),
     ("a2a retry-stale", "scan_limit"): PAGED,
     ("a2a say", "if_generation"): (0, GENERATION_MAX),
     ("a2a send", "deadline_ms"): (0, EXACT - 1),

@@ -13,6 +13,7 @@ from covenant.model.limits import (
     KEY_BYTES_MAX,
     MESSAGES_MAX,
     PAGE_MAX,
+    SPAN_MS_MAX,
     STEP_RECORDS_MAX,
     TASK_KIND_BYTES_MAX,
     TEXT_BYTES_MAX,
@@ -22,7 +23,8 @@ from covenant.model.protocol import GENERATION_MAX
 _EXACT_MAX: Final = 2**53
 
 TIME_MS: Final = click.IntRange(0, _EXACT_MAX - 1)
-SPAN_MS: Final = click.IntRange(0, _EXACT_MAX)
+AGE_MS: Final = click.IntRange(0, _EXACT_MAX)
+SPAN_MS: Final = click.IntRange(0, SPAN_MS_MAX)
 SEQ: Final = click.IntRange(1, _EXACT_MAX)
 NUMBER: Final = click.IntRange(0, _EXACT_MAX)
 GENERATION: Final = click.IntRange(0, GENERATION_MAX)

@@ -8,7 +8,7 @@ from typing import Final
 import click
 from msgspec import Struct, structs
 
-from covenant.cli.bounds import SPAN_MS
+from covenant.cli.bounds import AGE_MS
 from covenant.cli.entry import STALE_MS, between, is_stale, result_brief, state_cell, status_cell
 from covenant.cli.option import Spelled, answers, cursor_option, limit_option
 from covenant.cli.session import Session
@@ -42,8 +42,8 @@ class Status(Struct, tag="a2a_status", tag_field="kind"):
 
 @click.command()
 @limit_option(w.PAGE)
-@click.option("--min-lease-age-ms", type=SPAN_MS, help="Of leases, only those silent for so many ms.")
-@click.option("--deadline-within-ms", type=SPAN_MS, help="Only what is due within so many ms.")
+@click.option("--min-lease-age-ms", type=AGE_MS, help="Of leases, only those silent for so many ms.")
+@click.option("--deadline-within-ms", type=AGE_MS, help="Only what is due within so many ms.")
 @click.option("--state", type=Spelled(_STATES), help="Only what is in this state.")
 @cursor_option
 @answers

@@ -12,7 +12,7 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from covenant.model.content import BLOCK_TYPES, ResourceContents
-from covenant.model.limits import Limits
+from covenant.model.limits import SPAN_MS_MAX, Limits
 from covenant.serve import wire as w
 from covenant.serve.described import described
 from covenant.serve.http import Page, Receive, Response, Scope, Send, respond
@@ -67,7 +67,7 @@ _SHAPES: Final[dict[str, dict[str, Schema]]] = {
     "Requeue": {"lease_id": _ID},
     "ForceError": {"lease_id": _ID, "message": _SOMETHING},
     "RetryPolicy": {
-        "min_lease_age_ms": _AGE,
+        "min_lease_age_ms": {"minimum": 0, "maximum": SPAN_MS_MAX},
         "max_attempts": {"minimum": 0, "maximum": 2**31},
         "max_requeues": {"minimum": 0},
         "scan_limit": {"minimum": 0},
