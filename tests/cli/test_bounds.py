@@ -9,7 +9,7 @@ import click
 import pytest
 
 from covenant import Limits
-from covenant.cli.bounds import Words
+from covenant.cli.bounds import BoundedText
 from covenant.cli.words import size
 from covenant.model.limits import SPAN_MS_MAX
 from covenant.model.protocol import GENERATION_MAX
@@ -81,7 +81,7 @@ def test_every_number_has_the_range_of_the_rules() -> None:
 
 
 def test_every_bounded_text_has_the_bound_of_the_rules() -> None:
-    found = {(path, str(one.name)): one.type.bytes_max for path, one in options() if isinstance(one.type, Words)}
+    found = {(path, str(one.name)): one.type.bytes_max for path, one in options() if isinstance(one.type, BoundedText)}
     assert found == TEXTS
     reasons = {(path, str(one.name)) for path, one in options() if one.name in ("reason", "message", "key", "kind")}
     others = {("audit recent", "kind"), ("peers enroll", "key")}  # a word of a list, and a public key
@@ -99,7 +99,7 @@ def test_every_bound_stands_in_the_help() -> None:
                 least, most = bound
                 assert (f"{least}<=x<={most}" if most is not None else f"x>={least}") in shown, (path, one.name)
                 told += 1
-            if isinstance(one.type, Words):
+            if isinstance(one.type, BoundedText):
                 assert f"At most {size(one.type.bytes_max)}." in shown, (path, one.name)
                 told += 1
     assert told == len(NUMBERS) + len(TEXTS)
