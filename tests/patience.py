@@ -1,7 +1,7 @@
-"""How long the parts of the program wait for somebody who does not answer, and how long they do in a test of that.
+"""Short values of the limits that bound a wait for a process or connection that does not answer.
 
-A test that lets such a limit run out asks for the fixture `short_waits`; every other test keeps the real limits, so
-that a slow machine is not taken for a peer that is gone. A limit that belongs to `Limits` or `Bounds` is set there
+A test in which such a limit runs out asks for the fixture `short_waits`. Every other test keeps the real limits, so
+that a slow machine is not taken for a dead process. A limit that is a setting (`Limits`, `Bounds`) is set there
 instead.
 """
 

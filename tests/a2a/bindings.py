@@ -1,4 +1,4 @@
-"""One operation asked in any of the three bindings, and its answer in one form: what the bindings have in common."""
+"""A client that calls one operation in any of the three bindings, and returns the answers in one form."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class Bindings:
         return await self.http(method, f"{path}?{query}" if query else path, told, None)
 
     async def cancel_all(self, who: str = "alice") -> None:
-        """Whatever a test has left open, so that no other one finds it."""
+        """Cancel the tasks that a test has left open, so that no other test finds them."""
         for state in ("SUBMITTED", "WORKING", "INPUT_REQUIRED"):
             answer = await self.call(JSONRPC, "ListTasks", {"status": f"TASK_STATE_{state}", "pageSize": 100}, who=who)
             for task in answer.result["tasks"]:

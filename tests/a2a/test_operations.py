@@ -147,6 +147,19 @@ async def test_what_is_no_number_is_no_generation(town: Town, odd: Any) -> None:
     assert await refused(anext(events)) is INVALID_PARAMS
 
 
+@pytest.mark.parametrize("odd", ["x", "-1", -1, 1.5, [1], {"at": 1}, True])
+async def test_a_cursor_that_is_no_generation_is_refused_by_both_streams(town: Town, odd: Any) -> None:
+    task = await town.send()
+    request = a.SubscribeToTask(id=task.id, metadata={CURSOR: odd})
+    again = a.SendMessage(message=says(), metadata={CURSOR: odd})
+    streams = (
+        town.operations.subscribe(town.alice, town.agent, request),
+        town.operations.send_streaming(town.alice, town.agent, again, "k-1"),
+    )
+    for events in streams:
+        assert await refused(anext(events)) is INVALID_PARAMS
+
+
 async def test_of_two_writers_at_the_same_moment_one_wins(town: Town) -> None:
     task = await town.send()
     both = [town.send(says(f"writer {n}", task_id=task.id), if_generation_match=1) for n in range(2)]

@@ -1,7 +1,7 @@
-"""Puts a cell before the rules: the things of `world.py` in a store in memory, and what the rules say.
+"""A harness that has the rules decide a cell, on the things of `world.py` in a store in memory.
 
-The command is decided and not applied, so one set of things serves all cells; the grants of a cell are given by the
-rules themselves, and revoked behind it.
+The command is decided and not applied, so one set of things serves all cells. The grants of a cell are given through
+the rules, and revoked after it.
 """
 
 from __future__ import annotations
@@ -55,15 +55,13 @@ REFUSALS: Final = frozenset(
         "recipient_refused",
     )
 )
-"""The codes of authorization. Under any other code, a call was let in and then refused for another reason."""
-
-
+"""The codes of authorization. A call with any other code was let in, and then refused for another reason."""
 _TIMED: Final = (Fate.EXPIRED, Fate.EXPIRED_NOW, Fate.SOURCE_EXPIRED)
 _BOUNDED: Final = (Fate.BOUNDED, Fate.USED_UP, Fate.SOURCE_USED_UP)
 
 
 class Judged(Struct, frozen=True):
-    """What the rules say: in a word, and in full; and what is written down of it."""
+    """The decision of the rules: as a verdict, as the error, and as audit rows."""
 
     verdict: str
     refusal: CovenantError | None = None
@@ -73,7 +71,7 @@ class Judged(Struct, frozen=True):
 
     @property
     def is_quiet(self) -> bool:
-        """A refusal changes nothing, and that of a command leaves a row."""
+        """Whether a refusal changed nothing, and that of a command left a row."""
         return self.events == 0 and (not self.is_command or any(not row.passed for row in self.rows))
 
     @property
@@ -81,7 +79,7 @@ class Judged(Struct, frozen=True):
         return self.refusal is None
 
     def words(self, thing: Thing) -> str:
-        """All that the caller can read, without the ids that it gave."""
+        """Return all that the caller can read, without the ids that it gave."""
         told = str((None if self.refusal is None else self.refusal.to_wire(), self.rows))
         for given in (thing.task, thing.lease, thing.slot, thing.grant):
             told = told.replace(given, "…") if given else told
@@ -158,8 +156,10 @@ class Harness:
     # --- its grant ----------------------------------------------------------------------------------------
 
     async def _grant(self, cell: Cell, held: Held, thing: Thing, given: list[str]) -> bool:
-        """Grant it, have the rules use it where it is good, so that they may remember that, and then let its fate come
-        true. Returns whether that comes only with the next millisecond."""
+        """Give the grant, let the rules use and remember it for another call, and then bring about its fate.
+
+        Returns whether that fate comes only with the next millisecond.
+        """
         world, caller, elsewhere = self.world, self.world.callers[cell.role], self._elsewhere(cell)
         other = world.counterparty(cell.verb.action or "", cell.role, thing)
         action = action_for(cell.verb.action, held.width, other)
@@ -188,7 +188,7 @@ class Harness:
         self._decided(cell, elsewhere, risk="idempotent" if ("risk", False) in held.pins else "operator_accepted")
 
     def _elsewhere(self, cell: Cell) -> Thing:
-        """Another thing, which the verb can be called on too."""
+        """Return another thing that the verb can be called on."""
         return next((self.things[state] for state in cell.verb.on if state is not cell.state), self.spare)
 
     async def _end(self, fate: Fate, grant: str, source: str | None, giver: AgentId | None) -> None:
@@ -211,7 +211,7 @@ def _verdict_of(refusal: CovenantError) -> str:
 
 
 def action_for(action: str | None, width: Width, other: AgentId) -> str:
-    """The action that a grant of this width names."""
+    """Return the action that a grant of this width names."""
     action = action or "a2a.send.<recipient>"
     start, has_peer, _ = action.partition("<")
     stem = start if has_peer else action.rpartition(".")[0] + "."
@@ -226,7 +226,7 @@ def action_for(action: str | None, width: Width, other: AgentId) -> str:
 
 
 def _ids(verb: Verb, thing: Thing) -> tuple[str, str]:
-    """The task and the lease that a call on this thing is about."""
+    """Return the task and the lease that a call on this thing is about."""
     return thing.child if verb.from_run else thing.task, thing.lease
 
 

@@ -1,4 +1,4 @@
-"""The list as a table of `docs/trust.md`. `python -m tests.authorization.page` writes it there."""
+"""The table of verbs in `docs/trust.md`, made from the list. `python -m tests.authorization.page` writes it there."""
 
 from __future__ import annotations
 
@@ -6,52 +6,41 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from tests.authorization.verbs import (
-    ADDRESSED,
-    GRANTER,
-    HOLDER,
-    ITSELF,
-    OPERATOR,
-    RECIPIENT,
-    SENDER,
-    VERBS,
-    Party,
-    Verb,
-)
+from tests.authorization.verbs import VERBS, Party, Verb
 
 PAGE: Final = Path(__file__).resolve().parents[2] / "docs" / "trust.md"
 BEGIN: Final = "<!-- the verbs: made by `python -m tests.authorization.page` -->\n"
 END: Final = "<!-- the end of the verbs -->\n"
 WORDS: Final = {
-    OPERATOR: "the operator",
-    SENDER: "its sender",
-    RECIPIENT: "its recipient",
-    ITSELF: "an agent whose own run gave the task",
-    ADDRESSED: "a sender to itself",
-    HOLDER: "its holder",
-    GRANTER: "its granter",
+    Party.OPERATOR: "the operator",
+    Party.SENDER: "its sender",
+    Party.RECIPIENT: "its recipient",
+    Party.ITSELF: "an agent whose own run gave the task",
+    Party.ADDRESSED: "a sender to itself",
+    Party.HOLDER: "its holder",
+    Party.GRANTER: "its granter",
 }
 
 
 def table() -> str:
-    head = "| verb | HTTP, or the operation of A2A | who may | grant | without a grant |\n|---|---|---|---|---|\n"
-    return head + "".join(_row(verb) for verb in VERBS if _place(verb))
+    head = "| verb | HTTP route, A2A operation | who may call it | grant that it takes | who needs none |\n"
+    return head + "|---|---|---|---|---|\n" + "".join(_row(verb) for verb in VERBS if _place(verb))
 
 
 def _row(verb: Verb) -> str:
     is_free = verb.action is None or (verb.only is not None and verb.only <= verb.free)
     action, free = ("none", "") if is_free else (f"`{verb.action}`", _words(verb.free) or "nobody")
-    return f"| {verb.name} | {_place(verb)} | {_who(verb)} | {action} | {free} |\n"
+    return f"| {verb.name} | {_place(verb)} | {_callers(verb)} | {action} | {free} |\n"
 
 
 def _place(verb: Verb) -> str:
-    """Where HTTP has it, or the operation of the A2A protocol, or both."""
+    """Return the route of HTTP, the operation of the A2A protocol, or both; the frame of IPC if there is neither."""
     places = [place.partition("?")[0] for place in (verb.http, verb.a2a) if place is not None]
     return ", ".join(f"`{place}`" for place in places) or (f"`{verb.ipc}` on IPC" if verb.ipc else "")
 
 
-def _who(verb: Verb) -> str:
-    """Who sees what the verb names, and may do this to it."""
+def _callers(verb: Verb) -> str:
+    """Return those who see what the verb names, and may do this to it."""
     sees = frozenset(Party) if verb.names is None else verb.names.seen_by
     may = sees if verb.only is None else sees & verb.only
     return "everybody" if may == frozenset(Party) else _words(may)
@@ -62,7 +51,7 @@ def _words(parties: Iterable[Party]) -> str:
 
 
 def written(page: str) -> str:
-    """The page with the table as it is now."""
+    """Return the page with the table made anew."""
     before, _, rest = page.partition(BEGIN)
     return f"{before}{BEGIN}\n{table()}\n{END}{rest.partition(END)[2]}"
 

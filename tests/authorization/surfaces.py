@@ -1,4 +1,4 @@
-"""How a verb is called on each surface, and what is told there: plain clients, which know the wire and nothing else."""
+"""Plain clients of the five surfaces: they call a verb as the wire has it, and return the code of the answer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from covenant.serve.daemon import Daemon
 from tests.authorization.verbs import Verb
 from tests.authorization.world import Call
 
-AGENT: Final = "bob@lab"  # whom the A2A protocol reaches
+AGENT: Final = "bob@lab"  # the agent that A2A clients call
 OK: Final = "ok"
 _STATUS: Final = "grpc-status-details-bin"
 
@@ -32,7 +32,7 @@ class Told(Struct, frozen=True):
 
 
 DONE: Final[dict[str, int | str]] = {"http": 200, "ipc": OK, "jsonrpc": 200, "rest": 200, "grpc": "OK"}
-SHOWN: Final[dict[str, dict[str, int | str]]] = {  # as docs/http.md, docs/a2a.md and docs/grpc.md have it
+SHOWN: Final[dict[str, dict[str, int | str]]] = {  # by docs/http.md, docs/a2a.md and docs/grpc.md
     "unauthenticated": {"http": 401, "jsonrpc": -32603, "rest": 401, "grpc": "UNAUTHENTICATED"},
     "not_permitted": {"http": 403, "jsonrpc": -32603, "rest": 403, "grpc": "PERMISSION_DENIED"},
     "missing_capability": {"http": 403, "jsonrpc": -32603, "rest": 403, "grpc": "PERMISSION_DENIED"},
@@ -44,7 +44,7 @@ SHOWN: Final[dict[str, dict[str, int | str]]] = {  # as docs/http.md, docs/a2a.m
 
 
 def surfaces_of(verb: Verb) -> tuple[str, ...]:
-    """Those that have it."""
+    """Return the surfaces that have the verb."""
     has = {"http": verb.http, "ipc": verb.ipc, "jsonrpc": verb.a2a, "rest": verb.rest, "grpc": verb.a2a}
     return tuple(name for name, place in has.items() if place is not None)
 

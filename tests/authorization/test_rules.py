@@ -63,11 +63,11 @@ NAMING: Final = tuple(verb for verb in VERBS if verb.on != (State.NOTHING,))
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("verb", NAMING, ids=lambda verb: verb.name.replace(" ", "-"))
 async def test_what_is_hidden_cannot_be_told_from_what_is_absent(harness: Harness, verb: Verb) -> None:
-    """Contract 27: neither by a word, nor by what is written down of it; whatever else the caller may do."""
+    """Contract 27: neither the answer nor the audit rows differ, whatever else the caller may do."""
     absent = State.UNKNOWN if State.UNKNOWN in verb.on else State.NOTHING
     compared = 0
     for role in (Role.THIRD, Role.ABOVE):
-        for held in FEW if verb.names is not None else (None,):  # who may send hears that an id is taken
+        for held in FEW if verb.names is not None else (None,):  # a caller that may send learns that an id is taken
             words = {}
             for state in verb.on:
                 judged = await harness.judged(Cell(verb, role, state, held))
@@ -78,7 +78,7 @@ async def test_what_is_hidden_cannot_be_told_from_what_is_absent(harness: Harnes
 
 
 def test_the_table_is_whole() -> None:
-    """So that it cannot shrink, nor one verdict vanish from it, without anybody noticing."""
+    """The table cannot shrink, or lose a verdict, unnoticed."""
     found = Counter(verdict(cell, SAMPLES[cell.state]) for cell in all_cells())
     assert set(found) == set(FLOORS)
     assert {name: count for name, count in found.items() if count < FLOORS[name]} == {}

@@ -1,7 +1,7 @@
-"""Every verb on every surface that has it: let in, refused, and asked for by nobody; and what the audit says of it.
+"""Every verb on every surface that has it: let in, refused, without a token, and its rows in the audit.
 
-What is refused to whom is proven on the rules (`test_rules.py`). Here it is shown that each surface asks those rules,
-for the action that the list names, and says what came of it in its own words.
+`test_rules.py` proves the verdicts. These tests show that each surface asks those rules for the action that the list
+names, and answers with the status that stands for their verdict.
 """
 
 from __future__ import annotations
@@ -58,8 +58,10 @@ class Served(World):
         await self.store.run(c.PublishCard(None, self.peers["bob@lab"], CARD))
 
     async def told(self, surface: str, verb: Verb, role: str | None, token: str = "") -> tuple[Told, Thing, Checks]:
-        """What this caller is told; without a role it is a newcomer, who has no grant. And the checks of grants that
-        were written down meanwhile."""
+        """Return the answer to this caller, the thing that the call named, and the checks of grants in the audit.
+
+        Without a role the caller is a newcomer, which has no grant.
+        """
         thing = await self.make(verb.on[0])
         visitor = await self.enroll(f"v{next(self._visitors)}@lab")
         caller = visitor if role is None else self.peers[role]
@@ -71,7 +73,7 @@ class Served(World):
         return told, thing, checks
 
     async def told_under_a_lost_grant(self, surface: str, verb: Verb) -> tuple[Told, Thing, Checks]:
-        """What carol is told while she holds the right grant, whose source was revoked."""
+        """Return the same for carol while she holds the right grant, but its source was revoked."""
         dan, carol = self.peers["dan@lab"], self.peers[Role.THIRD]
         thing = SAMPLES[verb.on[0]]
         action, _ = self.check(verb, Role.THIRD, thing, False)
@@ -111,7 +113,7 @@ async def served() -> AsyncIterator[Served]:
 
 
 def caller_let_in(verb: Verb) -> str | None:
-    """Somebody whom the contract lets in; None is a newcomer."""
+    """Return a role that the contract lets in; None is a newcomer."""
     if verb.action is None and verb.names is None and verb.only is None:
         return None
     thing = SAMPLES[verb.on[0]]
@@ -129,8 +131,8 @@ def is_free(verb: Verb, role: str | None) -> bool:
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize(("verb", "surface"), CALLED, ids=[f"{s}-{v.name.replace(' ', '-')}" for v, s in CALLED])
 async def test_each_surface_asks_the_rules(served: Served, verb: Verb, surface: str) -> None:
-    """Contract 25-29: who may is let in, under the action that the list names; who may not is told why, in the words of
-    the surface; without a token nobody is anybody."""
+    """Contract 25-29: a caller that may is let in under the action of the list; one that may not gets the status that
+    the surface has for the verdict; one without a token is refused."""
     role = caller_let_in(verb)
     told, thing, checks = await served.told(surface, verb, role)
     assert told == Told(OK, DONE[surface])
@@ -152,7 +154,7 @@ async def test_each_surface_asks_the_rules(served: Served, verb: Verb, surface: 
 
 
 def to_a_third_party(verb: Verb) -> str:
-    """With a token, and without a grant."""
+    """Return the verdict for a caller with a token and without a grant."""
     return verdict(Cell(verb, Role.THIRD, verb.on[0], None), SAMPLES[verb.on[0]])
 
 
@@ -161,7 +163,7 @@ def shown(code: str, surface: str) -> int | str:
 
 
 def test_every_surface_has_its_verbs() -> None:
-    """So that none is lost without anybody noticing; and most of them refuse somebody who has a token."""
+    """No surface loses a verb unnoticed, and most verbs refuse some caller that has a token."""
     assert Counter(surface for _, surface in CALLED) == SURFACES
     refused = Counter(to_a_third_party(verb) for verb, _ in CALLED)
     assert refused.total() - refused[LET_IN] >= 110

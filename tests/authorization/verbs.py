@@ -41,11 +41,10 @@ class Party(StrEnum):
 
 
 OPERATOR, SENDER, RECIPIENT, ITSELF, ADDRESSED, HOLDER, GRANTER = Party
-EVERYBODY: Final = "everybody"
 
 
 class Named(Struct, frozen=True):
-    """A kind of thing: who sees it, and what anybody else is told, word for word as if it were not there."""
+    """A kind of thing: the parties that see it, and the code that everybody else gets, as if it were not there."""
 
     kind: str
     seen_by: frozenset[Party]
@@ -64,22 +63,24 @@ LET_IN: Final = "let in"
 
 
 class Verb(Struct, frozen=True, kw_only=True):
+    """One row of the list: first what authorization asks of a call, then how each surface is called."""
+
     name: str
     rule: Callable[[Call], tuple[Any, ...]]  # the commands and queries that the rules decide
 
     names: Named | None = None
-    on: tuple[State, ...] = (State.NOTHING,)  # in which the thing is tried; in the first of them, the call is done
+    on: tuple[State, ...] = (State.NOTHING,)  # states of the thing that are tried; in the first, the call succeeds
     action: str | None = None  # `<recipient>` and the like stand for the label of that agent
-    carries: frozenset[str] = frozenset()  # what a scope is compared with: peer, task, lease, risk
-    free: frozenset[Party] = frozenset()  # who needs no grant
-    repeats_on: State | None = None  # there it has been done: the same again changes nothing, and needs no grant
-    only: frozenset[Party] | None = None  # who may at all; None is everybody
-    refusal: str | None = None  # what a missing grant is called here, where it is not called by its own name
-    lets_in: str = LET_IN  # what the call comes to then: a name that nobody has is told to whom the grant reaches
-    speaks_for_sender: bool = False  # the call says that it is the sender's
-    asks_recipient: bool = False  # it is the recipient that must hold the grant; with `--recv-gate`
-    from_run: bool = False  # of a task that a run gives: a grant with a bound, or one that was passed on, does not do
-    each: bool = False  # pins are asked for each task that it comes to, and let nobody in or out
+    carries: frozenset[str] = frozenset()  # of peer, task, lease and risk, those that a scope is compared with
+    free: frozenset[Party] = frozenset()  # these need no grant
+    repeats_on: State | None = None  # in this state the call only repeats what was done, and needs no grant
+    only: frozenset[Party] | None = None  # these may call it at all; None is everybody
+    refusal: str | None = None  # the code for a missing grant, if it is another than everywhere
+    lets_in: str = LET_IN  # the outcome of a call that is let in; another one if what it names is not there
+    speaks_for_sender: bool = False  # the call names the sender of the task
+    asks_recipient: bool = False  # the recipient must hold the grant, with `--recv-gate`
+    from_run: bool = False  # a run sends the task: a grant with a bound, or one that was passed on, does not do
+    each: bool = False  # the call concerns many tasks: a scope is compared with each, and not with the call
     besides: tuple[str, ...] = ()  # held by every caller
 
     http: str | None = None

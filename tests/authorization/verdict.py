@@ -1,7 +1,8 @@
-"""What follows from the list for a caller, a grant and a thing: the contract, said a second time.
+"""The contract of authorization, stated a second time, without the rules.
 
-Nothing here calls the rules. `verdict` reads a row of `verbs.py` and the facts of a cell, and says what the caller is
-told, from points 25 to 27 of the contract and `docs/trust.md`. `cells` is every combination that there is.
+`verdict` returns the outcome of a call from its row in `verbs.py` and the facts of its cell, by points 25 to 27 of the
+contract and `docs/trust.md`. A cell is a verb, a caller, the state of the thing that it names, and a grant; `cells`
+yields every combination.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ OUTSIDE: Final = (Role.REVOKED, Role.OLD_TOKEN, Role.NO_TOKEN)
 
 
 def parties(role: Role, thing: Thing) -> frozenset[Party]:
-    """What this caller is to the thing."""
+    """Return what this caller is to the thing."""
     is_there = thing.state not in (State.NOTHING, State.UNKNOWN)
     found = {
         OPERATOR: role is Role.OPERATOR,
@@ -70,7 +71,7 @@ def parties(role: Role, thing: Thing) -> frozenset[Party]:
 
 
 class Width(StrEnum):
-    """Which action the grant names, for a call that demands `a2a.send.bob@lab`."""
+    """The action that the grant names. The comments are for a call that demands `a2a.send.bob@lab`."""
 
     EXACT = "exactly"  # a2a.send.bob@lab
     KEY = "by its key"  # a2a.send.<bob's key>
@@ -99,8 +100,7 @@ CUT_OFF: Final = (Fate.SOURCE_REVOKED, Fate.SOURCE_EXPIRED, Fate.SOURCE_USED_UP,
 
 
 class Held(Struct, frozen=True):
-    """A grant in a cell: for which action, pinned to what, and what has become of it. `pins` name the scope, and
-    whether it is pinned to what the call is about."""
+    """A grant in a cell. `pins` are members of its scope, each with whether the call has the same value."""
 
     width: Width
     pins: tuple[tuple[str, bool], ...] = ()
@@ -170,8 +170,7 @@ def verdict(cell: Cell, thing: Thing) -> str:
 
 
 def missing(cell: Cell) -> str | None:
-    """Why the grant does not let this call in: none of the action, or one that does not reach this far; None if it
-    does."""
+    """Return the code for a grant that does not let this call in, or None if it does."""
     held = cell.held
     if held is None or held.by_another or held.width in (Width.OTHER_PEER, Width.OTHER_ACTION):
         return MISSING
@@ -185,8 +184,7 @@ def missing(cell: Cell) -> str | None:
 
 
 def is_grantable(verb: Verb, held: Held) -> bool:
-    """A grant that is pinned to what no call of its action has could never let anybody in: it is refused when it is
-    given. What the calls of an action have, the list says."""
+    """Return whether such a grant can be given: one with a scope that no call of its action has is refused."""
     action = verb.action or ""
     names_peer = held.width in (Width.EXACT, Width.KEY) and "<" in action and "<nobody>" not in action
     if names_peer and ("peer", False) in held.pins:
@@ -195,7 +193,7 @@ def is_grantable(verb: Verb, held: Held) -> bool:
 
 
 def carried_by(action: str, width: Width) -> frozenset[str]:
-    """What the calls of this action, or of its family, have among them."""
+    """Return the members of a scope that calls of this action, or of its family, have among them."""
     stem = action.partition("<")[0]
     if width is Width.WHOLE:
         stem = action.partition(".")[0] + "."
@@ -218,7 +216,7 @@ def cells(verb: Verb) -> Iterator[Cell]:
 
 
 def is_possible(verb: Verb, role: Role, held: Held | None) -> bool:
-    """Some grants are only there where the action names a peer."""
+    """Return whether the cell exists: some grants are only possible if the action names a peer."""
     if held is None:
         return True
     if verb.action is None:

@@ -1,7 +1,7 @@
-"""A small exchange in memory: its peers, and one thing of each kind that a call can name.
+"""Peers, and one thing of each kind that a call can name, in a store.
 
-`World` makes them straight in the store, below the checks of authorization: a test decides which grants there are. It
-works on any store, on one of its own and on that of a daemon.
+`World` makes them below the checks of authorization, so that a test decides which grants there are. It works on any
+store, also on that of a running daemon.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class State(StrEnum):
 
 
 class Thing(Struct, frozen=True):
-    """What a call names. Everything that it has no part in is an id that nobody uses."""
+    """The thing that a call names, in one state. Ids that play no part in that state are ids that nobody uses."""
 
     state: State
     task: str
@@ -59,7 +59,7 @@ class Thing(Struct, frozen=True):
     granter: str = ""
 
 
-SAMPLES: Final = {  # for who asks only what the parties to a thing may
+SAMPLES: Final = {  # things with parties but without ids, which `verdict` does not look at
     **{state: Thing(state, "", "", "") for state in State},
     State.OWN: Thing(State.OWN, "", "", "", sender="bob@lab"),
     State.GRANTED: Thing(State.GRANTED, "", "", "", holder="alice@lab"),
@@ -68,7 +68,7 @@ SAMPLES: Final = {  # for who asks only what the parties to a thing may
 
 
 class Call(Struct, frozen=True):
-    """Who calls, and all that a call may name."""
+    """One call: the caller, and everything that it may name."""
 
     caller: AgentId
     is_operator: bool
@@ -148,7 +148,7 @@ class World:
         return Call(caller, is_operator, thing, self.new_id(), visitor, self.peers, risk)
 
     def counterparty(self, action: str, role: str, thing: Thing) -> AgentId:
-        """Whom the action names by a word in angle brackets; where it names nobody, the other side of the thing."""
+        """Return the peer that the word in angle brackets stands for; without one, the other side of the thing."""
         peers = self.peers
         named = {
             "recipient": peers[thing.recipient],

@@ -9,8 +9,9 @@ import click
 import pytest
 
 from covenant import Limits
-from covenant.cli.bounds import Words
+from covenant.cli.bounds import BoundedText
 from covenant.cli.words import size
+from covenant.model.limits import SPAN_MS_MAX
 from covenant.model.protocol import GENERATION_MAX
 from tests.cli.support import Client
 from tests.cli.test_usage import MISSING, commands
@@ -25,7 +26,7 @@ NUMBERS: Final[dict[tuple[str, str], tuple[int, int | None]]] = {
     ("a2a results", "recent"): PAGED,
     ("a2a retry-stale", "max_attempts"): (1, 2**31),
     ("a2a retry-stale", "max_requeues"): (1, LIMITS.step_records_max),
-    ("a2a retry-stale", "min_lease_age_ms"): (0, EXACT),
+    ("a2a retry-stale", "min_lease_age_ms"): (0, SPAN_MS_MAX),
     ("a2a retry-stale", "scan_limit"): PAGED,
     ("a2a say", "if_generation"): (0, GENERATION_MAX),
     ("a2a send", "deadline_ms"): (0, EXACT - 1),
@@ -80,7 +81,7 @@ def test_every_number_has_the_range_of_the_rules() -> None:
 
 
 def test_every_bounded_text_has_the_bound_of_the_rules() -> None:
-    found = {(path, str(one.name)): one.type.bytes_max for path, one in options() if isinstance(one.type, Words)}
+    found = {(path, str(one.name)): one.type.bytes_max for path, one in options() if isinstance(one.type, BoundedText)}
     assert found == TEXTS
     reasons = {(path, str(one.name)) for path, one in options() if one.name in ("reason", "message", "key", "kind")}
     others = {("audit recent", "kind"), ("peers enroll", "key")}  # a word of a list, and a public key
@@ -98,7 +99,7 @@ def test_every_bound_stands_in_the_help() -> None:
                 least, most = bound
                 assert (f"{least}<=x<={most}" if most is not None else f"x>={least}") in shown, (path, one.name)
                 told += 1
-            if isinstance(one.type, Words):
+            if isinstance(one.type, BoundedText):
                 assert f"At most {size(one.type.bytes_max)}." in shown, (path, one.name)
                 told += 1
     assert told == len(NUMBERS) + len(TEXTS)

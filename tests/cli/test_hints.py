@@ -61,13 +61,13 @@ def test_a_key_of_a_revoked_peer_says_the_same(operator: Client) -> None:
 
 
 def test_only_the_operator_is_told_how_a_revoked_peer_comes_back(operator: Client) -> None:
-    clerk = enrolled(operator, "clerk", "peers.enroll", "peers.rotate")
+    clerk = enrolled(operator, "clerk", "peers.enroll", "peers.revoke")
     enrolled(operator, "gone-clerk")
     pubkey = operator.json("peers", "revoke", "gone-clerk")["pubkey"]
     enroll = clerk("peers", "enroll", "gone-clerk", "--json", code=1)
     assert enroll.json["code"] == "peer_conflict" and pubkey not in enroll.out and "covenant" not in enroll.err
-    rotate = clerk("peers", "rotate", "gone-clerk", "--json", code=1)
-    assert rotate.json["message"] == f"no peer {pubkey}"
+    revoke = clerk("peers", "revoke", "gone-clerk", "--json", code=1)
+    assert revoke.json["message"] == f"no peer {pubkey}"
 
 
 def test_a_living_peer_gets_a_new_token_as_the_hint_says(operator: Client) -> None:

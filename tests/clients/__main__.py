@@ -1,9 +1,9 @@
-"""Plays of google-adk and ag2 with an agent of ours: `python -m tests.clients PYTHON [--record]`, or `make clients`.
+"""Runs google-adk and ag2 against a daemon: `python -m tests.clients PYTHON [--record]`, or `make clients`.
 
-PYTHON is the interpreter of the environment that has them. A daemon is started twice, without gRPC and with it, a
-worker works over HTTP, and each client plays everything through a proxy that writes down what it sends. What the
-clients make of it, and what they send, must be what the recordings in `tests/a2a/recordings` say; `--record` writes
-those anew. `tests/a2a/test_recordings.py` sends the recordings again, without the clients.
+PYTHON is the interpreter of the environment in which they are installed. A daemon is started twice, without gRPC and
+with it, with a worker over HTTP. Each client runs all plays (sending, streaming, a question …) through a proxy that
+records its requests. The requests and the outcomes must equal the recordings in `tests/a2a/recordings`; `--record`
+overwrites those. `tests/a2a/test_recordings.py` sends the recorded requests again, without the clients.
 """
 
 from __future__ import annotations

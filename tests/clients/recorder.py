@@ -1,4 +1,4 @@
-"""A proxy between the clients and the daemon: it passes everything on, and writes down what went through it."""
+"""A proxy between the clients and the daemon, which records the requests and the outline of their answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which versions of the A2A protocol are spoken. (Specification 3.6.)"""
+"""Negotiation of the version of the A2A protocol. (Specification 3.6.)"""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.a2a.stage import ADA, Stage
 from covenant.model import command as c
 from covenant.model.error import CovenantError
 from covenant.model.push import PushConfig
-from covenant.rules.dialect import VERSIONS, spoken
+from covenant.rules.dialect import VERSIONS, negotiated
 
 SPOKEN: Final = {"1.0": "1.0", "1.0.0": "1.0", "1.0.1": "1.0", "1.0.27": "1.0", "1.1": "1.1", "1.1.0": "1.1"}
 REFUSED: Final = (
@@ -22,13 +22,13 @@ REFUSED: Final = (
 
 @pytest.mark.parametrize("said", SPOKEN)
 def test_a_patch_number_does_not_count(said: str) -> None:
-    assert spoken(said) == SPOKEN[said]
+    assert negotiated(said) == SPOKEN[said]
     assert SPOKEN[said] in VERSIONS
 
 
 @pytest.mark.parametrize("said", [*REFUSED, "", None], ids=ascii)
 def test_another_version_and_what_is_none_are_not_spoken(said: str | None) -> None:
-    assert spoken(said) is None
+    assert negotiated(said) is None
 
 
 @pytest.mark.parametrize(("said", "told_in"), [("1.0", "1.0"), ("1.0.1", "1.0"), ("1.1.0", "1.1"), (None, None)])

@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 from msgspec import Struct
 
-from covenant.rules.header import SINGLE, ambiguity
+from covenant.rules.header import SINGLE, headers_fault
 from tests.a2a.bindings import Bindings, bindings
 from tests.a2a.served import message
 
@@ -230,9 +230,9 @@ async def test_white_space_around_metadata_is_no_part_of_it(site: Site) -> None:
 
 def test_the_rule_names_the_header_that_is_wrong() -> None:
     for name in SINGLE:
-        fault = ambiguity([name, "host", name] if name != "host" else [name, name], needs_host=True)
+        fault = headers_fault([name, "host", name] if name != "host" else [name, name], needs_host=True)
         assert fault is not None and fault.details["field"] == name
-    assert ambiguity(["authorization"], needs_host=False) is None
-    missing = ambiguity(["authorization"], needs_host=True)
+    assert headers_fault(["authorization"], needs_host=False) is None
+    missing = headers_fault(["authorization"], needs_host=True)
     assert missing is not None and missing.details["field"] == "host"
-    assert ambiguity(["accept", "accept"], needs_host=False) is None
+    assert headers_fault(["accept", "accept"], needs_host=False) is None

@@ -37,8 +37,10 @@ class Follower:
         self._has_shown = False
 
     async def events(self, stream: AsyncGenerator[Sent, None] | None = None) -> AsyncGenerator[Event, None]:
-        """Yield events from a stream that is open already, or from one of its own. A stream that ends after a question
-        that was news is no lost line: the next is opened without a pause."""
+        """Yield events from the given stream, or from one that is opened here.
+
+        A stream that ends right after a question was not cut: the next one is opened without a pause.
+        """
         while not self._track.is_over:
             began, least_s = asyncio.get_running_loop().time(), 0.0
             is_asked = False

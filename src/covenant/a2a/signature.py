@@ -109,8 +109,11 @@ def _served(card: dict[str, Any]) -> list[bytes]:
 
 
 def _told(card: dict[str, Any]) -> list[bytes]:
-    """Return the forms, the specification's first. It keeps a required member that is empty (8.4.1); the official SDK
-    leaves that out, and what is empty among the parameters of an extension, too. Mostly they are one and the same."""
+    """Return the JSON that verifiers check, the specification's form first; for most cards they are all the same.
+
+    The specification keeps a required member that is empty (8.4.1). The official SDK leaves it out, and also what is
+    empty among the parameters of an extension.
+    """
     signed = {name: value for name, value in card.items() if name not in _NOT_SIGNED}
     told = _telling("", signed)
     forms = (_telling("", signed, _REQUIRED), told, _swept(told))
@@ -134,7 +137,7 @@ def _swept(value: Any) -> Any:
 
 
 def _telling(name: str, value: Any, required: Mapping[str, frozenset[str]] = _NONE) -> Any:
-    """None when there is nothing in it, except that a required member stays; `name` is the member that it is in."""
+    """Return the value of the member `name` without empty members that are not required, or None if it is empty."""
     if name == "params":
         return value  # free-form, of an extension: there everything says something
     if isinstance(value, dict):

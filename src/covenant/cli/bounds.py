@@ -1,4 +1,7 @@
-"""What options take, as the rules bound it: what these always refuse is wrong usage, and stands in the help."""
+"""Bounds of the options, as the rules have them.
+
+A value that the rules would always refuse is wrong usage, and `--help` names the bound.
+"""
 
 from __future__ import annotations
 
@@ -13,16 +16,18 @@ from covenant.model.limits import (
     KEY_BYTES_MAX,
     MESSAGES_MAX,
     PAGE_MAX,
+    SPAN_MS_MAX,
     STEP_RECORDS_MAX,
     TASK_KIND_BYTES_MAX,
     TEXT_BYTES_MAX,
 )
 from covenant.model.protocol import GENERATION_MAX
 
-_EXACT_MAX: Final = 2**53
+_EXACT_MAX: Final = 2**53  # integers up to here are exact in every reader of JSON
 
 TIME_MS: Final = click.IntRange(0, _EXACT_MAX - 1)
-SPAN_MS: Final = click.IntRange(0, _EXACT_MAX)
+AGE_MS: Final = click.IntRange(0, _EXACT_MAX)
+SPAN_MS: Final = click.IntRange(0, SPAN_MS_MAX)
 SEQ: Final = click.IntRange(1, _EXACT_MAX)
 NUMBER: Final = click.IntRange(0, _EXACT_MAX)
 GENERATION: Final = click.IntRange(0, GENERATION_MAX)
@@ -32,8 +37,8 @@ REQUEUES: Final = click.IntRange(1, STEP_RECORDS_MAX)
 PAGE: Final = click.IntRange(1, PAGE_MAX)
 
 
-class Words(click.ParamType[str]):
-    """Text of so many bytes at most."""
+class BoundedText(click.ParamType[str]):
+    """Text of at most `bytes_max` bytes in UTF-8."""
 
     name = "text"
 
@@ -47,14 +52,16 @@ class Words(click.ParamType[str]):
         return text
 
 
-def _words_option(bytes_max: int) -> Callable[..., Callable[[F], F]]:
-    def option(*names: str, told: str, **more: Any) -> Callable[[F], F]:
-        return click.option(*names, type=Words(bytes_max), help=f"{told} At most {size(bytes_max)}.", **more)
+def _bounded(bytes_max: int) -> Callable[..., Callable[[F], F]]:
+    """Return a decorator like `click.option` for text of this size, which `meaning` explains in the help."""
+
+    def option(*names: str, meaning: str, **more: Any) -> Callable[[F], F]:
+        return click.option(*names, type=BoundedText(bytes_max), help=f"{meaning} At most {size(bytes_max)}.", **more)
 
     return option
 
 
-key_option: Final = _words_option(KEY_BYTES_MAX)
-kind_option: Final = _words_option(TASK_KIND_BYTES_MAX)
-text_option: Final = _words_option(TEXT_BYTES_MAX)
-reason_option: Final = text_option("--reason", required=True, told="Why; it is kept in the audit.")
+key_option: Final = _bounded(KEY_BYTES_MAX)
+kind_option: Final = _bounded(TASK_KIND_BYTES_MAX)
+text_option: Final = _bounded(TEXT_BYTES_MAX)
+reason_option: Final = text_option("--reason", required=True, meaning="Why; it is kept in the audit.")

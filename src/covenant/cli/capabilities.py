@@ -92,7 +92,7 @@ def _limits(granted: GrantedView) -> str:
 
 @capabilities.command()
 @click.argument("grant_id")
-@text_option("--reason", default="revoked", show_default=True, told="Why; it is kept in the audit.")
+@text_option("--reason", default="revoked", show_default=True, meaning="Why; it is kept in the audit.")
 @answers
 def revoke(session: Session, grant_id: str, reason: str) -> None:
     """Take a grant back; it is worth nothing from the next call on."""

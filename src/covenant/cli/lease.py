@@ -50,7 +50,7 @@ def _tell_task(session: Session, got: w.TaskOpt) -> None:
 @click.argument("task_id")
 @click.option("--lease-id", required=True, metavar="LEASE", help="The lease under which the work was done.")
 @click.option("--text", help="It is done: this is the answer.")
-@text_option("--error", "message", told="It failed: this is why.")
+@text_option("--error", "message", meaning="It failed: this is why.")
 @click.option("--partial", help="It goes on: this is what there is so far.")
 @file_option("It is done")
 @answers

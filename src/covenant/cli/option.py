@@ -74,7 +74,7 @@ def _kept(name: str, metavar: str, told: str, hidden: bool) -> Callable[[F], F]:
 
 
 def _timeout_option(hidden: bool) -> Callable[[F], F]:
-    """Without a default of its own, or what stands behind a command would undo what stands before it."""
+    """Return the option `--timeout`. It has no default, which behind a command would override a value before it."""
     told = "How long the daemon may take to answer, beside a wait that was asked for. Default: 10s."
     function: Callable[[F], F] = click.option(
         "--timeout", "patience_ms", type=Duration("s", 1), help=told, expose_value=False, callback=_keep, hidden=hidden

@@ -75,7 +75,7 @@ def _row(peer: PeerView) -> tuple[str | Cell, ...]:
 
 @peers.command()
 @click.argument("name")
-@text_option("--reason", default="revoked", show_default=True, told="Why; it is kept in the audit.")
+@text_option("--reason", default="revoked", show_default=True, meaning="Why; it is kept in the audit.")
 @answers
 def revoke(session: Session, name: str, reason: str) -> None:
     """Throw a peer out; its open connections end."""

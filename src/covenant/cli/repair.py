@@ -54,7 +54,7 @@ def requeue(session: Session, task_id: str, reason: str, risk: str, lease_id: st
 @click.command()
 @click.argument("task_id")
 @reason_option
-@text_option("--message", required=True, told="What the sender is told.")
+@text_option("--message", required=True, meaning="What the sender is told.")
 @lease_guard
 @answers
 def force_error(session: Session, task_id: str, reason: str, message: str, lease_id: str | None) -> None:

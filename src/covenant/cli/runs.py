@@ -176,7 +176,7 @@ def _entry_row(entry: EntrySeen) -> tuple[str, ...]:
 @click.argument("task_id")
 @click.argument("name")
 @click.argument("value", required=False)
-@key_option("--key", metavar="KEY", told="Under the same key it is told once.")
+@key_option("--key", metavar="KEY", meaning="Under the same key it is told once.")
 @answers
 def signal(session: Session, task_id: str, name: str, value: str | None, key: str | None) -> None:
     """Tell a run something. VALUE is JSON; what is none is a text."""
@@ -198,7 +198,7 @@ def _value(value: str | None) -> Raw:
 
 @runs.command()
 @click.argument("task_id")
-@text_option("--reason", default="canceled", show_default=True, told="Why; its agent and its sender hear it.")
+@text_option("--reason", default="canceled", show_default=True, meaning="Why; its agent and its sender hear it.")
 @click.option("--graceful", is_flag=True, help="Ask the worker that holds it to stop, instead of ending it now.")
 @answers
 def cancel(session: Session, task_id: str, reason: str, graceful: bool) -> None:

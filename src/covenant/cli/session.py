@@ -45,7 +45,7 @@ T = TypeVar("T")
 
 
 class Daemon:
-    """The other end: a way to it, the token that every call carries, and how long an answer may take."""
+    """A daemon as the CLI calls it: the connection, the token of every call, and the limit for an answer."""
 
     def __init__(self, transport: Transport, token: str, address: str, patience_ms: int) -> None:
         self._transport = transport
@@ -54,8 +54,10 @@ class Daemon:
         self._patience_ms = patience_ms
 
     async def call(self, request: w.Request, reply: type[R], work_ms: int = 0) -> R:
-        """Raises Unreachable if no answer comes within the limit, which counts from the end of the wait that the
-        request asks for, or of the work that it may take."""
+        """Send a request and return the reply. Raises Unreachable if none comes within the limit.
+
+        The limit is added to the wait that the request asks for, and to `work_ms`, the time that the work may take.
+        """
         wait_ms: int = msgspec.structs.asdict(request).get("wait_ms", 0)
         try:
             async with asyncio.timeout((self._patience_ms + wait_ms + work_ms) / 1000):

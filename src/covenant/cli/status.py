@@ -8,7 +8,7 @@ from typing import Final
 import click
 from msgspec import Struct, structs
 
-from covenant.cli.bounds import SPAN_MS
+from covenant.cli.bounds import AGE_MS
 from covenant.cli.entry import STALE_MS, between, is_stale, result_brief, state_cell, status_cell
 from covenant.cli.option import Spelled, answers, cursor_option, limit_option
 from covenant.cli.session import Session
@@ -42,8 +42,8 @@ class Status(Struct, tag="a2a_status", tag_field="kind"):
 
 @click.command()
 @limit_option(w.PAGE)
-@click.option("--min-lease-age-ms", type=SPAN_MS, help="Of leases, only those silent for so many ms.")
-@click.option("--deadline-within-ms", type=SPAN_MS, help="Only what is due within so many ms.")
+@click.option("--min-lease-age-ms", type=AGE_MS, help="Of leases, only those silent for so many ms.")
+@click.option("--deadline-within-ms", type=AGE_MS, help="Only what is due within so many ms.")
 @click.option("--state", type=Spelled(_STATES), help="Only what is in this state.")
 @cursor_option
 @answers
@@ -73,20 +73,23 @@ def status(
 
 
 def _tell(session: Session, found: Status, is_whole: bool) -> None:
-    """The head line counts everything, or says that it counts what is listed. Stale leases are counted in all: those
-    that matter may stand behind any number of others."""
+    """Print the counts, the tasks, the results, and what moves those that are stuck.
+
+    The head line counts everything, or says that it counts one page or what passes the filters. Stale leases are looked
+    for beyond the page, since the tasks that are stuck may stand behind any number of others.
+    """
     stale = [entry for entry in found.tasks if is_stale(entry)]
     is_filtered = (found.state_filter, found.min_lease_age_ms, found.deadline_within_ms) != (None, None, None)
     if is_whole and not is_filtered:
         queued, in_flight, *parked, results = _counts(found)
         click.echo(", ".join((queued, in_flight, *parked, _counted_stale(len(stale)), results)))
     else:
-        of = ", ".join((*(() if is_whole else ("on this page",)), *(("with these filters",) if is_filtered else ())))
+        which = ", ".join(("on this page",) * (not is_whole) + ("with these filters",) * is_filtered)
         lost = ""
         if found.state_filter in (None, TaskState.IN_FLIGHT):
             stale, is_all = _find_stale(session, found.revoked)
             lost = f"; in all {'' if is_all else 'at least '}{_counted_stale(len(stale))}"
-        click.echo(f"{of}: {', '.join(_counts(found))}{lost}")
+        click.echo(f"{which}: {', '.join(_counts(found))}{lost}")
     if found.tasks:
         click.echo()
         _print_tasks(found)
@@ -104,8 +107,11 @@ def _tell(session: Session, found: Status, is_whole: bool) -> None:
 
 
 def _find_stale(session: Session, revoked: list[str]) -> tuple[list[QueueEntry], bool]:
-    """As many as are worth a look, and whether that is all. A daemon looks at some leases only for each page, whether
-    they are stale or not. The revoked peers among their holders are added to `revoked`."""
+    """Return stale leases, `_STALE_MAX` or somewhat more, and whether those are all.
+
+    A daemon looks at a bounded number of leases for each page, stale or not. Peers of these tasks that were revoked are
+    added to `revoked`.
+    """
     of_leases = w.Queue(limit=_STALE_MAX, state=TaskState.IN_FLIGHT, min_lease_age_ms=STALE_MS)
     stale: list[QueueEntry] = []
     for _ in range(_LOOKS_MAX):
@@ -124,7 +130,7 @@ def _counted_stale(stale: int) -> str:
 
 
 def _counts(found: Status) -> list[str]:
-    """Of the states that were asked for."""
+    """Return the counts in words, of each state that was asked for."""
     count = Counter(entry.state for entry in found.tasks)
     parked = count[TaskState.PARKED]
     told = {

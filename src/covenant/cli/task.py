@@ -37,8 +37,8 @@ _BREATH_S: Final = 0.2
     "--data", metavar="JSON", help="What goes along, such as the input of a durable agent; what is no JSON is a text."
 )
 @file_option("What goes along")
-@kind_option("--kind", told="What sort of task it is; part of the cache key.")
-@key_option("--key", metavar="KEY", told="Declare it idempotent under this key: it may be done twice, and cached.")
+@kind_option("--kind", meaning="What sort of task it is; part of the cache key.")
+@key_option("--key", metavar="KEY", meaning="Declare it idempotent under this key: it may be done twice, and cached.")
 @click.option("--deadline-ms", type=TIME_MS, help="Unix time in ms after which it ends unless somebody works on it.")
 @click.option("--deadline-in", "deadline_in_ms", type=Duration(), help="The same from now on: 5m, 2h.")
 @click.option("--not-before-ms", type=TIME_MS, help="Unix time in ms before which nobody gets it.")
@@ -188,7 +188,7 @@ def watch(session: Session, task_id: str) -> None:
 
 @click.command()
 @click.argument("task_id")
-@text_option("--reason", default="canceled", show_default=True, told="Why; the holder and the sender hear it.")
+@text_option("--reason", default="canceled", show_default=True, meaning="Why; the holder and the sender hear it.")
 @click.option("--graceful", is_flag=True, help="Ask who holds it to stop, instead of ending it now.")
 @click.option("--cascade", is_flag=True, help="Take along what hangs below it.")
 @answers

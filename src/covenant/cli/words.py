@@ -62,12 +62,15 @@ def safe(text: str) -> str:
 
 
 def json_text(value: Any) -> str:
-    """The value as one line of JSON, for a program or a terminal: what does not print is written as \\uXXXX."""
+    """Return the value as one line of JSON, with characters that do not print as \\uXXXX."""
     return json_escaped(msgspec.json.encode(value).decode())
 
 
 def json_escaped(text: str) -> str:
-    """The same JSON, with what does not print as \\uXXXX. A line break in it can only stand between values."""
+    """Return the same JSON with characters that do not print as \\uXXXX.
+
+    A line break becomes a space: within a string JSON has it escaped already, so it can only stand between values.
+    """
     if text.isprintable():
         return text
     shown = (char if char.isprintable() else " " if char in "\n\r\t" else json.dumps(char)[1:-1] for char in text)

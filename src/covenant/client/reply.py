@@ -66,7 +66,7 @@ def read_reply(data: bytes, kind: type[Any]) -> Any:
 
 
 def read_refusal(data: bytes) -> CovenantError:
-    """The refusal that a daemon said before it hung up."""
+    """Return the refusal that a daemon sent before it closed the connection."""
     found: dict[str, Any] = _any.decode(data)
     found.pop("kind", None)
     return _refusal_in(found)

@@ -142,8 +142,10 @@ class _Connection(asyncio.Protocol):
         return Unreachable("the daemon hung up", outcome=outcome)
 
     def _read_last_words(self) -> None:
-        """A daemon that refuses a connection says why and hangs up. If a write fails at that before anything was read,
-        what it said still lies in the socket."""
+        """Read the refusal of a daemon that closed the connection.
+
+        If a write failed before anything was read, the refusal is still in the buffer of the socket.
+        """
         assert self._transport is not None
         try:
             said = os.read(self._transport.get_extra_info("socket").fileno(), _LAST_WORDS_MAX)

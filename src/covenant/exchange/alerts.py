@@ -259,7 +259,7 @@ class Alerts:
 
     @property
     def _queue_depth(self) -> int:
-        """As it was set; no more than what is reached when the queue takes no further task."""
+        """The threshold as it was set, but below the size of a full queue, which else would never exceed it."""
         return min(self._thresholds.queue_depth, self._store.limits.queue_depth_max - 1)
 
     def _growing(self, recipient: str) -> Alert:

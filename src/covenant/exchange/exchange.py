@@ -148,7 +148,7 @@ class Exchange:
             await self.store.run(c.NoteRefusal(None, "refusals_counted", subject=subject, count=count))
 
     def revoked_in(self, entries: Iterable[QueueEntry]) -> list[str]:
-        """Returns the keys of the peers that were revoked, of all whom these tasks are from, for, or held by."""
+        """Return the keys of the revoked peers among the senders, recipients and holders of these tasks."""
         parties = {
             agent.pubkey for one in entries for agent in (one.task.sender, one.task.recipient, one.leased_to) if agent
         }
@@ -158,9 +158,9 @@ class Exchange:
     def named(self, name: str) -> AgentId:
         """The enrolled agent with this label or key, or one of that label, or with that key, that nobody is: the rules
         say, to those who may hear it, that it is not there. Both take the same steps, and the same time."""
-        nobodys = base58(token_bytes(32))  # a new key each time: nobody can come to have it
-        stranger = AgentId(full_label(name), name if is_key(name) else nobodys)
-        return self._enrolled(name) or stranger
+        free_key = base58(token_bytes(32))  # a new one each time, so that nobody can have it
+        unknown = AgentId(full_label(name), name if is_key(name) else free_key)
+        return self._enrolled(name) or unknown
 
     def agent(self, name: str) -> AgentId:
         """The enrolled agent with this label or key, for callers who may know that there is none."""
@@ -313,8 +313,8 @@ class Exchange:
         return (await self.check(caller, caller.agent, demand_for(action, action)))[1] is None
 
     async def check(self, caller: Caller, subject: AgentId, demand: Demand) -> tuple[str | None, str | None]:
-        """The grant that would let this subject do that, and the code of the refusal if it may not. Where it needs no
-        grant, both are None."""
+        """Return the grant that would let this subject do that, or the code of the refusal. Both are None if it may
+        without a grant."""
         found: tuple[str | None, str | None] = await self.ask(caller, CheckGrant(None, subject.pubkey, demand))
         return found
 
@@ -360,8 +360,8 @@ class Exchange:
         """Return the worker id under which a caller leases and posts: the one that it names, else its public key.
 
         A client of the first protocol names neither a worker nor a lease. Its key is all that every connection, every
-        daemon of the store and every later process know of it, so whichever of them answers takes it for the holder
-        of the lease that another one gave it. The operator that receives for others is a worker of its own.
+        daemon of the store and every later process know of it. So each of them takes the client for the holder of a
+        lease that another one gave it. An operator that receives for others is a worker of its own.
         """
         if named is None:
             return caller.agent.pubkey

@@ -63,9 +63,9 @@ def _full(label: str) -> str:
 
 
 def full_label(label: str) -> str:
-    """The label with its host: `bob` is `bob@local`. Raises BadAgent for what is no label.
+    """Return the label with its host: `bob` is `bob@local`. Raises BadAgent if it is no label.
 
-    Nothing is cached, so the time that it takes does not tell which labels are in use.
+    Nothing is cached, so that the time of a call does not show which labels are in use.
     """
     display = _full(label)
     if not _DISPLAY.fullmatch(display):

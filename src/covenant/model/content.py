@@ -1,12 +1,16 @@
-"""What a task or a result carries: the content blocks of MCP, and `json`.
+"""Content blocks of tasks and results: those of MCP, and `json`.
 
-A block is tagged by `type`, and is carried whole: a member without a field here (of a later MCP, or of nobody's) comes
-back as it was sent, in `extra`. An unknown type is malformed.
+A block is tagged by its member `type`; an unknown type is malformed. A block is carried whole: a member that has no
+field here (one of a later MCP, or a sender's own) comes back as it was sent, and is read in `extra`.
 
-msgspec drops members that a Struct does not know, and has no way to write them beside its fields. So an envelope takes
-its blocks as undecoded JSON, and reads them here: at once where all members are known, as they mostly are, else one by
-one. A block with further members is of a subclass that has the JSON of the member `type`, and of all that follows it,
-as its last field: every encoder then writes it as it came.
+msgspec drops members that a Struct has no field for, and cannot write others beside the fields. So a task or a result
+takes its blocks as undecoded JSON, and `read_blocks` decodes them: all at once if every member has a field, as is
+usual, else one by one. A block with extra members becomes an instance of a subclass, `TextWithExtra` for a `Text`. Its
+last field is the JSON of one member and of the extra members behind it, so every encoder writes them out again:
+
+    {"type":"text","text":"hi","color":"red"}
+    TextWithExtra(text="hi", raw_tail=Raw(b'"text","color":"red"'))     # the field `raw_tail` is named `type` in JSON
+    {"text":"hi","type":"text","color":"red"}
 """
 
 from __future__ import annotations
@@ -19,11 +23,11 @@ from msgspec import Meta, MsgspecError, Raw, Struct, ValidationError, convert, d
 
 
 class Block(Struct, frozen=True, gc=False, forbid_unknown_fields=True):
-    """What all blocks have in common."""
+    """Base of the blocks, and of the contents of a resource."""
 
     @property
     def extra(self) -> dict[str, Any]:
-        """The members that have no field, as a new dict."""
+        """The members that have no field, by their names, as a new dict."""
         return {}
 
 
@@ -82,37 +86,39 @@ class ResourceLink(Block, frozen=True, tag="resource_link", tag_field="type", om
 
 
 Content: TypeAlias = Text | Json | Image | Audio | Resource | ResourceLink
-KINDS: Final[dict[str, type[Content]]] = {
+BLOCK_TYPES: Final[dict[str, type[Content]]] = {  # by the value of their member `type`
     str(kind.__struct_config__.tag): kind for kind in (Text, Json, Image, Audio, Resource, ResourceLink)
 }
 
 if TYPE_CHECKING:
     Blocks: TypeAlias = Sequence[Content]
-else:  # for msgspec: undecoded JSON, which `blocks_in` reads
-    _LIST: Final = {
+else:  # msgspec keeps the JSON undecoded, for `read_blocks`
+    _SCHEMA: Final = {
         "type": "array",
-        "items": {"anyOf": [{"$ref": f"#/components/schemas/{kind.__name__}"} for kind in KINDS.values()]},
+        "items": {"anyOf": [{"$ref": f"#/components/schemas/{kind.__name__}"} for kind in BLOCK_TYPES.values()]},
     }
-    Blocks = Annotated[Raw, Meta(extra_json_schema=_LIST)]
+    Blocks = Annotated[Raw, Meta(extra_json_schema=_SCHEMA)]
 
-_all_known: Final = json.Decoder(tuple[Content, ...]).decode
-_any: Final = json.Decoder(tuple[dict[str, Any], ...]).decode
+_decode_without_extra: Final = json.Decoder(tuple[Content, ...]).decode
+_decode_members: Final = json.Decoder(tuple[dict[str, Any], ...]).decode
 
 
-def blocks_in(content: Any) -> Any:
-    """Reads the blocks of an envelope: undecoded, or a list of them. Raises ValidationError for what is no block.
+def read_blocks(content: Any) -> Any:
+    """Return the content of a task or a result as a tuple of blocks.
 
-    In what a program gives, that which cannot be read is left: it is refused when the envelope is sent.
+    Undecoded JSON comes from the wire or a store: raises msgspec.ValidationError if an element of it is no block. A
+    list comes from a program: an element that is no block stays as it is, and is refused when the task or result is
+    sent. Anything else is returned unchanged, for the same check.
     """
     if type(content) is Raw:
         try:
-            return _all_known(content)
+            return _decode_without_extra(content)
         except ValidationError:
-            return tuple([read_block(members) for members in _any(content)])
-    return tuple([_read_or_left(item) for item in content]) if type(content) is list else content
+            return tuple([read_block(members) for members in _decode_members(content)])
+    return tuple([_read_if_block(item) for item in content]) if type(content) is list else content
 
 
-def _read_or_left(item: Any) -> Any:
+def _read_if_block(item: Any) -> Any:
     if type(item) is not dict:
         return item
     try:
@@ -122,64 +128,65 @@ def _read_or_left(item: Any) -> Any:
 
 
 def read_block(members: Mapping[str, Any]) -> Content:
-    """Reads one block from the members of its JSON object, and keeps all of them.
+    """Read one block from the members of its JSON object. All of them are kept.
 
-    Raises msgspec.ValidationError for an unknown type, a missing member, or a known one of another type.
+    Raises msgspec.ValidationError for an unknown `type`, for a missing member, and for one whose value is of a wrong
+    type.
     """
     tag = members.get("type")
-    kind = KINDS.get(tag) if isinstance(tag, str) else None
+    kind = BLOCK_TYPES.get(tag) if isinstance(tag, str) else None
     if kind is None:
-        raise ValidationError(f"`type` is one of {', '.join(KINDS)}")
-    known, more = _parted(members, kind)
+        raise ValidationError(f"`type` is one of {', '.join(BLOCK_TYPES)}")
+    known, extra = _split(members, kind)
     inner = known.get("resource")
-    known_inner, more_inner = _parted(inner, ResourceContents) if type(inner) is dict else ({}, {})
-    if more_inner:
+    known_inner, extra_inner = _split(inner, ResourceContents) if type(inner) is dict else ({}, {})
+    if extra_inner:
         known["resource"] = known_inner
     block = convert(known, kind)
-    if isinstance(block, Resource) and more_inner:
+    if isinstance(block, Resource) and extra_inner:
         uri, *others = structs.astuple(block.resource)
-        block = structs.replace(block, resource=_OPEN_CONTENTS(_rest(uri, more_inner), *others))
-    if more:
-        block = _OPEN[kind](*structs.astuple(block), rest=_rest(tag, more))
+        block = structs.replace(block, resource=_CONTENTS_WITH_EXTRA(_tail(uri, extra_inner), *others))
+    if extra:
+        block = _WITH_EXTRA[kind](*structs.astuple(block), raw_tail=_tail(tag, extra))
     return block
 
 
-def is_bare(block: object) -> TypeGuard[Text]:
-    """Whether this is a text and nothing else, as most blocks are."""
+def is_plain_text(block: object) -> TypeGuard[Text]:
+    """Return whether this is a text without annotations or other members, as most blocks are."""
     return type(block) is Text and block.annotations is None and block.meta is None
 
 
 def members_of(block: Block | dict[str, Any]) -> dict[str, Any]:
-    """Returns the members that a block has, by their names in JSON, also those without a field; not its `type`."""
+    """Return the members of a block by their names in JSON, with the extra ones and without its `type`."""
     if isinstance(block, dict):
         return block
     names = zip(block.__struct_encode_fields__, block.__struct_fields__, strict=True)
-    members = {name: getattr(block, attribute) for name, attribute in names if attribute != "rest"}
+    members = {name: getattr(block, attribute) for name, attribute in names if attribute != "raw_tail"}
     return {**{name: value for name, value in members.items() if value is not None}, **block.extra}
 
 
-# --- further members ---------------------------------------------------------------------------------------
+# --- extra members -----------------------------------------------------------------------------------------
 
-_sorted: Final = json.Encoder(order="sorted").encode
+_encode_sorted: Final = json.Encoder(order="sorted").encode
 
 
-def _parted(members: Mapping[str, Any], kind: type[Block]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Returns the members that have a field, and the others."""
+def _split(members: Mapping[str, Any], kind: type[Block]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the members that have a field, and the extra ones."""
     names = {*kind.__struct_encode_fields__, kind.__struct_config__.tag_field}
     known = {name: value for name, value in members.items() if name in names}
     return known, {name: value for name, value in members.items() if name not in names}
 
 
-def _rest(first: Any, more: dict[str, Any]) -> Raw:
-    """The value of a member and the members behind it, as they are written after its name."""
-    members = _sorted(more)
+def _tail(value: Any, extra: dict[str, Any]) -> Raw:
+    """Return the JSON of a member's value and of the extra members, as it stands behind the name of that member."""
+    members = _encode_sorted(extra)
     if b"null" in members:
-        _check_finite(more)
-    return Raw(_sorted(first) + b"," + members[1:-1])
+        _check_finite(extra)
+    return Raw(_encode_sorted(value) + b"," + members[1:-1])
 
 
 def _check_finite(value: Any) -> None:
-    """An encoder makes null of a number that JSON does not have."""
+    """Raise ValidationError for an infinity or a not-a-number, which an encoder would make null."""
     if isinstance(value, float) and not isfinite(value):
         raise ValidationError(f"{value} is no number of JSON")
     if isinstance(value, (dict, list, tuple)):
@@ -187,45 +194,47 @@ def _check_finite(value: Any) -> None:
             _check_finite(inner)
 
 
-def _members_in(name: str, rest: Raw) -> dict[str, Any]:
-    members: dict[str, Any] = json.decode(b'{"%b":%b}' % (name.encode(), bytes(rest)))
+def _members_from(name: str, tail: Raw) -> dict[str, Any]:
+    """Return the member of this name and the extra ones from their `_tail`."""
+    members: dict[str, Any] = json.decode(b'{"%b":%b}' % (name.encode(), bytes(tail)))
     return members
 
 
-def _extra_in(name: str, rest: Raw) -> dict[str, Any]:
-    members = _members_in(name, rest)
+def _extra_from(name: str, tail: Raw) -> dict[str, Any]:
+    members = _members_from(name, tail)
     del members[name]
     return members
 
 
-def _shown(block: Any) -> str:
+def _repr(block: Any) -> str:
+    """Show a block under the name of its kind, with its extra members readable."""
     kind: Any = type(block).__base__
     fields = [f"{name}={getattr(block, name)!r}" for name in kind.__struct_fields__]
     return f"{kind.__name__}({', '.join(fields)}, extra={block.extra!r})"
 
 
-def _reopened(data: bytes) -> Content:
+def _unpickled(data: bytes) -> Content:
     return read_block(json.decode(data))
 
 
-def _reopened_contents(data: bytes) -> ResourceContents:
-    block = _reopened(data)
+def _unpickled_contents(data: bytes) -> ResourceContents:
+    block = _unpickled(data)
     assert isinstance(block, Resource)
     return block.resource
 
 
-def _opened(kind: type[Content]) -> Any:
-    """Returns the subclass whose blocks have further members: they follow its `type`, in its last field."""
-    rest = ("rest", Raw, field(name="type"))
-    extra = property(lambda block: _extra_in("type", block.rest))
+def _with_extra(kind: type[Content]) -> Any:
+    """Return the subclass for blocks of this kind with extra members: they follow the member `type`."""
+    tail = ("raw_tail", Raw, field(name="type"))
+    extra = property(lambda block: _extra_from("type", block.raw_tail))
     return defstruct(
-        f"Open{kind.__name__}",
-        [rest],
+        f"{kind.__name__}WithExtra",
+        [tail],
         bases=(kind,),
         namespace={
             "extra": extra,
-            "__repr__": _shown,
-            "__reduce__": lambda block: (_reopened, (json.encode(block),)),  # pickle would not find its class
+            "__repr__": _repr,
+            "__reduce__": lambda block: (_unpickled, (json.encode(block),)),  # pickle would not find its class
         },
         tag=False,
         tag_field=None,
@@ -236,21 +245,24 @@ def _opened(kind: type[Content]) -> Any:
     )
 
 
-def _opened_contents() -> Any:
-    """Returns the subclass of contents with further members. They have no `type`: the members follow the uri, in its
-    field, and the attribute reads it from there."""
-    json_of: Any = vars(ResourceContents)["uri"].__get__
-    uri = property(lambda contents: _members_in("uri", json_of(contents))["uri"])
-    extra = property(lambda contents: _extra_in("uri", json_of(contents)))
+def _contents_with_extra() -> Any:
+    """Return the subclass for contents of a resource with extra members.
+
+    Contents have no member `type`, so the extra members follow `uri`: the field holds both as JSON, and the attribute
+    `uri` decodes it.
+    """
+    tail_of: Any = vars(ResourceContents)["uri"].__get__  # reads the field, which the property below hides
+    uri = property(lambda contents: _members_from("uri", tail_of(contents))["uri"])
+    extra = property(lambda contents: _extra_from("uri", tail_of(contents)))
     return defstruct(
-        "OpenResourceContents",
+        "ResourceContentsWithExtra",
         [],
         bases=(ResourceContents,),
         namespace={
             "uri": uri,
             "extra": extra,
-            "__repr__": _shown,
-            "__reduce__": lambda contents: (_reopened_contents, (json.encode(Resource(contents)),)),
+            "__repr__": _repr,
+            "__reduce__": lambda contents: (_unpickled_contents, (json.encode(Resource(contents)),)),
         },
         frozen=True,
         omit_defaults=True,
@@ -258,5 +270,5 @@ def _opened_contents() -> Any:
     )
 
 
-_OPEN: Final = {kind: _opened(kind) for kind in KINDS.values()}
-_OPEN_CONTENTS: Final = _opened_contents()
+_WITH_EXTRA: Final = {kind: _with_extra(kind) for kind in BLOCK_TYPES.values()}
+_CONTENTS_WITH_EXTRA: Final = _contents_with_extra()

@@ -13,7 +13,7 @@ from msgspec import Struct
 from covenant.model.error import Malformed
 
 DAY_MS: Final = 24 * 60 * 60 * 1000
-SPAN_MS_MAX: Final = 10 * 365 * DAY_MS  # of what is waited for: nobody sees the end of a longer time
+SPAN_MS_MAX: Final = 10 * 365 * DAY_MS  # of a threshold or an interval: a longer one would never take effect
 
 INTENT_TEXT_BYTES_MAX: Final = 256 * 1024
 TASK_KIND_BYTES_MAX: Final = 256
@@ -32,7 +32,7 @@ WAITERS_MAX: Final = 100_000
 STEP_RECORDS_MAX: Final = 100
 LEASES_REMEMBERED_MAX: Final = 64  # not settable: replaying a journal must not depend on it
 RECEIPTS_REMEMBERED_MAX: Final = 64  # of one lease; not settable either
-ACTIONS_HELD_MAX: Final = 1000  # that are remembered for one peer, the last ones; not settable either
+ACTIONS_HELD_MAX: Final = 1000  # the last ones granted to one peer; not settable either
 LOG_TAIL_MAX: Final = 10_000
 QUEUE_DEPTH_MAX: Final = 10_000_000
 MESSAGES_MAX: Final = 100_000

@@ -13,7 +13,7 @@ from msgspec import Struct, field
 from msgspec.structs import force_setattr
 
 from covenant.model.agent import AgentId
-from covenant.model.content import Blocks, Content, blocks_in
+from covenant.model.content import Blocks, Content, read_blocks
 from covenant.model.message import Message
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class Task(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
 
     def __post_init__(self) -> None:
         if type(self.content) is not tuple:  # a list is taken, a tuple is kept: an envelope does not change
-            force_setattr(self, "content", blocks_in(self.content))
+            force_setattr(self, "content", read_blocks(self.content))
 
     @property
     def is_idempotent(self) -> bool:
@@ -73,7 +73,7 @@ class Result(Struct, frozen=True, omit_defaults=True, gc=False):
 
     def __post_init__(self) -> None:
         if type(self.content) is not tuple:  # a list is taken, a tuple is kept: an envelope does not change
-            force_setattr(self, "content", blocks_in(self.content))
+            force_setattr(self, "content", read_blocks(self.content))
 
     @classmethod
     def ok(cls, delivery: Delivery, content: Sequence[Content] = ()) -> Result:

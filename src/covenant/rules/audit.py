@@ -48,8 +48,8 @@ _SILENT = (
     e.Marked,
     e.SignalTaken,
 )
-_TOLD = frozenset(
-    (  # what rows are called that were checked, refused or decided
+_DECISIONS = frozenset(
+    (  # of rows that are no event: checks, refusals and decisions
         "a2a_auto_retry_scheduler_scan",
         "authentication_failed",
         "cache",
@@ -69,17 +69,17 @@ _TOLD = frozenset(
         "token_rotated",
     )
 )
-ROW_KINDS: Final = _TOLD | {str(kind.__struct_config__.tag) for kind in get_args(e.Event) if kind not in _SILENT}
-_NO_PEERS: Final = ("operator", "system")
+ROW_KINDS: Final = _DECISIONS | {str(kind.__struct_config__.tag) for kind in get_args(e.Event) if kind not in _SILENT}
+_ACTORS_WITHOUT_LABEL: Final = ("operator", "system")
 _OF_A_TASK = frozenset(("part", "late", "push", "run", "signal"))
 _CARRIED = ("lease_id", "reason", "cause", "outcome", "number")
 
 
 def check_row_filters(kind: str | None, actor: str | None, task_id: str | None) -> tuple[str | None, str | None]:
-    """Refuses a filter of rows that no row can pass. Returns the actor and the task as rows have them."""
+    """Return the actor and the task in the form that rows have. Raises Malformed for a filter that no row can pass."""
     if kind is not None and kind not in ROW_KINDS:
         raise Malformed(f"no row is of kind {kind!r}; there are {', '.join(sorted(ROW_KINDS))}", field="row")
-    if actor is not None and actor not in _NO_PEERS:
+    if actor is not None and actor not in _ACTORS_WITHOUT_LABEL:
         actor = AgentId.named(actor).display
     return actor, None if task_id is None else check_id(task_id, "task_id")
 

@@ -75,7 +75,9 @@ def visible_slot(key: Key, by: AgentId | None, view: View, ctx: Context) -> Slot
     """The cached result, or the one refusal that does not tell absent from hidden."""
     check_asked(key, "entry_id", ctx.limits.text_bytes_max)
     slot = view.get(key)
-    if isinstance(slot, Slot) and slot.result is not None:  # a call here would tell by its time that it is there
+    if (
+        isinstance(slot, Slot) and slot.result is not None
+    ):  # inlined: a call only for slots that exist would show in the time
         parties = (slot.cache_key.sender, slot.cache_key.recipient)
         if by is None or by.pubkey in parties:
             return slot

@@ -21,7 +21,7 @@ from covenant.rules.envelope import check_count, check_cursor, check_json, check
 from covenant.rules.portable import is_portable
 
 CARD_BYTES_MAX: Final = 256 * 1024
-_BY_THE_DAEMON: Final = ("signatures", "securitySchemes", "securityRequirements")
+_ADDED_BY_DAEMON: Final = ("signatures", "securitySchemes", "securityRequirements")
 _OF_0_3: Final = (
     "url",
     "preferredTransport",
@@ -30,8 +30,8 @@ _OF_0_3: Final = (
     "security",
     "supportsAuthenticatedExtendedCard",
 )
-_ONCE: Final = ("capabilities", "supportedInterfaces", "extended")  # the same for the extended card
-_REQUIRED: Final = ("name", "description", "version", "defaultInputModes", "defaultOutputModes", "skills")
+_NOT_IN_EXTENDED: Final = ("capabilities", "supportedInterfaces", "extended")
+REQUIRED: Final = ("name", "description", "version", "defaultInputModes", "defaultOutputModes", "skills")
 _INTERFACE: Final = ("protocolBinding", "protocolVersion")
 _shape: Final = msgspec.json.Decoder(Description)
 
@@ -69,52 +69,52 @@ def _check_shape(card: dict[str, Any]) -> None:
         _check_names(Capabilities, said.get("capabilities") or {})
         for skill in said.get("skills") or ():
             _check_names(Skill, skill)
-    _check_is_kept(plain, extended)
+    _check_served_as_written(plain, extended)
 
 
-def _check_is_kept(card: dict[str, Any], extended: dict[str, Any]) -> None:
-    """Refuse members that the served card would not have, or would have otherwise."""
+def _check_served_as_written(card: dict[str, Any], extended: dict[str, Any]) -> None:
+    """Raise Malformed for a member that the served card would leave out or change."""
     for said, path in ((card, ""), (extended, "extended.")):
-        for name in _BY_THE_DAEMON:
+        for name in _ADDED_BY_DAEMON:
             if said.get(name) is not None:
-                raise _not_kept(f"{path}{name} is the daemon's to say: leave it out")
+                raise _refusal(f"{path}{name} is the daemon's to say: leave it out")
         for name in _OF_0_3:
             if said.get(name) is not None:
-                raise _not_kept(
+                raise _refusal(
                     f"{path}{name} is of version 0.3 of the protocol, which is not spoken here: leave it out"
                 )
-        for name in _REQUIRED:
+        for name in REQUIRED:
             if said.get(name) in ("", []):
-                raise _not_kept(f"{path}{name} is empty, and clients require it: leave it out, or say something")
-    for name in _ONCE:
+                raise _refusal(f"{path}{name} is empty, and clients require it: leave it out, or say something")
+    for name in _NOT_IN_EXTENDED:
         if extended.get(name) is not None:
-            raise _not_kept(f"extended.{name} is that of the card itself: leave it out")
+            raise _refusal(f"extended.{name} is that of the card itself: leave it out")
     if extended and (card.get("capabilities") or {}).get("extendedAgentCard") is False:
-        raise _not_kept("extended is shown to nobody where capabilities.extendedAgentCard is false")
+        raise _refusal("extended is shown to nobody where capabilities.extendedAgentCard is false")
     if card.get("supportedInterfaces") is not None:
         _check_interfaces(card["supportedInterfaces"])
 
 
 def _check_interfaces(listed: Any) -> None:
-    """Refuse a list of interfaces that says more than which bindings the card lists, and in which order."""
+    """Raise Malformed unless the list says which bindings the card lists, in which order, and nothing else."""
     if not isinstance(listed, list) or not listed or not all(isinstance(entry, dict) for entry in listed):
-        raise _not_kept('supportedInterfaces is a list like [{"protocolBinding": "JSONRPC"}]')
+        raise _refusal('supportedInterfaces is a list like [{"protocolBinding": "JSONRPC"}]')
     found: set[str] = set()
     for entry in listed:
         other = next((name for name in entry if name not in _INTERFACE), None)
         if other is not None:
-            raise _not_kept(f"supportedInterfaces: {other} is the daemon's to say: leave it out")
+            raise _refusal(f"supportedInterfaces: {other} is the daemon's to say: leave it out")
         binding = entry.get("protocolBinding")
         if binding not in BINDINGS:
-            raise _not_kept(f"supportedInterfaces: protocolBinding {binding!r} is none of {', '.join(BINDINGS)}")
+            raise _refusal(f"supportedInterfaces: protocolBinding {binding!r} is none of {', '.join(BINDINGS)}")
         if binding in found:
-            raise _not_kept(f"supportedInterfaces: {binding} is there twice")
+            raise _refusal(f"supportedInterfaces: {binding} is there twice")
         if entry.get("protocolVersion") not in (None, CARD_VERSION):
-            raise _not_kept(f"supportedInterfaces: protocolVersion is {CARD_VERSION}")
+            raise _refusal(f"supportedInterfaces: protocolVersion is {CARD_VERSION}")
         found.add(binding)
 
 
-def _not_kept(reason: str) -> Malformed:
+def _refusal(reason: str) -> Malformed:
     return Malformed(f"card: {reason}", field="card")
 
 

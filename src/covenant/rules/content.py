@@ -1,7 +1,7 @@
-"""What MCP asks of a content block, beyond the types of its members.
+"""Checks of content blocks that MCP demands beyond the types of their members.
 
-The bounds are those of its schema from 2025-06-18 on. Members that the schema does not name are anybody's: MCP allows
-them, and nothing here looks at them.
+The bounds are those of the MCP schema from 2025-06-18 on. MCP allows members that its schema does not name; they are
+not checked.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _THEMES: Final = ("light", "dark")
 
 
 def check_block(block: Content) -> None:
-    """Raises ValueError, with the member and what it must be."""
+    """Raise ValueError if MCP forbids the block; the message names the member and what it must be."""
     if block.annotations is not None and not isinstance(block, Json):
         _check_annotations(block.annotations)
     if isinstance(block, (Image, Audio)):

@@ -93,7 +93,7 @@ def decide(command: c.Command | c.Call, view: View, ctx: Context) -> Commit:
 
 
 def _as_folded(reply: Canceled | RepairOutcome, commit: Commit, view: View, ctx: Context) -> Canceled | RepairOutcome:
-    """The reply with the state that the task has after the commit: what follows for a run may have moved it on."""
+    """Return the reply with the task's state and generation after all events of the commit, also those for its run."""
     record = view.get(reply.task_id)
     for event in commit.events:
         if event.key == reply.task_id:

@@ -1,5 +1,4 @@
-"""Which versions of the A2A protocol are spoken, and what it shows in the words of 1.0: the same, without generations,
-which came after it."""
+"""Versions of the A2A protocol: negotiation, and the form of a reply in 1.0, which has no generations."""
 
 from __future__ import annotations
 
@@ -12,16 +11,16 @@ from covenant.model.protocol import StreamResponse, TaskShown
 
 PLAIN: Final = "1.0"
 VERSIONS: Final = (PLAIN, "1.1")
-_UNSAID: Final = "0.3"  # what a request without a version speaks, as the protocol rules
+_DEFAULT: Final = "0.3"  # of a request that names no version, by the specification
 _VERSION: Final = re.compile(r"([0-9]{1,3}\.[0-9]{1,3})(?:\.[0-9]{1,9})?")
 
 
-def spoken(said: str | None) -> str | None:
-    """Return the version in which a request is read and answered, or None if it is not spoken here.
+def negotiated(named: str | None) -> str | None:
+    """Return the version in which a request is read and answered, or None if it is not one of `VERSIONS`.
 
-    Only Major.Minor counts: the specification wants patch numbers ignored where versions are negotiated.
+    Only Major.Minor counts: the specification has patch numbers ignored in negotiation.
     """
-    found = _VERSION.fullmatch(said or _UNSAID)
+    found = _VERSION.fullmatch(named or _DEFAULT)
     return found[1] if found is not None and found[1] in VERSIONS else None
 
 

@@ -39,7 +39,7 @@ from covenant.rules.grant import (
     is_lasting,
     is_live,
     recall,
-    refused,
+    refusal_for,
     remember,
     spellings,
     uses_of,
@@ -86,12 +86,12 @@ def _let_in(
         checks += sent
     if type(command) is c.RetryStale:
         return _retried(caller, command, demand, view, ctx, decide, checks)
-    if type(command) is c.SignalRun and _is_new(command, view, ctx):
+    if type(command) is c.SignalRun and _seems_to_start(command, view, ctx):
         return _started(caller, command, demand, view, ctx, decide, checks)
     grant, reason = recall(caller.agent.pubkey, demand, view, ctx)
     if reason is not None:
         return _repeated(command, view, ctx, decide) or _missing(caller, demand, reason, checks)
-    if grant is None:  # the operator's by right
+    if grant is None:  # the operator may without a grant
         return decide(command, view, ctx)
     checks.append(_check_row(demand, grant))
     return _decided(command, demand, grant, view, ctx, decide)
@@ -157,8 +157,11 @@ def _sent(
 def _sent_before(
     command: c.SendTask, sender: AgentId, demand: Demand, view: View, ctx: Context, decide: Decide
 ) -> Commit | None:
-    """The answer to a send that was let in before. Only where there is such a send is the task read: to read a large
-    one takes long, and the caller may not send."""
+    """Return the answer to a send that was let in before, or None if this send is new.
+
+    The task is only compared if the sender has one with this id or this key: a comparison takes as long as the task is
+    large, and this caller may not send.
+    """
     assert demand.counterparty is not None
     known = None if demand.task_id is None else view.get(demand.task_id)
     is_own = isinstance(known, (TaskRecord, Tombstone)) and known.sender == sender.pubkey
@@ -211,7 +214,7 @@ def _addressed_task(
 
 
 def _is_counted(grant: Grant) -> bool:
-    """Whether a use of it may have to be written down: it has a bound, or something that it came from has."""
+    """Return whether a use of this grant may have to be counted: it, or one that it was delegated from, has a bound."""
     return grant.capability.scope.max_uses is not None or grant.capability.parent is not None
 
 
@@ -224,7 +227,7 @@ def _decided(
     decide: Decide,
     agreed: Grant | None = None,
 ) -> Commit:
-    """`agreed` is the grant under which the recipient takes a task."""
+    """Decide the command and count a use of the grant, and of `agreed`, under which the recipient takes the task."""
     ctx.granted = demand.action
     try:
         commit = decide(command, view, ctx)
@@ -256,12 +259,12 @@ def _repeated(command: c.Command, view: View, ctx: Context, decide: Decide) -> C
 
 
 _NEVER_REPEATED: Final = frozenset((c.UseRight, c.EnrollPeer, c.RevokePeer, c.PublishCard, c.CompactHistory))
-"""Commands that change something each time, or that end what they name."""
+"""Commands that have no second answer: the same again is another change."""
 
 
 def _missing(caller: Caller, demand: Demand, reason: str, checks: list[AuditRow]) -> NoReturn:
     checks.append(_check_row(demand, None))
-    raise refused(caller.agent, demand, reason)
+    raise refusal_for(caller.agent, demand, reason)
 
 
 def _retried(
@@ -298,7 +301,7 @@ class _Licence:
         self._ctx = ctx
 
     def is_there(self, demand: Demand) -> bool:
-        """Whether a grant of the action holds, whatever it reaches: that is asked for each task."""
+        """Return whether a live grant of the action is there. Whether it covers a task is asked for each task."""
         by_pin = (self._view.grants(self._caller.agent.pubkey, action) for action in spellings(demand))
         grants = (grant for pins in by_pin for pinned in pins.values() for grant in pinned.values())
         return any(is_live(grant, self._view, self._ctx) for grant in grants)
@@ -353,8 +356,11 @@ def _refused(refusal: CovenantError, call: c.Call, checks: list[AuditRow], ctx: 
 
 
 def _as_addressed(recipient: AgentId, task_id: str | None) -> Demand:
-    """In the words of the caller: that a key is enrolled, and as what, is told to nobody whose grant does not reach
-    it. Whose grant reaches the name that it gave hears that nobody has both."""
+    """Return what a send to this recipient demands.
+
+    A refusal names the recipient as the caller did, since a caller without a grant for it must not learn which keys and
+    labels are enrolled.
+    """
     return demand_for("a2a.send.", f"a2a-send:{recipient.display}", recipient, task_id)
 
 
@@ -406,8 +412,10 @@ def _truly_addressed(command: c.SendTask, sender: AgentId, demand: Demand) -> c.
 def _check_recipient(
     command: c.SendTask, caller: Caller, view: View, ctx: Context, checks: list[AuditRow]
 ) -> Grant | None:
-    """The recipient must be somebody, and where the gate is on, must have agreed to hear from the sender: by the grant
-    that is returned."""
+    """Raise unless the recipient is enrolled and, with `--recv-gate`, holds a grant to receive from this sender.
+
+    Returns that grant, or None if none is needed.
+    """
     peer, sender = living_recipient(command.task.recipient, view), caller.agent
     if not ctx.recv_gate or sender == peer.agent:
         return None
@@ -468,12 +476,14 @@ def _hold(
 
 
 def _signal(command: c.SignalRun, caller: Caller, view: View, ctx: Context) -> Demand | None:
-    """To signal a run is to send to its agent; an agent signals its own. With a start, an id that the caller cannot see
-    and one that is free are the same, until it turns out that the caller may send: then it is told, as by any send,
-    that the id is taken."""
+    """Return what a signal demands: the right to send to the agent of the run, and nothing for that agent itself.
+
+    With a start, an id of a run that the caller cannot see is treated as a free one. Only a caller that may send learns
+    from `task_conflict`, as with any send, that the id is taken.
+    """
     task_id = check_id(command.task_id, "task_id")
     start = command.start
-    if start is not None and _is_new(command, view, ctx):
+    if start is not None and _seems_to_start(command, view, ctx):
         check_agent(start.recipient, "recipient")
         _check_sender(start.sender, caller.agent)
         return _as_addressed(known_agent(start.recipient, view), task_id)
@@ -483,8 +493,8 @@ def _signal(command: c.SignalRun, caller: Caller, view: View, ctx: Context) -> D
     return _as_addressed(recipient, task_id)
 
 
-def _is_new(command: c.SignalRun, view: View, ctx: Context) -> bool:
-    """Whether the signal comes with a start, and the caller sees no such run."""
+def _seems_to_start(command: c.SignalRun, view: View, ctx: Context) -> bool:
+    """Return whether the signal comes with a start, and its caller sees no run with this id."""
     known = view.get(check_id(command.task_id, "task_id"))
     return command.start is not None and (not is_visible(known, command.by, ctx) or is_free(known, ctx))
 

@@ -15,11 +15,12 @@ import msgspec
 from msgspec import UNSET, structs
 
 from covenant.model.agent import AgentId, check_agent
-from covenant.model.content import Block, Content, is_bare, members_of, read_block
+from covenant.model.content import Block, Content, is_plain_text, members_of, read_block
 from covenant.model.error import BadCursor, BadId, BlankText, Malformed, SenderMismatch, TooLarge
 from covenant.model.limits import Limits
 from covenant.model.message import Artifact, Message, Part, Role
 from covenant.model.record import SLOT_PREFIX, CacheKey, Key
+from covenant.model.repair import DuplicateRisk
 from covenant.model.task import Idempotency, Result, Task
 from covenant.rules.content import check_block
 from covenant.rules.context import Context
@@ -217,8 +218,8 @@ def check_name(value: str, field: str, limits: Limits) -> str:
 
 
 def seal_content(content: Sequence[Content], limits: Limits) -> tuple[Content, ...]:
-    """Checks blocks against MCP and the limits, and returns them as they will be kept."""
-    if type(content) is tuple and len(content) == 1 and is_bare(content[0]):
+    """Check blocks against MCP and the limits, and return them as they will be kept."""
+    if type(content) is tuple and len(content) == 1 and is_plain_text(content[0]):
         check_size(content[0].text, "content", limits.content_bytes_max)
         return content
     if not isinstance(content, (list, tuple)):
@@ -331,6 +332,11 @@ def check_size(value: str, field: str, limit: int) -> None:
             raise Malformed(f"{field} is not valid Unicode", field=field) from None
     if size > limit:
         raise TooLarge(f"{field} has {size} bytes, at most {limit} are allowed", field=field, size=size, limit=limit)
+
+
+def check_risk(value: Any) -> None:
+    if value not in get_args(DuplicateRisk):
+        raise Malformed("duplicate_risk is `idempotent` or `operator_accepted`", field="duplicate_risk")
 
 
 def check_flag(value: Any, field: str) -> None:

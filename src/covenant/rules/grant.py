@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import Final, TypeVar
 
-from msgspec import structs
+from msgspec import Struct, structs
 
 from covenant.model import event as e
 from covenant.model.agent import AgentId, check_agent, full_label, is_key
@@ -28,14 +28,14 @@ from covenant.model.error import (
 )
 from covenant.model.peer import OPERATOR, Capability, Demand, Grant, GrantedView, Peer, Scope, grant_key, peer_key
 from covenant.rules.context import Commit, Context, View
-from covenant.rules.envelope import check_id, check_text, check_time
+from covenant.rules.envelope import check_id, check_risk, check_text, check_time
 
 K = TypeVar("K")
 V = TypeVar("V")
 
 SCOPED: Final[dict[str, tuple[str, ...]]] = {
-    # Every action, and what its calls say of themselves: a scope names nothing else. One that ends with a dot is
-    # followed by the counterparty.
+    # Every action, with the members of a scope that can be compared with its calls. An action that ends with a dot is
+    # followed by the label or the key of the counterparty.
     "a2a.send.": ("peer_pubkey_b58", "task_id"),
     "a2a.respond.": ("peer_pubkey_b58", "task_id", "lease_id"),
     "a2a.recv.": ("peer_pubkey_b58",),
@@ -99,21 +99,19 @@ def demand_for(
     lease_id: str | None = None,
     duplicate_risk: str | None = None,
 ) -> Demand:
-    """What a call of this action of `SCOPED` demands."""
+    """Return what a grant must cover to let in a call of this action, a key of `SCOPED`."""
     scoped = SCOPED[action]
-    assert (
-        (task_id is None or "task_id" in scoped)
-        and (lease_id is None or "lease_id" in scoped)
-        and (duplicate_risk is None or "duplicate_risk" in scoped)
-    )
+    assert task_id is None or "task_id" in scoped
+    assert lease_id is None or "lease_id" in scoped
+    assert duplicate_risk is None or "duplicate_risk" in scoped
     if action in PEER_ACTIONS:
         assert counterparty is not None
         action += counterparty.display
     return Demand(action, label, counterparty, task_id, lease_id, duplicate_risk)
 
 
-def kind_of(action: str) -> str:
-    """The entry of `SCOPED` that an action without a wildcard belongs to."""
+def _stem(action: str) -> str:
+    """Return the key of `SCOPED` for an action without a wildcard: `a2a.send.` for `a2a.send.bob@local`."""
     return next((start for start in PEER_ACTIONS if action.startswith(start)), action)
 
 
@@ -175,11 +173,11 @@ def _is_live_alone(grant: Grant, view: View, ctx: Context) -> bool:
 
 
 def authorize(subject: str, demand: Demand, view: View, ctx: Context) -> tuple[Grant | None, str | None]:
-    """Decide whether the subject may do this: the grant that covers the demand (None where the operator needs none),
-    or the code of the refusal.
+    """Decide whether the subject may do what is demanded.
 
-    Every call is let in by this function, and `capabilities check` answers with it. A grant that lasts goes before one
-    that ends or is pinned, and that before one that the call may use up.
+    Returns the grant that covers the demand and None, or None and the code of the refusal; both are None if the
+    operator needs no grant. Every call is decided by this function, and so is the answer of `capabilities check`. A
+    grant that lasts goes before one that ends or is pinned, and that before one that the call may use up.
     """
     if demand.action in BY_RIGHT and _is_operator(subject, view):
         return None, None
@@ -195,6 +193,7 @@ def _is_operator(subject: str, view: View) -> bool:
 
 
 def _candidates(subject: str, demand: Demand, view: View) -> Iterator[Grant]:
+    """Yield the subject's grants of the demanded action that are pinned to nothing, or to something in the demand."""
     other = demand.counterparty
     pins = (demand.task_id, demand.lease_id, None if other is None else other.pubkey, _UNPINNED)
     held = [by_pin for action in spellings(demand) if (by_pin := view.grants(subject, action))]
@@ -206,21 +205,27 @@ def _candidates(subject: str, demand: Demand, view: View) -> Iterator[Grant]:
 
 
 def holds(subject: str, demand: Demand, view: View) -> bool:
-    """Whether the subject was granted this action, however far that reaches or reached. A grant that was revoked does
-    not count."""
+    """Return whether the subject was ever granted the demanded action, for this call or for others.
+
+    A grant that is used up or expired counts, one that was revoked does not.
+    """
     peer = view.get(peer_key(subject))
     held = peer.held if isinstance(peer, Peer) else ()
     return any(action in held or view.grants(subject, action) for action in spellings(demand))
 
 
-def refused(subject: AgentId, demand: Demand, reason: str) -> CovenantError:
+def refusal_for(subject: AgentId, demand: Demand, reason: str) -> CovenantError:
+    """Return the error for a code from `authorize`."""
     kind = ScopeMismatch if reason == ScopeMismatch.code else MissingCapability
     return kind(f"{subject} has no grant of {demand.action} for this", action=demand.action)
 
 
 def recall(subject: str, demand: Demand, view: View, ctx: Context) -> tuple[Grant | None, str | None]:
-    """The same, from memory where the answer cannot have changed: a grant that covers every call of this action with
-    this counterparty covers the next one too, as long as no peer and no grant was touched since."""
+    """Decide as `authorize` does, from memory where the answer cannot have changed.
+
+    A grant that covers every call of this action with this counterparty covers the next one too, until a peer or a
+    grant changes.
+    """
     other = demand.counterparty
     key = (subject, demand.action, None if other is None else other.pubkey)
     known = ctx.recalled.get(key)
@@ -251,6 +256,43 @@ def uses_of(grant: Grant, view: View) -> tuple[e.Event, ...]:
     return tuple(
         e.GrantUsed(grant_key(link.capability.id)) for link in chain if link.capability.scope.max_uses is not None
     )
+
+
+# --- asking whether a call would be let in ------------------------------------------------------------------
+
+
+class Question(Struct, frozen=True):
+    """The call that `capabilities check` is about. `counterparty` is a label or a key."""
+
+    action: str  # in full
+    stem: str  # the key of `SCOPED`
+    counterparty: str | None = None
+    task_id: str | None = None
+    lease_id: str | None = None
+    duplicate_risk: str | None = None
+
+
+def question(
+    action: str, counterparty: str | None, task_id: str | None, lease_id: str | None, duplicate_risk: str | None
+) -> Question:
+    """Return the call that is asked about. Raises BadAction for a family of actions, and Malformed for a member that
+    calls of the action do not have, or for another counterparty than the action names."""
+    action = check_action(action)
+    if action.endswith(".*"):
+        raise BadAction(f"a check is of one action, and {action} is a family", action=action)
+    stem = _stem(action)
+    if stem != action:
+        named = action[len(stem) :]
+        if counterparty is not None and check_action(stem + counterparty) != action:
+            raise Malformed(f"{action} is about {named}, and not about the counterparty", field="counterparty")
+        counterparty = named
+    given = zip(_PINS, (counterparty, task_id, lease_id, duplicate_risk), strict=True)
+    _check_scoped(action, [name for name, value in given if value is not None])
+    task_id = None if task_id is None else check_id(task_id, "task_id")
+    lease_id = None if lease_id is None else check_id(lease_id, "lease_id")
+    if duplicate_risk is not None:
+        check_risk(duplicate_risk)
+    return Question(action, stem, counterparty, task_id, lease_id, duplicate_risk)
 
 
 # --- granting and revoking ---------------------------------------------------------------------------------
@@ -299,8 +341,10 @@ def seal_grant(wanted: Grant, view: View, ctx: Context, newcomer: Peer | None = 
 
 
 def check_action(action: str) -> str:
-    """The action as it is granted: one of the closed list, with the whole label of its counterparty (`bob` is
-    `bob@local`), or a family of it."""
+    """Return the action as grants name it: `a2a.send.bob` is `a2a.send.bob@local`.
+
+    Raises BadAction unless it is on the closed list or a family of it, and names a peer where it has to.
+    """
     check_text(action, "action", 300)
     if action in ACTIONS or action in _FAMILIES:
         return action
@@ -328,16 +372,16 @@ def _check_scope(scope: Scope) -> None:
     key = scope.peer_pubkey_b58
     if key is not None and not (type(key) is str and is_key(key)):
         raise Malformed("peer_pubkey_b58 is the base58 of a key of 32 bytes", field="peer_pubkey_b58")
-    if scope.duplicate_risk not in (None, "idempotent", "operator_accepted"):
-        raise Malformed("duplicate_risk is `idempotent` or `operator_accepted`", field="duplicate_risk")
+    if scope.duplicate_risk is not None:
+        check_risk(scope.duplicate_risk)
 
 
 def _check_reach(capability: Capability, view: View) -> None:
-    """Raise where no call could ever be covered: the scope names what calls of this action do not have, or another
-    counterparty than the action."""
+    """Raise Malformed if the grant could never cover a call: its scope names a member that no call of the action has,
+    or another counterparty than the action does."""
     action, scope = capability.action, capability.scope
-    check_scoped(action, [name for name in _PINS if getattr(scope, name) is not None])
-    start = kind_of(action)
+    _check_scoped(action, [name for name in _PINS if getattr(scope, name) is not None])
+    start = _stem(action)
     key = scope.peer_pubkey_b58
     if key is None or start == action or action.endswith(".*"):
         return
@@ -350,12 +394,12 @@ def _check_reach(capability: Capability, view: View) -> None:
         raise Malformed(f"peer_pubkey_b58 is not the key of {name}", field="peer_pubkey_b58")
 
 
-def check_scoped(action: str, names: Collection[str]) -> None:
-    """Raise unless calls of this action, or of one of its family, have all of these to compare."""
-    kinds = [kind_of(action)]
+def _check_scoped(action: str, names: Collection[str]) -> None:
+    """Raise Malformed unless calls of this action, or of one action of this family, have all these members."""
+    stems = [_stem(action)]
     if action.endswith(".*"):
-        kinds = [kind for kind in SCOPED if kind.startswith(action[:-1])]
-    if not any(all(name in SCOPED[kind] for name in names) for kind in kinds):
+        stems = [stem for stem in SCOPED if stem.startswith(action[:-1])]
+    if not any(all(name in SCOPED[stem] for name in names) for stem in stems):
         raise Malformed(f"no call of {action} has {' and '.join(names)}", field="scope")
 
 
@@ -422,7 +466,7 @@ def revoke(command: RevokeCapability, view: View, ctx: Context) -> Commit:
 
 
 def _is_last(grant: Grant, view: View) -> bool:
-    """Whether its subject has no other open grant of this very action."""
+    """Return whether the subject of this grant has no other open grant of exactly this action."""
     by_pin = view.grants(grant.capability.subject.pubkey, grant.capability.action)
     return sum(len(grants) for grants in by_pin.values()) <= 1
 

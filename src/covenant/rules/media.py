@@ -1,7 +1,7 @@
-"""Which media types an agent takes, as its card says, and which of them a message brings.
+"""Media types: those that an agent's card says it takes, compared with those of a message's parts.
 
-A card lists types (`image/png`), ranges (`image/*`, `*/*`), or only the first half of one (`text`), as older cards do.
-Parameters of a type (`; charset=utf-8`) do not count.
+A card lists types (`image/png`), ranges (`image/*`, `*/*`), or only the first half of a type (`text`), as older cards
+do. Parameters of a type (`; charset=utf-8`) do not count.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from msgspec import UNSET
 
 from covenant.model.message import Part
 
-DEFAULT_MODES: Final = ("text/plain", "application/json")  # of a card that lists types for its skills alone
+DEFAULT_MODES: Final = ("text/plain", "application/json")  # served in a card that lists none for the agent itself
 _ALL: Final = "*/*"
 
 
 def input_modes(card: dict[str, Any]) -> tuple[str, ...]:
-    """Return what a published card says that its agent takes: by itself, for one of its skills, or where it is shown to
-    known callers. Empty if it says nothing, and then the agent takes everything.
+    """Return the types and ranges that a published card lists, for the agent, for a skill, or in its `extended` part.
+
+    Empty if it lists none: then the agent takes every type.
     """
     own: set[str] = set()
     of_skills: set[str] = set()
@@ -28,7 +29,7 @@ def input_modes(card: dict[str, Any]) -> tuple[str, ...]:
         for skill in shown.get("skills") or ():
             of_skills.update(skill.get("inputModes") or ())
     if of_skills and not own:
-        own.update(DEFAULT_MODES)  # which the card is served with
+        own.update(DEFAULT_MODES)  # the served card has them
     return tuple(sorted({_range_of(mode) for mode in own | of_skills}))
 
 
@@ -44,8 +45,8 @@ def refused_type(modes: tuple[str, ...], parts: Iterable[Part]) -> str | None:
 
 
 def _type_of(part: Part) -> str:
-    """Text and data say of what type they are. A file that says nothing may be anything."""
-    if part.media_type and (said := _bare(part.media_type)):
+    """Return the type of a part, or an empty string for a file without one, which may be of any type."""
+    if part.media_type and (said := _without_parameters(part.media_type)):
         return said
     if part.text is not None:
         return "text/plain"
@@ -53,9 +54,9 @@ def _type_of(part: Part) -> str:
 
 
 def _range_of(mode: str) -> str:
-    bare = _bare(mode)
-    return bare if "/" in bare else f"{bare}/*"
+    media_type = _without_parameters(mode)
+    return media_type if "/" in media_type else f"{media_type}/*"
 
 
-def _bare(media_type: str) -> str:
+def _without_parameters(media_type: str) -> str:
     return media_type.partition(";")[0].strip().lower()

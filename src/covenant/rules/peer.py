@@ -42,7 +42,10 @@ def enroll(command: EnrollPeer, view: View, ctx: Context) -> Commit:
 
 
 def _conflict(why: str, pubkey: str, command: EnrollPeer, view: View) -> PeerConflict:
-    """Says of a revoked peer that it is one, and to the operator under which key it comes back."""
+    """Return the error for a label or a key that is taken.
+
+    Of a revoked peer it says so, and to the operator also the key under which it can be enrolled again.
+    """
     peer = view.get(peer_key(pubkey))
     assert isinstance(peer, Peer)
     display = peer.agent.display
@@ -66,18 +69,18 @@ def _check_return(command: EnrollPeer, view: View) -> None:
 def rotate(command: RotateToken, view: View, ctx: Context) -> Commit:
     """Give a peer a new token; the old one is worth nothing from this commit on.
 
-    The caller gets the token, and with it all that the peer may do: so a peer changes its own only.
+    Whoever has the token may do all that the peer may, so a peer can only change its own.
     """
     if command.by is not None and command.by.pubkey != command.pubkey:
         raise NotPermitted("a peer changes its own token; the operator that of others")
-    peer = _living(command.pubkey, view, is_operators=command.by is None)
+    peer = _living(command.pubkey, view, for_operator=command.by is None)
     row = AuditRow("token_rotated", subject=peer.agent.display, scope_id=f"peer:{command.pubkey}")
     return Commit((e.TokenRotated(peer_key(command.pubkey), command.token),), shown(peer), (row,))
 
 
 def revoke(command: RevokePeer, view: View, ctx: Context) -> Commit:
     check_text(command.reason, "reason", ctx.limits.text_bytes_max)
-    peer = _living(command.pubkey, view, is_operators=command.by is None)
+    peer = _living(command.pubkey, view, for_operator=command.by is None)
     if peer.role is Role.OPERATOR:
         raise NotPermitted("the operator cannot be revoked; rotate its token instead", peer=peer.agent.display)
     row = AuditRow("peer_revoked", subject=peer.agent.display, scope_id=f"peer:{command.pubkey}", reason=command.reason)
@@ -85,12 +88,12 @@ def revoke(command: RevokePeer, view: View, ctx: Context) -> Commit:
     return Commit((e.PeerRevoked(peer_key(command.pubkey)),), shown(peer, ctx.now), (row,), then)
 
 
-def _living(pubkey: str, view: View, *, is_operators: bool) -> Peer:
-    """Only the operator hears of one that it was there."""
+def _living(pubkey: str, view: View, *, for_operator: bool) -> Peer:
+    """Return an enrolled peer. Raises UnknownPeer, which says that the peer was revoked only if the operator asks."""
     peer = view.get(peer_key(pubkey))
     if isinstance(peer, Peer) and peer.revoked_ms is None:
         return peer
-    if isinstance(peer, Peer) and is_operators:
+    if isinstance(peer, Peer) and for_operator:
         display = peer.agent.display
         raise UnknownPeer(f"{display} was revoked", peer=pubkey, display=display, pubkey=pubkey, is_revoked=True)
     raise UnknownPeer(f"no peer {pubkey}", peer=pubkey)

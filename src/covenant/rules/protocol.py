@@ -28,7 +28,7 @@ from covenant.model.content import (
     Resource,
     ResourceLink,
     Text,
-    is_bare,
+    is_plain_text,
     members_of,
 )
 from covenant.model.error import BadCursor, UnknownTask
@@ -59,7 +59,7 @@ _HISTORY_MAX: Final = 2**31
 _ORDER_MAX: Final = 2**59
 _TOTAL_MAX: Final = 2**31 - 1  # which the protocol tells in 32 bits
 RESULT_ARTIFACT: Final = "result"
-_PLACED_OF_RESOURCE: Final = ("uri", "mimeType", "text", "blob")
+_PLACED_CONTENTS: Final = ("uri", "mimeType", "text", "blob")  # members of a resource that go into the part itself
 _ENDED: Final = {  # in tables: an enum takes its time to look a member up
     Outcome.ANSWERED: None,  # as its result says
     Outcome.CANCELED: State.CANCELED,
@@ -201,14 +201,14 @@ def _result_artifact(result: Result) -> Artifact:
 
 
 def parts_of(content: Any) -> tuple[Part, ...]:
-    """The blocks of a mailbox task or result, as the protocol's parts."""
-    if len(content) == 1 and is_bare(content[0]):  # as most are
+    """Return the blocks of a mailbox task or result as the protocol's parts."""
+    if len(content) == 1 and is_plain_text(content[0]):  # as most are
         return (Part(text=content[0].text),)
     return tuple([_part_of(block) for block in content])
 
 
 def _part_of(block: Content) -> Part:
-    """Members of the block that a part has no place for stand in its metadata, under their own names."""
+    """Return a block as a part. Members that a part has no place for go into its metadata, under their own names."""
     if isinstance(block, Text):
         part, placed = Part(text=block.text), {"text"}
     elif isinstance(block, Json):
@@ -230,7 +230,7 @@ def _resource_part(block: Resource) -> Part:
     else:
         part = Part(text=inner.text or "", media_type=inner.mime_type)
     members = {"uri": inner.uri, **members_of(block)}
-    kept = {name: value for name, value in members_of(inner).items() if name not in _PLACED_OF_RESOURCE}
+    kept = {name: value for name, value in members_of(inner).items() if name not in _PLACED_CONTENTS}
     return _with_metadata(part, {**members, "resource": kept}, set() if kept else {"resource"})
 
 
@@ -240,6 +240,7 @@ def _with_metadata(part: Part, members: dict[str, Any], placed: set[str]) -> Par
 
 
 def _portable(name: str, value: Any) -> Any:
+    """Return the value, or its JSON as text if protobuf cannot hold it."""
     return value if is_portable({name: value}) else encode(value).decode()
 
 

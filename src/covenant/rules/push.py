@@ -24,7 +24,7 @@ from covenant.model.record import TaskRecord
 from covenant.model.view import Pushed
 from covenant.rules.address import is_surely_private
 from covenant.rules.context import Commit, Context, View
-from covenant.rules.dialect import VERSIONS, spoken
+from covenant.rules.dialect import VERSIONS, negotiated
 from covenant.rules.envelope import check_asked, check_id, check_name, check_size, check_text
 from covenant.rules.retention import is_retained
 from covenant.rules.sight import is_hidden, visible_task
@@ -63,7 +63,7 @@ def _set(config: PushConfig, task_id: str, after: int, known: Sequence[Push], ct
 
 
 def _checked(config: PushConfig, ctx: Context) -> PushConfig:
-    """Return it as it is kept: of a version, Major.Minor."""
+    """Return the configuration as it is kept: its version is Major.Minor."""
     if type(config) is not PushConfig:
         raise Malformed("a push configuration is needed", field="config")
     check_name(config.id, "id", ctx.limits)
@@ -73,7 +73,7 @@ def _checked(config: PushConfig, ctx: Context) -> PushConfig:
     _check_secrets(config, ctx)
     if config.protocol_version is None:
         return config
-    agreed = spoken(config.protocol_version)
+    agreed = negotiated(config.protocol_version)
     if agreed is None:
         raise Malformed(f"protocolVersion is {' or '.join(VERSIONS)}", field="protocolVersion")
     return structs.replace(config, protocol_version=agreed)

@@ -52,7 +52,7 @@ from covenant.rules.card import get_card, list_cards
 from covenant.rules.context import Context, Lacks, Spent, View
 from covenant.rules.door import living_recipient
 from covenant.rules.envelope import check_count, check_cursor, check_id
-from covenant.rules.grant import authorize, demand_for, kind_of, refused
+from covenant.rules.grant import authorize, demand_for, refusal_for
 from covenant.rules.grant import shown as shown_grant
 from covenant.rules.page import Room, as_far_as_shown
 from covenant.rules.peer import shown as shown_peer
@@ -168,7 +168,7 @@ def task_queue(query: ListQueue, view: View, ctx: Context) -> QueuePage:
 
 
 def _check_effect(state: TaskState | None, min_lease_age_ms: int | None, deadline_within_ms: int | None) -> None:
-    """A filter that could take no effect is refused: its sender believes that it does."""
+    """Raise Malformed for a filter that can have no effect in this state: its sender believes that it has one."""
     if state == TaskState.RESOLVED:
         raise Malformed("what is resolved has left the queue: ask for the task, or for recent results", field="state")
     if min_lease_age_ms is not None and state not in (None, TaskState.IN_FLIGHT):
@@ -266,7 +266,7 @@ def list_grants(query: ListGrants, view: View, ctx: Context) -> GrantPage:
         demand = demand_for(_LIST_GRANTS, _LIST_GRANTS)
         _, reason = authorize(query.by.pubkey, demand, view, ctx)
         if reason is not None and subject is not None:
-            raise refused(query.by, demand, reason)
+            raise refusal_for(query.by, demand, reason)
         subject = subject if reason is None else query.by.pubkey
     if subject is not None and not isinstance(view.get(peer_key(subject)), Peer):
         raise UnknownPeer(f"no peer {subject}", peer=subject)
@@ -276,13 +276,13 @@ def list_grants(query: ListGrants, view: View, ctx: Context) -> GrantPage:
 
 
 def check_grant(query: CheckGrant, view: View, ctx: Context) -> tuple[str | None, str | None]:
-    """What a call would be told: the grant that lets it in, and the code of the refusal.
+    """Return the grant that lets a call in, or the code of its refusal: the answer of `authorize`.
 
-    Raises UnknownPeer for a send that a grant lets in, to nobody.
+    Raises UnknownPeer for a send that a grant lets in, but that goes to nobody.
     """
     grant, reason = authorize(query.subject, query.demand, view, ctx)
     other = query.demand.counterparty
-    if reason is None and other is not None and kind_of(query.demand.action) == "a2a.send.":
+    if reason is None and other is not None and query.demand.action.startswith("a2a.send."):
         living_recipient(other, view)
     return (None if grant is None else grant.capability.id), reason
 

@@ -24,7 +24,7 @@ from covenant.model.repair import (
 from covenant.model.task import Result
 from covenant.rules.context import Commit, Context, View
 from covenant.rules.end import end, end_asked
-from covenant.rules.envelope import check_count, check_id, check_text
+from covenant.rules.envelope import check_count, check_id, check_risk, check_text
 from covenant.rules.sight import lease_age_ms, visible_task
 
 _COUNT_MAX = 2**31
@@ -54,8 +54,7 @@ def repair(command: RepairTask, view: View, ctx: Context) -> Commit:
 
 
 def _requeue(order: Requeue, reason: str, record: TaskRecord, command: RepairTask, view: View, ctx: Context) -> Commit:
-    if order.duplicate_risk not in ("idempotent", "operator_accepted"):
-        raise Malformed("duplicate_risk is `idempotent` or `operator_accepted`", field="duplicate_risk")
+    check_risk(order.duplicate_risk)
     assert record.lease is not None
     row = _row("requeue", record, reason, order.duplicate_risk)
     if record.cancel_reason is not None:

@@ -9,7 +9,7 @@ from msgspec import UNSET
 from msgspec.json import decode, encode
 
 from covenant.model.agent import AgentId
-from covenant.model.content import is_bare
+from covenant.model.content import is_plain_text
 from covenant.model.error import UnknownLease, UnknownTask
 from covenant.model.record import Part, Record, Slot, TaskRecord, TaskState, Tombstone
 from covenant.model.task import Result, Task
@@ -19,8 +19,10 @@ from covenant.rules.retention import is_retained
 
 
 def is_visible(record: Record | Tombstone | None, by: AgentId | None, ctx: Context) -> TypeGuard[TaskRecord]:
-    """Whether it is a task that the caller sees: the operator sees all, an agent what it sent or received. (A lease is
-    held by its recipient.) Of one that is hidden no more is looked at than of one that is not there."""
+    """Return whether the record is a task that the caller sees: its sender, its recipient or the operator.
+
+    A hidden task takes as few steps as an absent one, so that time does not tell them apart.
+    """
     if type(record) is not TaskRecord or not (by is None or by.pubkey in (record.sender, record.recipient)):
         return False
     return record.outcome is None or is_retained(record, ctx)
@@ -46,7 +48,7 @@ def is_listed(record: TaskRecord) -> bool:
 
 def task_of_lease(lease_id: str, by: AgentId | None, view: View, ctx: Context) -> TaskRecord:
     task_id = view.task_of_lease(lease_id)
-    record = view.get(task_id or lease_id)  # also where there is none: it takes as long
+    record = view.get(task_id or lease_id)  # looked up even without a lease, so that both take as long
     if task_id is not None and isinstance(record, TaskRecord) and (by is None or by.pubkey == record.recipient):
         return record
     raise UnknownLease(f"no lease {lease_id}", lease_id=lease_id)
@@ -91,7 +93,7 @@ E = TypeVar("E", Task, Result)
 def lent(envelope: E) -> E:
     """The envelope for a caller to keep. Values that a caller could change are copied: the record must not change."""
     for block in envelope.content:
-        if not is_bare(block):
+        if not is_plain_text(block):
             return _copied(envelope)
     message = envelope.message
     if message is None:

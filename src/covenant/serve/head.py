@@ -14,7 +14,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from covenant.exchange.token import digest_of
 from covenant.model.error import Malformed
-from covenant.rules.header import OWS, ambiguity
+from covenant.rules.header import OWS, headers_fault
 
 Headers: TypeAlias = list[tuple[bytes, bytes]]
 
@@ -34,7 +34,7 @@ class Head(Struct, eq=False):
     query: bytes
     headers: Headers
     local: str | None = None  # the address of ours at which it came in
-    fault: Malformed | None = None  # why its headers cannot be relied on
+    fault: Malformed | None = None  # the refusal, if its headers are ambiguous
     meaning: Any = None  # what a surface has found in it
     token: str | UnsetType | None = UNSET  # the digest of the bearer token, once somebody has read it
 
@@ -54,8 +54,8 @@ def read_head(
     trimmed = [(name, value.strip(_OWS)) for name, value in headers]
     by_name = dict(trimmed)
     fault = None
-    if len(by_name) != len(trimmed) or b"host" not in by_name:  # seldom
-        fault = ambiguity([name.decode("latin-1") for name, _ in trimmed], needs_host=http_version == "1.1")
+    if len(by_name) != len(trimmed) or b"host" not in by_name:  # seldom: nothing is decoded for a usual request
+        fault = headers_fault([name.decode("latin-1") for name, _ in trimmed], needs_host=http_version == "1.1")
     return Head(method, path, query, trimmed, local, fault)
 
 

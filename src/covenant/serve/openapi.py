@@ -11,8 +11,8 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
-from covenant.model.content import KINDS, ResourceContents
-from covenant.model.limits import Limits
+from covenant.model.content import BLOCK_TYPES, ResourceContents
+from covenant.model.limits import SPAN_MS_MAX, Limits
 from covenant.serve import wire as w
 from covenant.serve.described import described
 from covenant.serve.http import Page, Receive, Response, Scope, Send, respond
@@ -67,7 +67,7 @@ _SHAPES: Final[dict[str, dict[str, Schema]]] = {
     "Requeue": {"lease_id": _ID},
     "ForceError": {"lease_id": _ID, "message": _SOMETHING},
     "RetryPolicy": {
-        "min_lease_age_ms": _AGE,
+        "min_lease_age_ms": {"minimum": 0, "maximum": SPAN_MS_MAX},
         "max_attempts": {"minimum": 0, "maximum": 2**31},
         "max_requeues": {"minimum": 0},
         "scan_limit": {"minimum": 0},
@@ -142,9 +142,9 @@ def page(limits: Limits) -> Page:
 def _schemas() -> dict[str, Schema]:
     kinds = [kind for place in PLACES for kind in (place.request, place.reply)]
     known: dict[type, type] = {}
-    told = [described(kind, known) for kind in (*kinds, *KINDS.values())]
+    told = [described(kind, known) for kind in (*kinds, *BLOCK_TYPES.values())]
     _, schemas = msgspec.json.schema_components(told, ref_template=SCHEMA_PREFIX + "{name}")
-    for block in (*KINDS.values(), ResourceContents):
+    for block in (*BLOCK_TYPES.values(), ResourceContents):
         schemas[block.__name__]["additionalProperties"] = True  # they are kept, whatever they are
     for name, members in _SHAPES.items():
         properties = schemas[name]["properties"]

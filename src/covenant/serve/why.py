@@ -58,8 +58,11 @@ def reason_of(
     run: RunSeen | None = None,
     revoked: Collection[str] = (),
 ) -> Why:
-    """`when` says how moments are told: to a program as numbers, to a person in words. `run` is the task as its durable
-    agent has it. `revoked` are the keys of revoked peers, as far as they concern this task."""
+    """Return the reason why a task does not move, and the command that moves it.
+
+    `when` formats times, as numbers for a program or in words for a person. `run` is the run of a durable agent with
+    this task, `revoked` has at least the keys of the revoked peers among its parties.
+    """
     task = entry.task
     if is_stranded(entry, revoked) and entry.follows is None:
         return _why_stranded(entry)
@@ -83,7 +86,7 @@ def reason_of(
 
 
 def is_stranded(entry: QueueEntry, revoked: Collection[str]) -> bool:
-    """Whether it waits for a peer that was revoked: for its worker, or for its sender to receive the result."""
+    """Return whether the task waits for a revoked peer: its holder or recipient, or the sender of a finished one."""
     waits_for = entry.leased_to or entry.task.recipient
     if entry.state is TaskState.RESULT_PENDING:
         return entry.task.sender is not None and entry.task.sender.pubkey in revoked
@@ -96,19 +99,19 @@ def _why_stranded(entry: QueueEntry) -> Why:
         return Why(
             Reason.REVOKED,
             f"It has ended ({entry.outcome}); its result waits for {task.sender}, who was revoked. "
-            f"{_lets_in(task.sender)}, or receives it in its place.",
+            f"{_enroll_again(task.sender)}, or receives it in its place.",
             f"covenant a2a results --next --for {task.sender}",
         )
     gone = entry.leased_to or task.recipient
     what = "holds it, and can neither go on nor answer" if entry.leased_to else "nobody else can lease it"
     return Why(
         Reason.REVOKED,
-        f"{gone} was revoked: {what}. {_lets_in(gone)}, or somebody cancels it.",
+        f"{gone} was revoked: {what}. {_enroll_again(gone)}, or somebody cancels it.",
         f"covenant a2a cancel {task.id} --reason REASON",
     )
 
 
-def _lets_in(gone: AgentId) -> str:
+def _enroll_again(gone: AgentId) -> str:
     return f"The operator lets it in again (covenant peers enroll {gone} --key {gone.pubkey})"
 
 

@@ -44,10 +44,10 @@ class ManualClock:
     """A clock for tests: it stands still until it is moved, and fires what has come due.
 
     With a seed it fires timers early, too, as `SystemClock` may: before it moves, it fires some of those that are not
-    due. A callee that looks again sets its timer once more; one that does not is found by the tests of what it does.
+    due. A callee that checks the time sets its timer again; one that acts at once fails its tests.
     """
 
-    early_seed: int | None = None  # of every clock that is made from then on; None fires no timer early
+    early_seed: int | None = None  # for clocks that are made from then on; None fires no timer early
 
     def __init__(self, now_ms: int = 1_700_000_000_000) -> None:
         self._now_ms = now_ms

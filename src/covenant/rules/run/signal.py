@@ -60,9 +60,9 @@ def signal(command: SignalRun, view: View, ctx: Context) -> Commit:
 def _start(command: SignalRun, task_id: str, name: str, value: Raw, view: View, ctx: Context) -> Commit:
     """Send the task of a run together with its first signal, in one commit.
 
-    Raises TaskConflict where the id is taken by what the sender does not see, as any send; UnknownTask where it was its
-    own, and is gone. Raises NotARun where the task would get the result of another one, by its idempotency key: no run
-    of its own would begin, and nobody would receive the signal.
+    Raises TaskConflict, as any send, if the id belongs to a task that the sender cannot see; UnknownTask if it belonged
+    to a task of the sender that is gone; NotARun if another task with the same idempotency key would answer the start:
+    no run would begin, and nobody would receive the signal.
     """
     assert command.start is not None
     task = structs.replace(command.start, id=task_id)
@@ -81,7 +81,7 @@ def _start(command: SignalRun, task_id: str, name: str, value: Raw, view: View, 
 
 
 def _holder(commit: Commit, view: View) -> str | None:
-    """The task that holds the idempotency key of the one that is sent."""
+    """Return the id of the task that holds the idempotency key of the one that is sent."""
     slots = (view.get(event.slot) for event in commit.events if isinstance(event, e.Sent) and event.slot is not None)
     return next((slot.leader or slot.source for slot in slots if isinstance(slot, Slot)), None)
 

@@ -21,7 +21,7 @@ from covenant.exchange.exchange import Exchange
 from covenant.exchange.realm import Realm
 from covenant.model import query as q
 from covenant.model.card import BINDINGS, CARD_VERSION, Card, CardPage
-from covenant.rules.card import bindings_of
+from covenant.rules.card import REQUIRED, bindings_of
 from covenant.rules.media import DEFAULT_MODES, input_modes
 from covenant.rules.whereabouts import Listening, Reached, Whereabouts, where
 from covenant.serve.a2a.operations import Agent
@@ -30,7 +30,6 @@ PREFIX: Final = "/agents/"
 DIRECT_REPLY: Final = "urn:covenant:direct-reply"
 _LEFT_OUT: Final = ("signatures", "extended")
 _NOTHING: Final[tuple[Any, ...]] = ("", [], {})
-_REQUIRED: Final = frozenset(("name", "description", "version", "defaultInputModes", "defaultOutputModes", "skills"))
 _MODES: Final = list(DEFAULT_MODES)
 _SHOWN_MAX: Final = 1000  # cards that are kept as they were last shown
 _ANYHOW: Final = Reached()
@@ -141,7 +140,7 @@ def _complete(card: Card, here: Whereabouts, at_root: bool, extended: bool) -> d
 
 
 def _interfaces(here: Whereabouts, path: str, label: str) -> dict[str, dict[str, Any]]:
-    """Return the interfaces of an agent by their bindings, as far as this daemon serves them."""
+    """Return the interfaces of an agent that this daemon serves, by their bindings."""
     found: dict[str, dict[str, Any]] = {}
     for binding in BINDINGS:
         interface = {"protocolBinding": binding, "protocolVersion": CARD_VERSION}
@@ -153,11 +152,14 @@ def _interfaces(here: Whereabouts, path: str, label: str) -> dict[str, dict[str,
 
 
 def _said(card: dict[str, Any]) -> dict[str, Any]:
-    """Return the owner's members, without null, and without empty ones that clients require (of an older store)."""
+    """Return the members that the owner wrote, but no null, and no empty member that clients require.
+
+    Such a member is only in a card of an older store: it is refused today.
+    """
     return {
         name: value
         for name, value in card.items()
-        if name not in _LEFT_OUT and value is not None and not (name in _REQUIRED and value in _NOTHING)
+        if name not in _LEFT_OUT and value is not None and not (name in REQUIRED and value in _NOTHING)
     }
 
 

@@ -63,8 +63,8 @@ class Agent(Struct, frozen=True):
 
 
 class Event(Struct, frozen=True):
-    """One element of a stream. `generation` is its id, for resuming; after `is_last` the stream ends by itself, and not
-    because the daemon ends."""
+    """One element of a stream. `generation` is its id, from which a client resumes. `is_last` tells the end of the
+    stream from a cut by a daemon that stops."""
 
     generation: int
     response: StreamResponse
@@ -102,14 +102,14 @@ class Operations:
     async def send_streaming(
         self, caller: Caller, agent: Agent, request: wire.SendMessage, key: str | None = None, after: int | None = None
     ) -> AsyncGenerator[Event, None]:
-        """Stream a task, then its events until it ends or waits for its sender; or the one message that is the answer.
+        """Yield a task, then its events until it ends or waits for its sender; or the one message that is the answer.
 
-        Sent again under its key with `after`, the generation of the last event that the client has seen, the stream
-        brings the events behind it."""
+        With `after`, the generation of the last event that the client has seen, the same message under the same key
+        resumes its stream behind that event.
+        """
         self._check_streams(agent)
         _check_history(request.configuration.history_length)
-        request, last = _resuming(request, after)
-        after = last or None  # 0 is no event
+        request, after = _resuming(request, after)
         key = key or (request.message.metadata or {}).get(KEY)
         if after and key is None:
             said = "Last-Event-ID goes with the Idempotency-Key of the message: without one this is another message"
@@ -119,15 +119,12 @@ class Operations:
             first = self._first(caller, agent, request, key)
             command = first or await self._more(caller, agent, request, key, after)
             done = await self._exchange.run(caller, command)
-            is_new = isinstance(done, Sent) and not done.duplicate
-            if is_new:
-                after = None  # the key was not known: nothing has been seen of this task
+            if isinstance(done, Sent) and not done.duplicate:
+                after = None if agent.replies else 0  # the task is new, whatever the cursor says
             if agent.replies:
                 with suppress(CovenantError):  # as above
                     await self._begin(caller, done.task_id, done.generation, has_place=True)
             with committed:
-                if is_new and not agent.replies:
-                    after = 0
                 events = self._from_message(caller, agent, done.task_id, after, request.configuration.history_length)
                 async with aclosing(events):
                     async for event in events:
@@ -136,12 +133,15 @@ class Operations:
     async def _from_message(
         self, caller: Caller, agent: Agent, task_id: str, after: int | None, history: int | None
     ) -> AsyncGenerator[Event, None]:
-        """Stream a task to its end, or to the next state in which it waits for its sender.
+        """Yield the events of a task up to its end, or to the next state in which it waits for its sender.
 
-        A message that answers a question moves the task on in its own commit, so a question that the task shows here
-        was asked after it. With `after` 0 the stream begins with the task as it was sent, even if a quick worker has
-        changed it already: clients look for questions and results in events, not in the first task. Without `after`
-        it begins with the task as it is now."""
+        `after` says where the stream begins. None: with the task as it is now. 0, for a new task: with the task as it
+        was sent, even if a quick worker has changed it already, since clients look for questions and results in events
+        and not in the first task. Else: behind that generation, without a snapshot.
+
+        A message that answers a question moves the task on in its own commit, so a question that is open here was asked
+        after the message.
+        """
         dialog = await self._shown(caller, task_id, 0 if after else history, artifacts=not after)
         if after and after > dialog.generation:
             raise _not_that_far(task_id)
@@ -391,13 +391,16 @@ class Operations:
 
 
 def _resuming(request: wire.SendMessage, after: int | None) -> tuple[wire.SendMessage, int | None]:
-    """Return the request without a cursor in its metadata, and the cursor: the header's, else that one."""
-    if request.metadata is None or CURSOR not in request.metadata:
-        return request, after
-    if after is None:
-        after = _number(request.metadata[CURSOR], CURSOR)
-    beside = {name: value for name, value in request.metadata.items() if name != CURSOR}
-    return structs.replace(request, metadata=beside), after
+    """Return the request without a cursor in its metadata, and the cursor: that of the header, else of the metadata.
+
+    A cursor of 0, before the first event, is None.
+    """
+    metadata = request.metadata
+    if metadata is not None and CURSOR in metadata:
+        after = _cursor(metadata[CURSOR]) if after is None else after
+        beside = {name: value for name, value in metadata.items() if name != CURSOR}
+        request = structs.replace(request, metadata=beside)
+    return request, after or None
 
 
 def _not_that_far(task_id: str) -> Fault:
@@ -445,7 +448,7 @@ def _check_types(agent: Agent, message: Message) -> None:
 
 
 def _number(value: wire.Int64 | None, name: str) -> int | None:
-    """Return a 64-bit number, whatever it is worth: one that no task ever has is before or behind all of them."""
+    """Return a 64-bit number. It may be outside the range of generations: then it is before or behind all of them."""
     if value is None:
         return None
     try:

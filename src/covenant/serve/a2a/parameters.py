@@ -8,8 +8,8 @@ from typing import Final
 from msgspec import Struct
 
 from covenant.a2a.fault import EXTENSION_REQUIRED, INVALID_PARAMS, VERSION, Fault
-from covenant.rules.dialect import VERSIONS, spoken
-from covenant.rules.header import OWS, ambiguity
+from covenant.rules.dialect import VERSIONS, negotiated
+from covenant.rules.header import OWS, headers_fault
 from covenant.serve.a2a.operations import Agent
 
 _SHOWN_MAX: Final = 100
@@ -31,9 +31,9 @@ def gathered(pairs: Iterable[tuple[str, str]]) -> dict[str, str]:
 
 
 def gathered_metadata(pairs: Iterable[tuple[str, str | bytes]]) -> dict[str, str]:
-    """Return the metadata of a gRPC call as `gathered` does headers: trimmed, and refused if it is ambiguous."""
+    """Return the metadata of a gRPC call by names, with values trimmed. Raises Malformed if one of `SINGLE` repeats."""
     texts = [(name, value.strip(OWS)) for name, value in pairs if isinstance(value, str)]
-    if (fault := ambiguity([name for name, _ in texts])) is not None:
+    if (fault := headers_fault([name for name, _ in texts])) is not None:
         raise fault
     return gathered(texts)
 
@@ -44,7 +44,7 @@ def read(headers: Mapping[str, str], version: str | None = None) -> Parameters:
     The version comes first: it decides how everything else is read.
     """
     said = headers.get("a2a-version") or version
-    agreed = spoken(said)
+    agreed = negotiated(said)
     if agreed is None:
         given = repr(said[:_SHOWN_MAX]) if said else "0.3, which is what a request without one speaks,"
         raise Fault(VERSION, f"version {given} is not spoken here: {', '.join(VERSIONS)}")

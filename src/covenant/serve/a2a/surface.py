@@ -167,9 +167,11 @@ class Surface:
             return _refused(asked, headers, failed)
 
     def _negotiate(self, asked: Asked, meaning: _Meaning) -> Parameters:
-        """Read the parameters, of which the version says how everything else is read: a client of another version
-        hears that before anything else. Only the token comes earlier, so that a stranger is refused and counted as one
-        whatever it speaks."""
+        """Return the parameters. Raises Fault for a version that is not spoken, before the rest of the request is read.
+
+        The version decides how everything else is read. Only the token is checked earlier, so that an unknown caller is
+        refused, and counted, in the same way in every version.
+        """
         said = meaning.said = parameters.read(meaning.headers, _version_in(asked.head.query))
         return said
 

@@ -7,10 +7,9 @@ from typing import Final
 from covenant.exchange.exchange import Exchange
 from covenant.model import command as c
 from covenant.model import query as q
-from covenant.model.error import BadAction, Malformed
 from covenant.model.peer import Caller
-from covenant.rules.envelope import check_count, check_id
-from covenant.rules.grant import check_action, check_scoped, demand_for, kind_of
+from covenant.rules.envelope import check_count
+from covenant.rules.grant import Question, check_action, demand_for, question
 from covenant.serve import wire as w
 
 _SIGNED_MAX: Final = 2**53 - 1  # a grant is signed as canonical JSON, which has no larger number
@@ -62,39 +61,17 @@ async def list_grants(x: Exchange, caller: Caller, r: w.ListGrants) -> w.Grants:
 
 
 async def check(x: Exchange, caller: Caller, r: w.Check) -> w.Checked:
-    action, other, facts = _asked(r)
+    asked = question(r.action, r.counterparty, r.task_id, r.lease_id, r.duplicate_risk)
     if r.subject is not None and x.key_of(r.subject) != caller.agent.pubkey:
-        return await x.under(caller, "capabilities.list", lambda: _checked(x, caller, r, action, other, facts))
-    return await _checked(x, caller, r, action, other, facts)
+        return await x.under(caller, "capabilities.list", lambda: _checked(x, caller, r.subject, asked))
+    return await _checked(x, caller, r.subject, asked)
 
 
-def _asked(r: w.Check) -> tuple[str, str | None, dict[str, str]]:
-    """The action, its counterparty, and what the call would say. What no call of the action says is refused."""
-    action = check_action(r.action)
-    if action.endswith(".*"):
-        raise BadAction(f"a check is of one action, and {action} is a family", action=action)
-    kind, other = kind_of(action), r.counterparty
-    if kind != action:
-        other = action[len(kind) :]
-        if r.counterparty is not None and check_action(kind + r.counterparty) != action:
-            raise Malformed(f"{action} is about {other}, and not about the counterparty", field="counterparty")
-    said = {"task_id": r.task_id, "lease_id": r.lease_id, "duplicate_risk": r.duplicate_risk}
-    facts = {name: value for name, value in said.items() if value is not None}
-    check_scoped(action, [*facts, *(["peer_pubkey_b58"] if other is not None else [])])
-    for name in ("task_id", "lease_id"):
-        if name in facts:
-            facts[name] = check_id(facts[name], name)
-    if facts.get("duplicate_risk", "idempotent") not in ("idempotent", "operator_accepted"):
-        raise Malformed("duplicate_risk is `idempotent` or `operator_accepted`", field="duplicate_risk")
-    return action, other, facts
-
-
-async def _checked(
-    x: Exchange, caller: Caller, r: w.Check, action: str, other: str | None, facts: dict[str, str]
-) -> w.Checked:
-    subject = caller.agent if r.subject is None else x.agent(r.subject)
-    counterparty = None if other is None else x.named(other)
-    grant, reason = await x.check(caller, subject, demand_for(kind_of(action), "check", counterparty, **facts))
-    if reason is None and other is not None:
-        x.agent(other)  # the subject's right reaches that name, and its holder may know whether anybody has it
-    return w.Checked(action=action, subject=subject.display, passed=reason is None, grant=grant, reason=reason)
+async def _checked(x: Exchange, caller: Caller, name: str | None, asked: Question) -> w.Checked:
+    subject = caller.agent if name is None else x.agent(name)
+    other = None if asked.counterparty is None else x.named(asked.counterparty)
+    demand = demand_for(asked.stem, "check", other, asked.task_id, asked.lease_id, asked.duplicate_risk)
+    grant, reason = await x.check(caller, subject, demand)
+    if reason is None and asked.counterparty is not None:
+        x.agent(asked.counterparty)  # raises if nobody has that name: a caller whose grant reaches it may know
+    return w.Checked(action=asked.action, subject=subject.display, passed=reason is None, grant=grant, reason=reason)
