@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import msgspec
 import pytest
 
 from covenant import AgentId, CovenantError, Idempotency, Json, Mailbox, OpenMailbox, Result, Sent, Task, Text
@@ -181,6 +182,13 @@ async def test_an_agent_without_a_key_is_whoever_has_the_label(alice: Mailbox, b
         await alice.send_task(Task(recipient=AgentId("bob lab"), intent_text="work"))
     with refused("bad_agent"):
         await alice.send_task(Task(recipient="bob@lab", intent_text="work"))  # type: ignore[arg-type]  # that is the case
+
+
+def test_a_label_without_a_host_is_the_same_word_with_a_key_and_without() -> None:
+    key = AgentId.named("zoe@lab").pubkey
+    assert AgentId("bob", key).display == AgentId("bob").display == AgentId.named("bob").display == "bob@local"
+    read = msgspec.json.decode(b'{"display":"bob","pubkey":"%b"}' % key.encode(), type=AgentId)
+    assert (read.display, read.pubkey) == ("bob@local", key)
 
 
 async def test_nobody_sends_in_the_name_of_another(alice: Mailbox, bob: Mailbox) -> None:

@@ -35,7 +35,10 @@ def a2a() -> None:
 )
 @answers
 def compact(session: Session, older_than_ms: int | None) -> None:
-    """Let go of tasks that are over."""
+    """Let go of tasks that are over.
+
+    The daemon may take a minute longer for it than --timeout says.
+    """
     done = session.ask(w.Compact(older_than_ms=older_than_ms), w.Compacted, _COMPACTION_MS)
 
     def tell() -> None:

@@ -33,10 +33,12 @@ class AgentId(Struct, frozen=True, gc=False, eq=False):
     pubkey: str = ""
 
     def __post_init__(self) -> None:
-        if self.pubkey == "" and type(self.display) is str and _DISPLAY.fullmatch(_full(self.display)):
-            named = _named(self.display)
-            force_setattr(self, "display", named.display)
-            force_setattr(self, "pubkey", named.pubkey)
+        if type(self.display) is not str:
+            return
+        if "@" not in self.display:
+            force_setattr(self, "display", _full(self.display))
+        if self.pubkey == "" and _DISPLAY.fullmatch(self.display):
+            force_setattr(self, "pubkey", _named(self.display).pubkey)
 
     @classmethod
     def named(cls, label: str) -> AgentId:
