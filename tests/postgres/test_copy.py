@@ -204,6 +204,7 @@ async def test_peers_and_grants_hold_and_the_operator_is_the_same(moved: tuple[F
     full, daemon = moved
     eve = daemon.exchange.authenticate(full.peer)
     bob = box_of(daemon).of("bob@lab").agent
+    await daemon.exchange.enroll(daemon.exchange.operator(), "bob@lab", bob.pubkey, ())
     grant, _ = await daemon.exchange.check(eve, eve.agent, Demand("a2a.send.bob@lab", "", bob))
     assert grant is not None
     assert daemon.exchange.operator().agent.pubkey == full.realm.pubkey

@@ -279,6 +279,7 @@ async def test_grants_with_a_bound_on_their_uses_are_loaded_at_once(looks: list[
     async with Mailbox.open(f"{store_url()}&lanes=1") as box:
         engine, holder, bob = box._engine, AgentId.named("holder@lab"), AgentId.named("bob@lab")
         await engine.run(c.EnrollPeer(None, holder, Role.PEER, "digest"))
+        await engine.run(c.EnrollPeer(None, bob, Role.PEER, "another digest"))
         for number in range(_COUNT):
             capability = Capability(uid(number), holder, "a2a.send.*", bob, 1, Scope(max_uses=2))
             await engine.run(c.GrantCapability(None, Grant(capability, "signed")))

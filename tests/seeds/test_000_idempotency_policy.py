@@ -426,7 +426,9 @@ def test_no_word_of_a_caller_makes_an_unsafe_task_safe_for_the_gate(far: tuple[P
     alice, bob, operator = far
     safe, unsafe = alice.send(bob, idempotency=idempotent("k")), alice.send(bob)
     bob.lease(), bob.lease()
-    report = scan(operator, enabled=True, duplicate_risk="operator_accepted")
+    wider = {"policy": {"enabled": True, "duplicate_risk": "operator_accepted"}}
+    assert operator.refused("POST", "/a2a/retry-stale", wider) == (400, "malformed")
+    report = scan(operator, enabled=True)
     assert safe in ids(report["requeued"]) and reasons(report)[unsafe] == "missing_idempotency"
     (row,) = operator.rows(safe, "repair")
     assert (row["duplicate_risk"], row["declared"]) == ("idempotent", "idempotent")
