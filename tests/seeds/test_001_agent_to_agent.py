@@ -605,6 +605,9 @@ def test_an_unknown_task_tells_nothing_of_grants(house: House, alice: Peer, oper
     assert checks(operator, granted) == checks(operator, bare) == []
 
 
+PINNED: Final = "6f1d0c52-8a0e-4a53-9b0b-3f3f5a0d7c11"
+
+
 @says(
     "Non-empty A2A scopes are enforced at dispatch.",
     "peer_pubkey_b58 pins the counterparty, task_id pins one task, lease_id pins manual repair to one in-flight lease, "
@@ -619,6 +622,9 @@ def test_a_scope_narrows_a_grant(house: House, alice: Peer, bob: Peer, operator:
     grant(dan, "a2a.send.*", peer_pubkey_b58=bob.agent["pubkey"])
     assert dan.http("POST", "/a2a/tasks", dan.task(bob)).status == 200
     assert dan.refused("POST", "/a2a/tasks", dan.task(eve)) == (403, "scope_mismatch")
+    grant(dan, "a2a.send.*", task_id=PINNED)
+    assert dan.refused("POST", "/a2a/tasks", dan.task(eve)) == (403, "scope_mismatch")
+    assert dan.http("POST", "/a2a/tasks", {**dan.task(eve), "id": PINNED}).status == 200
 
     one, two = alice.send(eve), alice.send(eve)
     eve.lease(), eve.lease()
