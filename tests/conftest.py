@@ -47,7 +47,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell has put this in
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 hurry()
-ManualClock.early_seed = 1  # timers fire early, too, in every suite: whoever does not look again is found
+ManualClock.early_seed = 1  # timers fire early, too, so that a callee that does not check the time fails
 
 # How fast a machine is, is no property of what is tested.
 settings.register_profile("covenant", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -31,7 +31,7 @@ def test_the_key_of_what_came_to_nothing_goes_to_the_next_that_is_the_same() -> 
     assert again[2] not in charged
 
 
-def test_a_checkpoint_begins_to_count_anew() -> None:
+def test_a_checkpoint_resets_the_counts() -> None:
     memory = Memory()
     charged = keys(memory, "charge", "charge", "charge")
     memory.give_back(charged[1])

@@ -29,7 +29,7 @@ def test_a_failure_inside_is_told_and_not_the_floor() -> None:
         raise ZeroDivisionError
 
 
-def test_a_property_is_counted_over_all_its_examples_and_anew_each_time() -> None:
+def test_a_property_is_counted_over_all_its_examples_in_each_run() -> None:
     @reaches(any=20)
     @given(st.integers())
     def prop(number: int) -> None:
