@@ -252,7 +252,8 @@ async def test_a_cursor_in_the_metadata_that_is_no_generation_is_refused(site: S
     if (binding, method) == ("GRPC", "SubscribeToTask"):
         pytest.skip("protobuf has no metadata there")
     task = await site.start()
-    for cursor in ([1], {}, True, False, -1, -5, "-1", 1.5, "x", "", 1e300):
+    cursors: tuple[Any, ...] = ([1], {}, True, False, -1, -5, "-1", 1.5, "x", "", 1e300)
+    for cursor in cursors:
         params: dict[str, Any] = {"metadata": {"covenant/afterGeneration": cursor}}
         if method == "SubscribeToTask":
             params["id"] = task["id"]

@@ -18,6 +18,7 @@ from covenant.model.peer import Peer, peer_key
 from covenant.model.query import GetCard, ListCards
 from covenant.rules.context import Commit, Context, View
 from covenant.rules.envelope import check_count, check_cursor, check_json, check_text
+from covenant.rules.media import impossible_mode
 from covenant.rules.portable import is_portable
 
 CARD_BYTES_MAX: Final = 256 * 1024
@@ -91,6 +92,8 @@ def _check_is_kept(card: dict[str, Any], extended: dict[str, Any]) -> None:
             raise _not_kept(f"extended.{name} is that of the card itself: leave it out")
     if extended and (card.get("capabilities") or {}).get("extendedAgentCard") is False:
         raise _not_kept("extended is shown to nobody where capabilities.extendedAgentCard is false")
+    if (mode := impossible_mode(card)) is not None:
+        raise _not_kept(f"{mode!r} is no media type, so its agent would take nothing: text/plain, image/*, */*")
     if card.get("supportedInterfaces") is not None:
         _check_interfaces(card["supportedInterfaces"])
 
