@@ -11,7 +11,17 @@ from msgspec import Struct
 from covenant.model import event as e
 from covenant.model.agent import AgentId
 from covenant.model.audit import AuditRow
-from covenant.model.card import BINDINGS, CARD_VERSION, Capabilities, Card, CardPage, Description, Skill, card_key
+from covenant.model.card import (
+    BINDINGS,
+    CARD_VERSION,
+    REQUIRED,
+    Capabilities,
+    Card,
+    CardPage,
+    Description,
+    Skill,
+    card_key,
+)
 from covenant.model.command import PublishCard, WithdrawCard
 from covenant.model.error import Malformed, NotPermitted, TooLarge, UnknownPeer
 from covenant.model.peer import Peer, peer_key
@@ -32,7 +42,6 @@ _OF_0_3: Final = (
     "supportsAuthenticatedExtendedCard",
 )
 _ONCE: Final = ("capabilities", "supportedInterfaces", "extended")  # the same for the extended card
-_REQUIRED: Final = ("name", "description", "version", "defaultInputModes", "defaultOutputModes", "skills")
 _INTERFACE: Final = ("protocolBinding", "protocolVersion")
 _shape: Final = msgspec.json.Decoder(Description)
 
@@ -84,7 +93,7 @@ def _check_is_kept(card: dict[str, Any], extended: dict[str, Any]) -> None:
                 raise _not_kept(
                     f"{path}{name} is of version 0.3 of the protocol, which is not spoken here: leave it out"
                 )
-        for name in _REQUIRED:
+        for name in REQUIRED:
             if said.get(name) in ("", []):
                 raise _not_kept(f"{path}{name} is empty, and clients require it: leave it out, or say something")
     for name in _ONCE:

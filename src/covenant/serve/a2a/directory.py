@@ -20,7 +20,7 @@ from covenant.a2a.signature import b64, payloads_of
 from covenant.exchange.exchange import Exchange
 from covenant.exchange.realm import Realm
 from covenant.model import query as q
-from covenant.model.card import BINDINGS, CARD_VERSION, Card, CardPage
+from covenant.model.card import BINDINGS, CARD_VERSION, REQUIRED, Card, CardPage
 from covenant.rules.card import bindings_of
 from covenant.rules.media import DEFAULT_MODES, input_modes
 from covenant.rules.whereabouts import Listening, Reached, Whereabouts, where
@@ -30,7 +30,6 @@ PREFIX: Final = "/agents/"
 DIRECT_REPLY: Final = "urn:covenant:direct-reply"
 _LEFT_OUT: Final = ("signatures", "extended")
 _NOTHING: Final[tuple[Any, ...]] = ("", [], {})
-_REQUIRED: Final = frozenset(("name", "description", "version", "defaultInputModes", "defaultOutputModes", "skills"))
 _MODES: Final = list(DEFAULT_MODES)
 _SHOWN_MAX: Final = 1000  # cards that are kept as they were last shown
 _ANYHOW: Final = Reached()
@@ -157,7 +156,7 @@ def _said(card: dict[str, Any]) -> dict[str, Any]:
     return {
         name: value
         for name, value in card.items()
-        if name not in _LEFT_OUT and value is not None and not (name in _REQUIRED and value in _NOTHING)
+        if name not in _LEFT_OUT and value is not None and not (name in REQUIRED and value in _NOTHING)
     }
 
 
