@@ -13,7 +13,11 @@ from covenant.serve.a2a.proto import SERVICE, class_of
 from tests.a2a.served import NEWER, Site
 
 BINDINGS: Final = ("JSONRPC", "HTTP+JSON", "GRPC")
-_PATHS: Final = {"SendStreamingMessage": "/message:stream", "SubscribeToTask": "/tasks/{id}:subscribe"}
+_PATHS: Final = {
+    "SendMessage": "/message:send",
+    "SendStreamingMessage": "/message:stream",
+    "SubscribeToTask": "/tasks/{id}:subscribe",
+}
 
 
 class Refused(Exception):

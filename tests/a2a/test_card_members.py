@@ -201,3 +201,19 @@ async def test_a_card_whose_bindings_are_not_served_here_is_not_shown() -> None:
         response = await site.client.get(f"{site.url}/agents/writer@lab{PATH}")
         await site.daemon.stop()
     assert (response.status_code, "GRPC" in response.json()["error"]["message"]) == (404, True)
+
+
+@pytest.mark.parametrize(
+    "mode", ["", " ", "json", "nonsense//x", "text/", "/plain", "text/pl ain", "*/json", "a/b/c", ";q=1"]
+)
+async def test_a_media_type_that_no_part_can_have_is_refused(site: Site, mode: str) -> None:
+    """Else the card is taken, and every message to its agent is refused."""
+    skill = {"id": "s", "name": "s", "description": "s", "tags": ["s"], "inputModes": ["text/plain", mode]}
+    for said in ({"defaultInputModes": [mode]}, {"skills": [skill]}, {"extended": {"skills": [skill]}}):
+        assert repr(mode) in await refusal_of(site, {"name": "writer", **said})
+
+
+async def test_the_forms_of_media_types_that_cards_have_are_taken(site: Site) -> None:
+    for mode in ("text", "Image", "*", "*/*", "image/*", " text/plain ; charset=utf-8", "application/vnd.a-b.c+json"):
+        await publish(site, {"name": "writer", "defaultInputModes": [mode]})
+        assert (await card_of(site))["defaultInputModes"] == [mode]

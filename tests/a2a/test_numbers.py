@@ -213,6 +213,17 @@ async def test_what_is_no_number_is_refused_by_both_bindings_of_json(here: Bindi
 
 
 @module_loop
+@pytest.mark.parametrize("raw", ["1.5", '"1e-1"', str(2**63), '"-1e19"'])
+async def test_a_guard_that_is_no_number_is_refused_of_a_first_message_too(here: Bindings, raw: str) -> None:
+    """A number is ignored there, as there is nothing to compare it with."""
+    sent = {"message": message(), "configuration": {"returnImmediately": True, "ifGenerationMatch": None}}
+    answers = await outcomes(here, "SendMessage", sent, "ifGenerationMatch", raw)
+    assert answers == {"JSONRPC": "INVALID_PARAMS", "HTTP+JSON": "INVALID_PARAMS"}
+    for number in ("7", "-1"):
+        assert set((await outcomes(here, "SendMessage", sent, "ifGenerationMatch", number)).values()) == {None}
+
+
+@module_loop
 @pytest.mark.parametrize("binding", BINDINGS)
 async def test_a_generation_that_no_task_has_is_before_or_behind_all_of_them(here: Bindings, binding: str) -> None:
     """Specification 3.2.7: already greater is answered at once, and what does not match is a mismatch."""

@@ -53,9 +53,16 @@ def sends(text: str = "draft the brief", **more: Any) -> dict[str, Any]:
     return {"message": message(text, **more)}
 
 
-async def send(site: Site, binding: str, params: dict[str, Any], **headers: str) -> Heard:
+def keyed(key: Any) -> dict[str, Any]:
+    """A message with its key in its metadata."""
+    return sends(metadata={"covenant/idempotencyKey": key})
+
+
+async def send(
+    site: Site, binding: str, params: dict[str, Any], method: str = "SendStreamingMessage", **headers: str
+) -> Heard:
     async with asyncio.timeout(STOPS_S):
-        return await whole(site, binding, "SendStreamingMessage", params, **headers)
+        return await whole(site, binding, method, params, **headers)
 
 
 async def asked(
@@ -218,6 +225,52 @@ async def test_a_message_to_a_task_is_resumed_by_its_key_too(site: Site, binding
     assert [one["parts"][0]["text"] for one in task["history"] if one["role"] == "ROLE_USER"][1:] == ["red"]
 
 
+async def test_a_question_that_was_answered_meanwhile_does_not_end_a_stream_that_is_resumed(
+    site: Site, binding: str
+) -> None:
+    """Else the client hears a question that it has answered, and answers it again."""
+    first, delivery = await asked(site, binding, headers=KEY)
+    more = sends("red", taskId=task_of(first))
+    answering = asyncio.ensure_future(
+        send(site, binding, more, **{"Idempotency-Key": "k-2", "Last-Event-ID": "1"})
+    )  # it has not seen the question in a stream
+    await _heard_behind(site, delivery, 0)
+    await ask(site, delivery)
+    assert (await answering).states == ["WORKING", "INPUT_REQUIRED", "WORKING", "INPUT_REQUIRED"]
+    again = ((sends(), KEY), (more, {"Idempotency-Key": "k-2"}))
+    for params, key in again:
+        missed = await send(site, binding, params, **key, **{"Last-Event-ID": "2"})
+        assert (missed.generations, missed.last_id) == ([3, 4, 5], "5")
+    await site.finish(delivery)
+    for params, key in again:
+        missed = await send(site, binding, params, **key, **{"Last-Event-ID": "2"})
+        assert missed.states == ["INPUT_REQUIRED", "WORKING", "INPUT_REQUIRED", "COMPLETED"]
+
+
+async def test_a_cursor_in_the_metadata_that_is_no_generation_is_refused(site: Site, binding: str) -> None:
+    task = await site.start()
+    asked = [("SendStreamingMessage", keyed("k-3"))]
+    if binding != "GRPC":  # protobuf has no metadata there
+        asked.append(("SubscribeToTask", {"id": task["id"]}))
+    cursors: tuple[Any, ...] = ([1], {}, True, False, -1, -5, "-1", 1.5, "x", "", 1e300)
+    for method, params in asked:
+        for cursor in cursors:
+            with pytest.raises(Refused) as refusal:
+                await send(site, binding, {**params, "metadata": {"covenant/afterGeneration": cursor}}, method)
+            assert refusal.value.reason == "INVALID_PARAMS", cursor
+    assert (await site.rpc("ListTasks"))["totalSize"] == 1
+
+
+@pytest.mark.parametrize("method", ["SendStreamingMessage", "SendMessage"])
+async def test_a_blank_key_is_refused_in_a_header_and_in_the_metadata(site: Site, binding: str, method: str) -> None:
+    """Else a client that believes its message safe to repeat makes two tasks."""
+    for params, headers in ((sends(), {"Idempotency-Key": ""}), (keyed(""), {}), (keyed(" "), {}), (keyed(5), {})):
+        with pytest.raises(Refused) as refusal:
+            await send(site, binding, params, method, **headers)
+        assert refusal.value.reason == "INVALID_PARAMS"
+    assert (await site.rpc("ListTasks"))["totalSize"] == 0
+
+
 async def test_an_id_without_a_key_is_refused_before_the_message_is_taken(site: Site, binding: str) -> None:
     """It would be another message, of which nothing can have been seen."""
     with pytest.raises(Refused) as refusal:
@@ -263,13 +316,12 @@ async def test_a_direct_reply_is_brought_once_to_a_stream_that_is_resumed(bindin
 
 
 async def test_a_client_without_headers_resumes_a_send_by_its_metadata(site: Site, binding: str) -> None:
-    keyed = {"message": message(metadata={"covenant/idempotencyKey": "k-2"})}
-    sending = asyncio.ensure_future(send(site, binding, keyed))
+    sending = asyncio.ensure_future(send(site, binding, keyed("k-2")))
     delivery = await site.lease()
     assert "covenant/requestMetadata" not in (delivery.task.message.metadata or {})  # type: ignore[union-attr]
     await site.finish(delivery)
     assert (await sending).generations[-1] == 3
-    behind = {**keyed, "metadata": {"covenant/afterGeneration": 2}}
+    behind = {**keyed("k-2"), "metadata": {"covenant/afterGeneration": 2}}
     assert (await send(site, binding, behind)).generations == [3]
 
 

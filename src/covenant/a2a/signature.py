@@ -24,19 +24,14 @@ from cryptography.hazmat.primitives.hashes import SHA256
 
 from covenant.a2a.fault import BAD_AGENT, Fault
 from covenant.model.agent import from_base58
-from covenant.model.card import Description
+from covenant.model.card import REQUIRED, Description
 from covenant.model.error import Malformed
 
 PublicKey: TypeAlias = str | Ed25519PublicKey | EllipticCurvePublicKey | RSAPublicKey
 _COORDINATE_BYTES: Final = 32
 _NOT_SIGNED: Final = ("signatures", "extended")
 _REQUIRED: Final[Mapping[str, frozenset[str]]] = {  # by the member that the object stands in; the card in none
-    "": frozenset(
-        (
-            *("name", "description", "version", "capabilities", "skills"),
-            *("supportedInterfaces", "defaultInputModes", "defaultOutputModes"),
-        )
-    ),
+    "": frozenset((*REQUIRED, "capabilities", "supportedInterfaces")),
     "provider": frozenset(("url", "organization")),
     "skills": frozenset(("id", "name", "description", "tags")),
     "supportedInterfaces": frozenset(("url", "protocolBinding", "protocolVersion")),

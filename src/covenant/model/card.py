@@ -11,6 +11,7 @@ from covenant.model.agent import AgentId
 
 CARD_PREFIX = "card:"
 BINDINGS: Final = ("JSONRPC", "HTTP+JSON", "GRPC")  # of the protocol, the preferred first
+REQUIRED: Final = ("name", "description", "version", "defaultInputModes", "defaultOutputModes", "skills")  # by clients
 CARD_VERSION: Final = "1.0"  # of the protocol, which a card names for each of its interfaces
 
 

@@ -11,13 +11,24 @@ from msgspec import Struct
 from covenant.model import event as e
 from covenant.model.agent import AgentId
 from covenant.model.audit import AuditRow
-from covenant.model.card import BINDINGS, CARD_VERSION, Capabilities, Card, CardPage, Description, Skill, card_key
+from covenant.model.card import (
+    BINDINGS,
+    CARD_VERSION,
+    REQUIRED,
+    Capabilities,
+    Card,
+    CardPage,
+    Description,
+    Skill,
+    card_key,
+)
 from covenant.model.command import PublishCard, WithdrawCard
 from covenant.model.error import Malformed, NotPermitted, TooLarge, UnknownPeer
 from covenant.model.peer import Peer, peer_key
 from covenant.model.query import GetCard, ListCards
 from covenant.rules.context import Commit, Context, View
 from covenant.rules.envelope import check_count, check_cursor, check_json, check_text
+from covenant.rules.media import impossible_mode
 from covenant.rules.portable import is_portable
 
 CARD_BYTES_MAX: Final = 256 * 1024
@@ -31,7 +42,6 @@ _OF_0_3: Final = (
     "supportsAuthenticatedExtendedCard",
 )
 _NOT_IN_EXTENDED: Final = ("capabilities", "supportedInterfaces", "extended")
-REQUIRED: Final = ("name", "description", "version", "defaultInputModes", "defaultOutputModes", "skills")
 _INTERFACE: Final = ("protocolBinding", "protocolVersion")
 _shape: Final = msgspec.json.Decoder(Description)
 
@@ -91,6 +101,8 @@ def _check_served_as_written(card: dict[str, Any], extended: dict[str, Any]) -> 
             raise _refusal(f"extended.{name} is that of the card itself: leave it out")
     if extended and (card.get("capabilities") or {}).get("extendedAgentCard") is False:
         raise _refusal("extended is shown to nobody where capabilities.extendedAgentCard is false")
+    if (mode := impossible_mode(card)) is not None:
+        raise _refusal(f"{mode!r} is no media type, so its agent would take nothing: text/plain, image/*, */*")
     if card.get("supportedInterfaces") is not None:
         _check_interfaces(card["supportedInterfaces"])
 

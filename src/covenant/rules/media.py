@@ -6,7 +6,8 @@ do. Parameters of a type (`; charset=utf-8`) do not count.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
 from msgspec import UNSET
@@ -15,6 +16,11 @@ from covenant.model.message import Part
 
 DEFAULT_MODES: Final = ("text/plain", "application/json")  # served in a card that lists none for the agent itself
 _ALL: Final = "*/*"
+_TOKEN: Final = r"[!#$&^_.+\w-]+"
+_MODE: Final = re.compile(  # of a range, or of a type by its kind alone: one of those that are registered
+    rf"\*(?:/\*)?|{_TOKEN}/(?:\*|{_TOKEN})|application|audio|example|font|haptics|image|message|model|multipart|text|video",
+    re.ASCII,
+)
 
 
 def input_modes(card: dict[str, Any]) -> tuple[str, ...]:
@@ -24,13 +30,24 @@ def input_modes(card: dict[str, Any]) -> tuple[str, ...]:
     """
     own: set[str] = set()
     of_skills: set[str] = set()
-    for shown in (card, card.get("extended") or {}):
-        own.update(shown.get("defaultInputModes") or ())
-        for skill in shown.get("skills") or ():
-            of_skills.update(skill.get("inputModes") or ())
+    for mode, is_of_skill in _modes_in(card):
+        (of_skills if is_of_skill else own).add(_range_of(mode))
     if of_skills and not own:
         own.update(DEFAULT_MODES)  # the served card has them
-    return tuple(sorted({_range_of(mode) for mode in own | of_skills}))
+    return tuple(sorted(own | of_skills))
+
+
+def impossible_mode(card: dict[str, Any]) -> str | None:
+    """Return the first of the card's input modes that no part of a message can have, or None."""
+    return next((mode for mode, _ in _modes_in(card) if _MODE.fullmatch(_without_parameters(mode)) is None), None)
+
+
+def _modes_in(card: dict[str, Any]) -> Iterator[tuple[str, bool]]:
+    """Yield the input modes, each with whether it is that of a skill."""
+    for shown in (card, card.get("extended") or {}):
+        yield from ((mode, False) for mode in shown.get("defaultInputModes") or ())
+        for skill in shown.get("skills") or ():
+            yield from ((mode, True) for mode in skill.get("inputModes") or ())
 
 
 def refused_type(modes: tuple[str, ...], parts: Iterable[Part]) -> str | None:

@@ -20,8 +20,8 @@ from covenant.a2a.signature import b64, payloads_of
 from covenant.exchange.exchange import Exchange
 from covenant.exchange.realm import Realm
 from covenant.model import query as q
-from covenant.model.card import BINDINGS, CARD_VERSION, Card, CardPage
-from covenant.rules.card import REQUIRED, bindings_of
+from covenant.model.card import BINDINGS, CARD_VERSION, REQUIRED, Card, CardPage
+from covenant.rules.card import bindings_of
 from covenant.rules.media import DEFAULT_MODES, input_modes
 from covenant.rules.whereabouts import Listening, Reached, Whereabouts, where
 from covenant.serve.a2a.operations import Agent

@@ -84,8 +84,7 @@ class Operations:
         settings = request.configuration
         if settings.history_length is not None:
             _check_history(settings.history_length)
-        _check_types(agent, request.message)
-        command = self._first(caller, agent, request, key) or await self._more(caller, agent, request, key)
+        command = await self._command(caller, agent, request, _key(request, key))
         if not settings.return_immediately:
             done = await self._exchange.run_and_settle(caller, command)
         else:
@@ -110,14 +109,12 @@ class Operations:
         self._check_streams(agent)
         _check_history(request.configuration.history_length)
         request, after = _resuming(request, after)
-        key = key or (request.message.metadata or {}).get(KEY)
+        key = _key(request, key)
         if after and key is None:
             said = "Last-Event-ID goes with the Idempotency-Key of the message: without one this is another message"
             raise Fault(INVALID_PARAMS, said, field=CURSOR)
-        _check_types(agent, request.message)
         with self._exchange.waits.one(caller.agent.pubkey):
-            first = self._first(caller, agent, request, key)
-            command = first or await self._more(caller, agent, request, key, after)
+            command = await self._command(caller, agent, request, key, after)
             done = await self._exchange.run(caller, command)
             if isinstance(done, Sent) and not done.duplicate:
                 after = None if agent.replies else 0  # the task is new, whatever the cursor says
@@ -140,7 +137,7 @@ class Operations:
         and not in the first task. Else: behind that generation, without a snapshot.
 
         A message that answers a question moves the task on in its own commit, so a question that is open here was asked
-        after the message.
+        after the message; one before that has been answered and ends nothing.
         """
         dialog = await self._shown(caller, task_id, 0 if after else history, artifacts=not after)
         if after and after > dialog.generation:
@@ -160,7 +157,8 @@ class Operations:
             async for event in events:
                 if history == 0:
                     event = _without_history(event)
-                if event.generation == stops_at or _interrupts(event.response):
+                is_open = event.generation >= dialog.generation
+                if event.generation == stops_at or (is_open and _interrupts(event.response)):
                     yield structs.replace(event, is_last=True)
                     return
                 yield event
@@ -173,36 +171,27 @@ class Operations:
             dialog = await self._asked(caller, task_id, history, artifacts, direct=True)
         return dialog
 
-    def _first(self, caller: Caller, agent: Agent, request: wire.SendMessage, key: str | None) -> c.SendTask | None:
-        """A task of its own: from the start, unless the agent says that it may answer with a message instead. None
-        where the message goes to a task that is there."""
-        if request.message.task_id:
-            return None
-        message, push = _whole(request), request.configuration.task_push_notification_config
-        hook = None if push is None else self._hook(agent, push)
-        if key is None and message.metadata is not None:
-            key = message.metadata.get(KEY)
-        task = Task(
-            recipient=agent.id,
-            intent_text=intent_of(message, self._exchange.store.context.limits),
-            message=message,
-            context_id=message.context_id or None,
-        )
-        return c.SendTask(caller.agent, task, protocol=True, shown=not agent.replies, push=hook, key=key)
-
-    async def _more(
+    async def _command(
         self, caller: Caller, agent: Agent, request: wire.SendMessage, key: str | None, after: int | None = None
-    ) -> c.AddMessage:
-        """Return the command that adds the message to its task. A cursor past the task is refused before that."""
+    ) -> c.SendTask | c.AddMessage:
+        """Return the command that makes a task of the message, or adds it to the task that it names.
+
+        A cursor past that task is refused before the message is taken."""
+        _check_types(agent, request.message)
         message, push = _whole(request), request.configuration.task_push_notification_config
         hook = None if push is None else self._hook(agent, push)
-        if key is None and message.metadata is not None:
-            key = message.metadata.get(KEY)
-        assert message.task_id is not None
+        guard = _number(request.configuration.if_generation_match, "ifGenerationMatch")
+        if not message.task_id:
+            task = Task(
+                recipient=agent.id,
+                intent_text=intent_of(message, self._exchange.store.context.limits),
+                message=message,
+                context_id=message.context_id or None,
+            )
+            return c.SendTask(caller.agent, task, protocol=True, shown=not agent.replies, push=hook, key=key)
         dialog = await self._dialog(caller, agent, message.task_id, 0, artifacts=False)
         if after and after > dialog.generation:
             raise _not_that_far(message.task_id)
-        guard = _number(request.configuration.if_generation_match, "ifGenerationMatch")
         return c.AddMessage(self._exchange.by(caller), message.task_id, message, guard, hook, key)
 
     def _hook(self, agent: Agent, push: wire.PushSettings) -> PushConfig:
@@ -283,7 +272,7 @@ class Operations:
         self._check_streams(agent)
         with self._exchange.waits.one(caller.agent.pubkey):
             if after is None and request.metadata is not None:
-                after = _cursor(request.metadata.get(CURSOR))
+                after = _cursor(request.metadata)
             resumes = after is not None and after > 0
             dialog = await self._dialog(caller, agent, request.id, None, artifacts=not resumes)
             task_id = dialog.task.id
@@ -397,7 +386,7 @@ def _resuming(request: wire.SendMessage, after: int | None) -> tuple[wire.SendMe
     """
     metadata = request.metadata
     if metadata is not None and CURSOR in metadata:
-        after = _cursor(metadata[CURSOR]) if after is None else after
+        after = _cursor(metadata) if after is None else after
         beside = {name: value for name, value in metadata.items() if name != CURSOR}
         request = structs.replace(request, metadata=beside)
     return request, after or None
@@ -457,12 +446,18 @@ def _number(value: wire.Int64 | None, name: str) -> int | None:
         raise Fault(INVALID_PARAMS, f"{name}: {wrong}", field=name) from None
 
 
-def _cursor(value: Any) -> int | None:
-    """Return the generation behind which a stream goes on."""
+def _cursor(metadata: dict[str, Any]) -> int | None:
+    """Return the generation behind which a stream goes on, of a client that cannot set a header."""
+    value = metadata.get(CURSOR)
     after = _number(value if value is None or type(value) in (int, float, str) else "", CURSOR)
     if after is not None and after < 0:
         raise Fault(INVALID_PARAMS, f"{CURSOR} is a generation", field=CURSOR)
     return after
+
+
+def _key(request: wire.SendMessage, header: str | None) -> Any:
+    """Return the key under which a message is sent: the header's, else that in its metadata, of whatever type."""
+    return header if header is not None else (request.message.metadata or {}).get(KEY)
 
 
 def _state(name: str | None) -> State | None:
