@@ -10,7 +10,20 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from covenant import Limits, Mailbox, Resource, Result, Task, Text, read_block
+from covenant import (
+    Audio,
+    Image,
+    Json,
+    Limits,
+    Mailbox,
+    Resource,
+    ResourceContents,
+    ResourceLink,
+    Result,
+    Task,
+    Text,
+    read_block,
+)
 from covenant.rules.protocol import parts_of
 
 from .support import Reopen, drain, keyed, plain, refused, take, uid
@@ -230,6 +243,15 @@ def test_blocks_of_a_program_have_typed_members() -> None:
     assert repr(text).endswith(f"extra={text.extra!r})") and "uri='file:///a,\"b'" in repr(resource)
     assert text == read_block(BLOCKS["text"]) != Text("x", ANNOTATIONS, META)
     assert read([BLOCKS["text"]]) == [text]
+
+
+def test_a_block_is_never_changed() -> None:
+    """A stored one is lent to many readers."""
+    contents = ResourceContents("x:", text="")
+    bare = [Text("x"), Json(1), Image("", ""), Audio("", ""), Resource(contents), ResourceLink("x:", "n"), contents]
+    for block in (*bare, *read(ALL)):
+        with pytest.raises(AttributeError, match="immutable"):
+            block.meta = {}
 
 
 def test_a_part_shows_every_member_of_its_block() -> None:
