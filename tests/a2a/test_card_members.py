@@ -129,6 +129,13 @@ async def test_what_only_the_daemon_can_say_is_refused_with_the_reason(site: Sit
     assert name in await refusal_of(site, {"name": "writer", "extended": {name: whole[name]}})
 
 
+async def test_an_extended_card_is_refused_where_the_card_says_that_there_is_none(site: Site) -> None:
+    card: dict[str, Any] = {"name": "writer", "extended": {"description": "more"}}
+    assert "shown to nobody" in await refusal_of(site, {**card, "capabilities": {"extendedAgentCard": False}})
+    for said in (True, None):
+        await publish(site, {**card, "capabilities": {"extendedAgentCard": said}})
+
+
 @pytest.mark.parametrize("name", ["capabilities", "supportedInterfaces", "extended"])
 async def test_what_an_extended_card_cannot_say_otherwise_is_refused(site: Site, name: str) -> None:
     assert f"extended.{name}" in await refusal_of(site, {"name": "writer", "extended": {name: GOOD[name]}})

@@ -358,6 +358,19 @@ async def test_of_entries_with_one_id_a_branch_goes_on_from_the_first(house: Hou
     assert entries["below"].parent == 1
 
 
+async def test_an_entry_that_is_found_under_its_key_takes_no_id_from_the_first_that_had_it(house: House) -> None:
+    @agent("branches")
+    async def branches(ctx: AgentContext) -> list[Any]:
+        await ctx.say(named("m", "one"))
+        await ctx.say(named("m", "two"), key="k")
+        assert await ctx.say("two", key="k") == "m"
+        await ctx.branch("m")
+        await pause(ctx)
+        return texts(await ctx.load_messages())
+
+    assert (await house.through(branches))[1] == [{"text": "one"}]
+
+
 async def test_a_branch_to_an_entry_itself_is_to_that_one_whatever_its_id(house: House) -> None:
     @agent("branches")
     async def branches(ctx: AgentContext) -> list[Any]:

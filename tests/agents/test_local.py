@@ -281,6 +281,36 @@ async def test_a_house_says_what_it_has_no_function_for(caplog: pytest.LogCaptur
     assert told.getMessage() == "no function here does tasks of the kind 'work': name it in tasks=[…]"
 
 
+async def test_a_house_says_nothing_of_a_kind_that_it_does_itself(caplog: pytest.LogCaptureFixture) -> None:
+    """However long it waits for its turn, and whether an agent or a task does it."""
+    may_go_on = asyncio.Event()
+
+    @agent("inner")
+    async def inner(ctx: AgentContext) -> None:
+        await may_go_on.wait()
+
+    @task("later", idempotent=True)
+    async def later() -> None:
+        await may_go_on.wait()
+
+    @agent("outer")
+    async def outer(ctx: AgentContext) -> None:
+        await ctx.join_all([ctx.task(kind, instance=str(number)) for number in range(2) for kind in ("inner", "later")])
+
+    async with Local(agents=[outer, inner], tasks=[later], concurrency=1) as house:
+        run = await house.start(outer)
+        await until(lambda: is_queued(house, "inner", "later"))
+        await house.check_doubt(run.id)
+        may_go_on.set()
+        await run.result()
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == []
+
+
+async def is_queued(house: Local, *kinds: str) -> bool:
+    page = await house.box.task_queue(100, state="queued")
+    return {entry.task.task_kind for entry in page.tasks} >= set(kinds)
+
+
 def test_a_name_that_was_forgotten_is_asked_for() -> None:
     wrong: Any = lambda ctx: None  # noqa: E731
     with pytest.raises(TypeError, match=r'@agent\("name"\)'):

@@ -141,6 +141,7 @@ def test_what_makes_no_sense_is_wrong_usage(home: Path) -> None:
         (("--store", ""), {}),
         (("--home", "/dev/null"), {}),
         (("--tls-cert", __file__, "--tls-key", __file__), {}),
+        (("--http", "off", "--default-agent", "bob"), {}),
         ((), {"COVENANT_A2A_AUTO_RETRY_SCHEDULER": "perhaps"}),
     ):
         refused = covenant("serve", *options, code=2, **env)

@@ -12,7 +12,20 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from covenant import Limits, Mailbox, Resource, Result, Task, Text, read_block
+from covenant import (
+    Audio,
+    Image,
+    Json,
+    Limits,
+    Mailbox,
+    Resource,
+    ResourceContents,
+    ResourceLink,
+    Result,
+    Task,
+    Text,
+    read_block,
+)
 from covenant.rules.protocol import parts_of
 
 from .support import Reopen, drain, keyed, plain, refused, take, uid
@@ -241,6 +254,15 @@ def test_a_block_goes_to_another_process_whole(name: str) -> None:
     for another in (pickle.loads(pickle.dumps(block)), copy.deepcopy(block)):
         assert another == block and type(another) is type(block)
         assert json.loads(msgspec.json.encode(another)) == BLOCKS[name]
+
+
+def test_a_block_is_never_changed() -> None:
+    """A stored one is lent to many readers."""
+    contents = ResourceContents("x:", text="")
+    bare = [Text("x"), Json(1), Image("", ""), Audio("", ""), Resource(contents), ResourceLink("x:", "n"), contents]
+    for block in (*bare, *read(ALL)):
+        with pytest.raises(AttributeError, match="immutable"):
+            block.meta = {}
 
 
 def test_a_part_shows_every_member_of_its_block() -> None:

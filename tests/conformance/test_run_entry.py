@@ -205,15 +205,15 @@ async def test_runs_are_listed_by_status_in_pages(alice: Mailbox, bob: Mailbox, 
         (uid(1), "awaiting_input"),
     ]
     assert [one.task_id for one in (await bob.list_runs(status="awaiting_input")).runs] == [uid(3), uid(1)]
-    found: list[str] = []
+    pages: list[list[str]] = []
     cursor = None
     while True:
         page = await bob.list_runs(2, cursor=cursor)
-        found += [one.task_id for one in page.runs]
+        pages.append([one.task_id for one in page.runs])
         cursor = page.cursor
         if cursor is None:
             break
-    assert found == [one.task_id for one in listed]
+    assert pages == [[uid(9), uid(4)], [uid(3), uid(2)], [uid(1)]]
     with refused("bad_cursor"):
         await bob.list_runs(cursor="nonsense")
     with refused("malformed"):

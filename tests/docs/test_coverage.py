@@ -7,7 +7,7 @@ from collections import Counter
 
 from tests.docs.support import ROOT, names_in, names_of_tests, page, prose, rows
 
-POINTS = range(1, 30)
+POINTS = (*range(1, 30), 32, 34)  # 30, 31 and 33 are not built yet
 DELIVERY = range(1, 14)  # what the suite that runs on every engine is about
 
 

@@ -15,7 +15,7 @@ from covenant import AgentId, Delivery, Limits, Mailbox, Result, TaskState, Text
 from covenant.exchange import receipts
 from covenant.exchange.history import story
 from covenant.model.command import BeatLease, Command, DrainResults, LeaseTasks
-from covenant.model.error import StoreUnavailable
+from covenant.model.error import StoreUnavailable, UnknownLease
 from covenant.model.peer import Caller
 from covenant.store.clock import ManualClock
 from tests.conformance.support import plain, refused, uid
@@ -68,6 +68,8 @@ async def test_a_lease_that_nobody_heard_of_is_as_if_it_had_not_been(house: Hous
     assert await house.give_back("bob@lab", "r") == 1
     entry = await house.site.box.get_task(task_id)
     assert (entry.state, entry.attempt) == (TaskState.QUEUED, 0)
+    with pytest.raises(UnknownLease):
+        await bob.heartbeat(first.lease_id)
     (second,) = await house.lease("bob@lab", "s")
     assert (second.attempt, second.generation) == (1, first.generation + 2)
 

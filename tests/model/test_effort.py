@@ -9,7 +9,7 @@ from tests.a2a.stage import ADA, BOB, CYD, Stage
 from tests.conformance.runs import memo, raw, step
 from tests.conformance.support import uid
 
-from covenant import Result, Task, Text
+from covenant import Limits, Result, Task, Text
 from covenant.model import command as c
 from covenant.model import event as e
 from covenant.model import query as q
@@ -79,6 +79,18 @@ def test_a_run_that_remembers_much_is_loaded_in_parts() -> None:
     loaded: RunLoaded = elsewhere.answer(q.LoadRun(BOB, lease_id))
     assert [len(seen.memos) for seen in loaded.steps] == [100] * 30
     assert AT_ONCE <= max(elsewhere.asked) < AT_ONCE + 100  # with the whole of the last step
+
+
+def test_a_page_of_a_run_has_so_many_steps_and_no_more() -> None:
+    stage = Stage(Limits(page_max=2))
+    lease_id = begun(stage)
+    for number in range(1, 6):
+        stage.run(c.CommitRun(BOB, lease_id, step(number, memos=[memo(10 + number)]), "one"))
+    elsewhere = Elsewhere(stage)
+    pages: list[RunLoaded] = [elsewhere.answer(q.LoadRun(BOB, lease_id, after)) for after in (0, 2, 4)]
+    assert [[seen.number for seen in page.steps] for page in pages] == [[1, 2], [3, 4], [5]]
+    assert [page.next for page in pages] == [2, 4, None]
+    assert max(elsewhere.spans) == 2
 
 
 def test_the_end_of_a_task_looks_through_so_many_steps_and_no_more() -> None:

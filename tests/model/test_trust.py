@@ -12,7 +12,7 @@ from covenant import AgentId, Limits
 from covenant.model import command as c
 from covenant.model.peer import Capability, Demand, Grant, Role, Scope
 from covenant.rules.decide import decide
-from covenant.rules.grant import fits
+from covenant.rules.grant import authorize, demand_for, fits
 
 IDS: Final = [f"{number:08x}-1111-4111-8111-111111111111" for number in range(4)]
 TASK, LEASE, OTHER = (f"{number:08x}-0000-4000-8000-000000000000" for number in range(3))
@@ -115,3 +115,23 @@ def test_only_the_operator_enrolls_again_whom_it_revoked() -> None:
     assert realm.told(enroll(BOB)) is None
     assert realm.told(enroll(BOB)) == "peer_conflict"
     assert realm.told(enroll(AgentId("bob@lab", CAL.pubkey))) == "peer_conflict"
+
+
+def test_a_key_that_is_no_peer_has_no_right() -> None:
+    """Contract 25, 26: also where the operator needs no grant."""
+    realm = Realm()
+    nobody = AgentId.named("nobody@lab").pubkey
+    demand = demand_for("peers.list", "peers:list")
+    assert authorize(nobody, demand, realm.state, realm.ctx) == (None, "missing_capability")
+
+
+def test_of_bounded_grants_the_narrowest_is_used_first() -> None:
+    """Contract 26: in whatever order they were given."""
+    for actions in (("peers.list", "peers.*"), ("peers.*", "peers.list")):
+        realm = Realm()
+        for number, action in enumerate(actions):
+            realm.grant(structs.replace(capability(number), action=action, scope=Scope(max_uses=1)))
+        assert realm.may(BOB, "peers.list")
+        assert [grant.capability.action for grant in realm.state.all_grants(BOB.pubkey, 0, 10)] == ["peers.*"]
+        assert realm.may(BOB, "peers.list")
+        assert not realm.may(BOB, "peers.list")

@@ -111,6 +111,7 @@ def frame_of(**members: Any) -> bytes:
     ids=["path", "value", "many"],
 )
 async def test_a_head_over_the_bound_is_refused(said: bytes) -> None:
+    """Contract 32."""
     async with served(Bounds(head_bytes_max=4000)) as house:
         wire = await house.http()
         status, answer = await wire.ask(said)
@@ -160,6 +161,7 @@ async def test_who_connects_and_says_nothing_is_hung_up_on() -> None:
     ids=["one byte", "half a head", "half a body"],
 )
 async def test_a_request_that_does_not_come_to_its_end_is_given_up(said: bytes) -> None:
+    """Contract 32."""
     async with served(SOON) as house:
         wire = await house.http()
         status, answer = await wire.ask(said)

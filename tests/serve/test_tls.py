@@ -70,6 +70,20 @@ def test_a_certificate_goes_with_its_key(certified: tuple[Path, Path]) -> None:
         daemon_with(http="127.0.0.1:0", tls_cert=certified[0])
 
 
+@pytest.mark.parametrize("name", ["--tls-cert", "--default-agent"])
+def test_a_setting_of_http_and_grpc_is_refused_where_neither_is_served(
+    name: str, certified: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """Contract 34: it would never take effect."""
+    cert, key = certified
+    given = {"tls_cert": cert, "tls_key": key} if name == "--tls-cert" else {"default_agent": "bob@lab"}
+    with pytest.raises(BadSetting, match=f"{name} is for .*, and neither is served") as refused:
+        daemon_with(http=None, grpc=None, ipc=tmp_path / "sock", **given)
+    assert refused.value.details["name"] == name
+    daemon_with(http="127.0.0.1:0", grpc=None, **given)
+    daemon_with(http=None, grpc="127.0.0.1:0", **given)
+
+
 @pytest.mark.parametrize("more", [1, 10_000])
 async def test_who_hangs_up_while_it_waits_is_noticed_behind_tls_too(certified: tuple[Path, Path], more: int) -> None:
     """Also where it has said more than is taken in meanwhile."""
