@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Final
 
 import msgspec
@@ -42,6 +43,7 @@ _OF_0_3: Final = (
     "supportsAuthenticatedExtendedCard",
 )
 _ONCE: Final = ("capabilities", "supportedInterfaces", "extended")  # the same for the extended card
+_NAMEABLE: Final = re.compile(r"[!-+\--~]+")  # in a header that is a list: visible ASCII, but for the comma
 _INTERFACE: Final = ("protocolBinding", "protocolVersion")
 _shape: Final = msgspec.json.Decoder(Description)
 
@@ -103,6 +105,9 @@ def _check_is_kept(card: dict[str, Any], extended: dict[str, Any]) -> None:
         raise _not_kept("extended is shown to nobody where capabilities.extendedAgentCard is false")
     if (mode := impossible_mode(card)) is not None:
         raise _not_kept(f"{mode!r} is no media type, so its agent would take nothing: text/plain, image/*, */*")
+    for extension in (card.get("capabilities") or {}).get("extensions") or ():
+        if extension.get("required") and _NAMEABLE.fullmatch(extension.get("uri") or "") is None:
+            raise _not_kept(f"no client can name the extension {extension.get('uri')!r}, which is required")
     if card.get("supportedInterfaces") is not None:
         _check_interfaces(card["supportedInterfaces"])
 
