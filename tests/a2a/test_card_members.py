@@ -224,3 +224,15 @@ async def test_the_forms_of_media_types_that_cards_have_are_taken(site: Site) ->
     for mode in ("text", "Image", "*", "*/*", "image/*", " text/plain ; charset=utf-8", "application/vnd.a-b.c+json"):
         await publish(site, {"name": "writer", "defaultInputModes": [mode]})
         assert (await card_of(site))["defaultInputModes"] == [mode]
+
+
+@pytest.mark.parametrize("uri", [None, "", " ", "urn:a,urn:b", "urn:a b", "urn:\u00e9", "urn:a\n"])
+async def test_a_required_extension_that_no_client_can_name_is_refused(site: Site, uri: str | None) -> None:
+    """The header in which it is named is a list, separated by commas."""
+    listed: list[dict[str, Any]] = [
+        {"uri": "urn:covenant:generation", "required": True},
+        {"uri": uri, "required": True},
+    ]
+    assert repr(uri) in await refusal_of(site, {"name": "writer", "capabilities": {"extensions": listed}})
+    listed[1]["required"] = False
+    await publish(site, {"name": "writer", "capabilities": {"extensions": listed}})

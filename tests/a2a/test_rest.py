@@ -141,6 +141,8 @@ async def test_what_is_wrong_gets_a_status_and_its_details(
 async def test_a_wrong_method_says_which_are_right(site: Site) -> None:
     response = await site.rest("PUT", f"/tasks/{ABSENT}:subscribe", {})
     assert (response.status_code, response.headers["allow"]) == (405, "GET, POST")
+    (info,) = response.json()["error"]["details"]
+    assert info["metadata"] == {"allow": '["GET","POST"]', "code": "wrong_method"}
 
 
 async def test_a_body_that_is_no_json_is_an_error(site: Site) -> None:

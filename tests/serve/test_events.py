@@ -348,6 +348,15 @@ async def test_a_cursor_that_is_none_is_refused(house: House, cursor: str) -> No
         assert (await response.json())["code"] == "bad_cursor"
 
 
+@pytest.mark.parametrize("query", ["?aftr=5", "?after=1&after=2", "?after=", "?task_id=x&after=0", "?after=%ff"])
+async def test_a_query_that_the_page_does_not_have_is_refused(house: House, query: str) -> None:
+    """Else a reader that means to go on somewhere is told what happens from now on."""
+    for headers in ({}, {"Last_Event_ID": "1"}):
+        response = await house.response("alice@lab", query, **headers)
+        assert response.status == 400
+        assert (await response.json())["code"] in ("malformed", "bad_cursor")
+
+
 async def test_a_stranger_is_told_nothing(house: House) -> None:
     response = await house.response("mallory@lab")
     assert response.status == 401

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+import msgspec
 from msgspec import Struct
 
 from covenant.model.error import CovenantError, GenerationMismatch, InvalidInput
@@ -133,13 +134,18 @@ def _metadata_of(error: CovenantError) -> dict[str, str]:
     """Return what ErrorInfo says beside the reason, under names in the style of the specification's examples."""
     if isinstance(error, GenerationMismatch):  # as the example of it has it, and nothing else
         return {name: str(error.details[detail]) for name, detail in _MISMATCH.items()}
-    told = {_camel(name): _clipped(str(value)) for name, value in error.details.items() if value is not None}
+    told = {_camel(name): _clipped(_text(value)) for name, value in error.details.items() if value is not None}
     return told if isinstance(error, Fault) else {**told, "code": error.code}
 
 
 def _camel(name: str) -> str:
     first, *more = name.split("_")
     return first + "".join(word.capitalize() for word in more)
+
+
+def _text(value: Any) -> str:
+    """Return it as JSON has it where Python would write it in its own way."""
+    return msgspec.json.encode(value).decode() if isinstance(value, bool | list | tuple | dict) else str(value)
 
 
 def _clipped(text: str) -> str:

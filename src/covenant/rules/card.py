@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, Final
 
 import msgspec
@@ -44,6 +45,7 @@ _OF_0_3: Final = (
 _NOT_IN_EXTENDED: Final = ("capabilities", "supportedInterfaces", "extended")
 _INTERFACE: Final = ("protocolBinding", "protocolVersion")
 _shape: Final = msgspec.json.Decoder(Description)
+_NAMEABLE: Final = re.compile(r"[!-+\--~]+")  # in a header that is a list: visible ASCII, but for the comma
 
 
 def publish(command: PublishCard, view: View, ctx: Context) -> Commit:
@@ -55,6 +57,7 @@ def publish(command: PublishCard, view: View, ctx: Context) -> Commit:
     check_text(card.get("name", ""), "name", ctx.limits.text_bytes_max)
     check_json(card, ctx.limits)
     _check_shape(card)
+    _check_extensions(card)
     row = AuditRow("card_published", subject=agent.display)
     published = e.CardPublished(card_key(agent.pubkey), agent, card)
     return Commit((published,), Card(agent, card, ctx.now), (row,))
@@ -137,6 +140,14 @@ def bindings_of(card: dict[str, Any]) -> tuple[str, ...]:
         return BINDINGS
     named = [entry.get("protocolBinding") for entry in listed if isinstance(entry, dict)]
     return tuple(name for name in named if name in BINDINGS) or BINDINGS
+
+
+def _check_extensions(card: dict[str, Any]) -> None:
+    """Raise Malformed if the card requires an extension that no client can name."""
+    for extension in (card.get("capabilities") or {}).get("extensions") or ():
+        uri = extension.get("uri")
+        if extension.get("required") and _NAMEABLE.fullmatch(uri or "") is None:
+            raise Malformed(f"card: no client can name the extension {uri!r}, which is required", field="card")
 
 
 def _check_names(shape: type[Struct], said: dict[str, Any]) -> None:

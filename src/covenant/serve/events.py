@@ -13,7 +13,6 @@ import logging
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any, Final, Protocol
-from urllib.parse import parse_qsl
 
 import msgspec
 from msgspec import Struct
@@ -21,13 +20,14 @@ from msgspec import Struct
 from covenant.exchange.exchange import Exchange
 from covenant.model import event as e
 from covenant.model.audit import Logged
-from covenant.model.error import BadCursor, UnknownTask
+from covenant.model.error import BadCursor, Malformed, UnknownTask
 from covenant.model.peer import Caller
 from covenant.model.query import GetTask
 from covenant.model.record import PART_PREFIX
 from covenant.rules.audit import task_of
 from covenant.serve.head import Headers
 from covenant.serve.http import EVENT_STREAM, KEEP_AWAKE_S, Receive, Scope, Send, hung_up
+from covenant.serve.routes import query_of
 from covenant.store.engine import Store
 
 PATH: Final = "/a2a/events"
@@ -264,15 +264,16 @@ def _finish(ending: asyncio.Future[None]) -> None:
 
 def _cursor_of(scope: Scope) -> int | None:
     """The last event that the reader has seen. One that comes back says so in a header, whatever its URL says."""
-    given = next((value for name, value in scope["headers"] if name == b"last-event-id"), None)
-    if given is None:
-        query = scope["query_string"].decode("latin-1")
-        given = dict(parse_qsl(query, keep_blank_values=True)).get("after", "").encode() if query else b""
-        if not given:
-            return None
-    if not given.isdigit() or len(given) > 18:
-        raise BadCursor("the last event is told by its number", cursor=given.decode("latin-1")[:100])
-    return int(given)
+    members = query_of(scope["query_string"])
+    other = next((name for name in members if name != "after"), None)
+    if other is not None:
+        raise Malformed(f"there is no parameter {other[:100]!r} here, only after", field="query")
+    header = next((value.decode("latin-1") for name, value in scope["headers"] if name == b"last-event-id"), None)
+    cursors = [given for given in (header, members.get("after")) if given is not None]
+    for given in cursors:
+        if not (given.isascii() and given.isdigit()) or len(given) > 18:
+            raise BadCursor("the last event is told by its number", cursor=given[:100])
+    return int(cursors[0]) if cursors else None
 
 
 # --- what goes out -----------------------------------------------------------------------------------------

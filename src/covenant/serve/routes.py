@@ -52,7 +52,7 @@ class Route:
 
     def request(self, parameter: str | None, query: bytes, body: bytes) -> Request:
         """Put together from the path, the query and the body."""
-        members: dict[str, Any] = _query(query) if query else {}
+        members: dict[str, Any] = query_of(query) if query else {}
         if unknown := members.keys() - self.fields:
             known = ", ".join(sorted(self.fields - {self.parameter, self.place.body})) or "none"
             raise Malformed(f"no parameter is called {min(unknown)!r} here; there are: {known}", field="query")
@@ -76,7 +76,8 @@ class Route:
         return decode(self._whole_lax if query else self._whole, _encode(whole), "request")
 
 
-def _query(query: bytes) -> dict[str, Any]:
+def query_of(query: bytes) -> dict[str, str]:
+    """Return the parameters of a query. Raise Malformed if it does not read, or names one twice."""
     try:
         pairs = parse_qsl(query.decode("ascii"), keep_blank_values=True, max_num_fields=64, errors="strict")
     except (UnicodeDecodeError, ValueError):
