@@ -10,6 +10,9 @@ from typing import Any, Final
 import pytest
 import pytest_asyncio
 
+from covenant.a2a import wire
+from covenant.model.message import Message, Part
+from covenant.serve.a2a import dialect, parameters
 from tests.a2a.bindings import BINDINGS, Bindings, bindings
 from tests.a2a.served import message
 
@@ -109,3 +112,13 @@ async def test_the_version_may_be_in_the_query_and_the_header_stands_above_it(he
 async def test_a_stranger_is_a_stranger_whatever_it_speaks(here: Bindings, binding: str) -> None:
     answer = await here.call(binding, "ListTasks", version="0.3", who=None)
     assert answer.reason == "UNAUTHENTICATED"
+
+
+async def test_a_guard_is_a_sign_that_the_client_knows_generations() -> None:
+    """Contract 16: an answer to it shows the generation also where no header names the extension."""
+    said = parameters.read({"a2a-version": "1.0"})
+    message = Message(message_id="m", role="ROLE_USER", parts=(Part(text="x"),))
+    for guard in (None, 1):
+        settings = wire.Configuration(if_generation_match=guard)
+        request = wire.SendMessage(message=message, configuration=settings)
+        assert dialect.knows_generations(said, request) is (guard is not None)
