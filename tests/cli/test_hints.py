@@ -82,6 +82,25 @@ def test_a_missing_right_is_given_as_the_hint_says(operator: Client) -> None:
     poor("a2a", "send", "poor", "hi")
 
 
+def test_a_right_that_is_used_up_is_widened_as_the_hint_says(operator: Client) -> None:
+    narrow = enrolled(operator, "narrow")
+    enrolled(operator, "far")
+    operator("capabilities", "grant", "narrow", "a2a.send.far", "--scope", '{"max_uses":1}')
+    narrow("a2a", "send", "far", "first")
+    refusal = narrow("a2a", "send", "far", "second", code=1)
+    assert "scope_mismatch" in refusal.err
+    typed(operator, hint(refusal.err), NAME="narrow")
+    narrow("a2a", "send", "far", "second")
+
+
+def test_who_meets_an_enrolled_label_is_sent_to_the_operator(operator: Client) -> None:
+    clerk = enrolled(operator, "porter", "peers.enroll")
+    enrolled(operator, "known")
+    refusal = clerk("peers", "enroll", "known", code=1)
+    assert "the operator gives it a new token" in refusal.err
+    assert typed(operator, hint(refusal.err)).out
+
+
 def test_an_unknown_peer_is_looked_up_as_the_hint_says(operator: Client) -> None:
     assert "operator" in typed(operator, hint(operator("peers", "revoke", "nobody-here", code=1).err)).out
 

@@ -26,6 +26,7 @@ from covenant.model.error import (
     CovenantError,
     MissingCapability,
     PeerConflict,
+    ScopeMismatch,
     Unauthenticated,
     UnknownPeer,
     UnknownStore,
@@ -184,10 +185,12 @@ class Session:
             back = f"peers enroll {refusal.details['display']} --key {refusal.details['pubkey']}"
             return f"to let it in again: {self.command(back, with_token=False)}"
         if isinstance(refusal, PeerConflict) and "display" in refusal.details:
-            return f"a new token for it: {self.command('peers rotate')} {refusal.details['display']}"
-        if isinstance(refusal, MissingCapability) and "action" in refusal.details:
+            again = f"peers rotate {refusal.details['display']}"
+            return f"the operator gives it a new token: {self.command(again, with_token=False)}"
+        if isinstance(refusal, MissingCapability | ScopeMismatch) and "action" in refusal.details:
             words = f"capabilities grant NAME {shlex.quote(safe(refusal.details['action']))}"
-            return f"the operator gives it: {self.command(words, with_token=False)}"
+            what = "it" if isinstance(refusal, MissingCapability) else "a wider one"
+            return f"the operator gives {what}: {self.command(words, with_token=False)}"
         if isinstance(refusal, UnknownPeer):
             return f"who is enrolled: {self.command('peers list', with_token=False)}"
         return None
