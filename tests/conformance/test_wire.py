@@ -180,7 +180,7 @@ WRONG_TASKS: dict[str, tuple[str, dict[str, Any]]] = {
     "bad parent": ("bad_id", {"parent": "root"}),
     "bad recipient": ("bad_agent", {"recipient": "bob@lab"}),
     "short key": ("bad_agent", {"recipient": AgentId("bob@lab", "abc")}),
-    "no host": ("bad_agent", {"recipient": AgentId("bob", AgentId.named("bob@lab").pubkey)}),
+    "no name": ("bad_agent", {"recipient": AgentId("@lab", AgentId.named("bob@lab").pubkey)}),
     "two hosts": ("bad_agent", {"recipient": AgentId("b@o@b", AgentId.named("bob@lab").pubkey)}),
     "odd sender": ("bad_agent", {"sender": "alice@lab"}),
     "negative deadline": ("malformed", {"deadline_ms": -1}),
