@@ -227,8 +227,15 @@ async def test_who_led_over_a_connection_that_says_nothing_leads_again(
             engine = engine_of(box)
             engine.join("key", lambda pubkey: None)
             await until(engine.leads)
+            pulse, close, led = engine._pulse, engine._pulse.close, asyncio.Queue[bool]()
+
+            def give_up() -> None:
+                close()
+                led.put_nowait(engine.leads())  # noted here: it may lead again before a poll would see this
+
+            monkeypatch.setattr(pulse, "close", give_up)
             line.silence()
-            await until(lambda: not engine.leads())
+            assert not await asyncio.wait_for(led.get(), 30)
             async with asyncio.timeout(10):
                 await until(engine.leads)
 
