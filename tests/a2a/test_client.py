@@ -76,7 +76,7 @@ def put_together(events: list[Event]) -> tuple[str, dict[str, list[Any]]]:
 async def test_a_stream_that_ends_at_a_question_is_gone_on_with_at_once(
     resumes: bool, closings: int, pauses: int
 ) -> None:
-    """Where every stream ends there, the follower comes back ever more slowly."""
+    """If every stream ends there, the follower comes back ever more slowly."""
     fake, paused = Fake("sqsa", resumes), []
     fake.closings = closings
 

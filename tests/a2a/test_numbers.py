@@ -58,7 +58,7 @@ def decimals(draw: st.DrawFn) -> str:
 
 
 def worth(text: str, bits: int) -> int | None:
-    """What the number is, by another way than the one that is tested."""
+    """Return the number by another way than the one that is tested."""
     value = Decimal(text)
     is_whole = value == value.to_integral_value()
     return int(value) if is_whole and -(2 ** (bits - 1)) <= value < 2 ** (bits - 1) else None
@@ -119,7 +119,7 @@ async def here() -> AsyncIterator[Bindings]:
 
 
 async def outcomes(here: Bindings, operation: str, params: dict[str, Any], name: str, raw: str) -> dict[str, Any]:
-    """What each binding answers where the member `name` is this text of JSON; gRPC where the number fits its field."""
+    """Return the answer of each binding to this JSON in the member `name`; of gRPC if the number fits its field."""
     path = {"GetTask": "/tasks/{id}", "ListTasks": "/tasks", "SendMessage": "/message:send"}[operation]
     told = [*here.site.auth("alice").items(), ("A2A-Version", "1.1"), ("Content-Type", "application/json")]
     member = json.dumps(params).replace(f'"{name}": null', f'"{name}": {raw}')

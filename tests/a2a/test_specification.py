@@ -317,7 +317,7 @@ async def by_grpc(play: Play, request: dict[str, Any]) -> dict[str, Any]:
 
 
 def differences(printed: Any, answer: Any, free: frozenset[str], path: str = "", within: str = "") -> Iterator[str]:
-    """Where the answer is not like the example."""
+    """Yield each place at which the answer is not like the example."""
     name = path.rpartition(".")[2]
     if type(printed) is not type(answer):
         yield f"{path}: {printed!r} is printed, {answer!r} is answered"

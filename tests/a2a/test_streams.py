@@ -1,4 +1,4 @@
-"""Where a stream ends and how it is resumed: SendStreamingMessage closes at a question, SubscribeToTask does not; both
+"""The end of a stream and its resumption: SendStreamingMessage closes at a question, SubscribeToTask does not; both
 resume behind an id that they gave. In three bindings."""
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ def test_what_a_client_is_told_of_a_direct_reply_is_the_message(data: st.DataObj
 
 
 def check_client(life: Life) -> None:
-    """What it put together of all that it was told is the task."""
+    """The client puts the task together from its events."""
     stage, task_id = life.stage, life.task_id
     record = stage.record(task_id)
     events = [event for logged in stage.log for event in logged.events if event.key == task_id]

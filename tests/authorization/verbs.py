@@ -29,7 +29,7 @@ from tests.authorization.world import Call, State
 
 
 class Party(StrEnum):
-    """What a caller is to the thing that it names."""
+    """The relation of a caller to the thing that it names."""
 
     OPERATOR = "operator"
     SENDER = "sender"
@@ -120,7 +120,7 @@ def _repair(x: Call, what: Requeue | ForceError) -> tuple[c.RepairTask]:
 
 
 def _may_read(x: Call, action: str, query: Any) -> tuple[Any, ...]:
-    """What is read under a right: the right is used, then it is read."""
+    """Return the use of a right and the query that it covers, in this order."""
     return c.UseRight(x.by, action), query
 
 

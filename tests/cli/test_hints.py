@@ -1,4 +1,4 @@
-"""What the program says to type next is right in the state that it is said in: typed, it works."""
+"""A hint names the command that works in the state in which it is shown: each one is typed here."""
 
 from __future__ import annotations
 

@@ -305,7 +305,7 @@ SPELLED = ("\\u009b", "\\u202e", "\\u200b", "\\udb40\\udc41", "\\u007f", "\\u001
 
 
 def test_json_for_a_terminal_prints_whole(covenant: Client) -> None:
-    """Whoever reads JSON in a terminal is told the same text as a program, and the terminal nothing."""
+    """JSON for a terminal has the same values as JSON for a program, and nothing that a terminal obeys."""
     hidden = Client(covenant.home, covenant.json("peers", "enroll", "hidden")["token"])
     covenant("agents", "publish", "hidden", "-", stdin=json.dumps({"name": "x", "description": HIDDEN}))
     task_id = covenant.json("a2a", "send", "hidden", HIDDEN, "--data", json.dumps([HIDDEN]))["task_id"]

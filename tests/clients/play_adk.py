@@ -56,7 +56,7 @@ class App:
 
 
 def shown(events: list[dict[str, Any]]) -> dict[str, Any]:
-    """Where a turn has led to."""
+    """Return what a turn has brought, and the state in which it ended."""
     return {
         "texts": [event["text"] for event in events if event["text"]],
         "asked": [asked for event in events for asked in event["asked"]],

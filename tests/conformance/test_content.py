@@ -85,7 +85,7 @@ def written(envelope: Task | Result) -> Any:
 
 
 async def exchanged(sender: Mailbox, worker: Mailbox, blocks: list[dict[str, Any]]) -> tuple[Any, Any]:
-    """What the worker gets of a task with these blocks, and the sender of a result with them."""
+    """Return what a worker gets of a task with these blocks, and its sender of a result with them."""
     await sender.send_task(plain(worker, content=read(blocks)))
     delivery = await take(worker)
     await worker.send_result(Result.ok(delivery, delivery.task.content))

@@ -37,7 +37,7 @@ def test_the_conformance_suite_names_every_point() -> None:
 
 
 def test_each_point_is_named_by_some_of_its_tests() -> None:
-    """Who changes a rule finds what holds it by the number of its point."""
+    """The tests of a rule are found by the number of its point."""
     files = (ROOT / "tests").rglob("test_*.py")
     told = re.findall(r'"""Contract ([0-9, -]+)', "\n".join(path.read_text(encoding="utf-8") for path in files))
     named = Counter(int(number) for numbers in told for number in re.findall(r"\d+", numbers))

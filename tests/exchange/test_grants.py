@@ -1,4 +1,4 @@
-"""What is granted takes effect, and what can take none is refused when it is given. (Contract 26, 34.)"""
+"""A grant takes effect, and one that can take none is refused when it is given. (Contract 26, 34.)"""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ REASON: Final = "because"
 
 
 class Names(Struct, frozen=True):
-    """What a request may name."""
+    """The things that a request may name."""
 
     task: str
     lease: str

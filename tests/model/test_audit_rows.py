@@ -1,4 +1,4 @@
-"""What rows are called: a closed list, by which they can be asked for."""
+"""The kinds of audit rows: a closed list, by which they can be asked for."""
 
 from __future__ import annotations
 

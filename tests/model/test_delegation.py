@@ -135,7 +135,7 @@ EVERY_DEMAND: Final = (
 
 
 def allowed(action: str) -> set[str]:
-    """What a grant of this action lets in."""
+    """Return the calls that a grant of this action lets in."""
     return {demand.action for demand in EVERY_DEMAND if action in spellings(demand)}
 
 

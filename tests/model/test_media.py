@@ -1,4 +1,4 @@
-"""Which media types an agent takes, by its card. (Specification 3.1.1, 3.3.2.)"""
+"""The media types that an agent takes, by its card. (Specification 3.1.1, 3.3.2.)"""
 
 from __future__ import annotations
 

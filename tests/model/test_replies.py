@@ -81,7 +81,7 @@ class Rules:
 
 
 def replies_in(reply: Any) -> Iterator[tuple[str, Any]]:
-    """What tells the generation that a task has now."""
+    """Yield the replies that name the generation which a task has now."""
     for one in reply if isinstance(reply, list) else [reply]:
         if hasattr(one, "generation"):
             if hasattr(one, "task_id"):

@@ -44,7 +44,7 @@ PATIENCE_S = 60  # no slow look comes to help, however long a machine takes
 
 @pytest.fixture(autouse=True)
 def _no_slow_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is waited for comes by a ring, and not by the look that is taken in case nobody has rung."""
+    """A waiter is woken by a notification, not by the slow poll behind it."""
     monkeypatch.setattr(rounds, "POLL_S", 3600.0)
 
 

@@ -88,21 +88,6 @@ def house() -> Iterator[House]:
     daemon.close()
 
 
-@pytest.fixture
-def alice(house: House) -> Peer:
-    return house.daemon.enroll()
-
-
-@pytest.fixture
-def bob(house: House) -> Peer:
-    return house.daemon.enroll()
-
-
-@pytest.fixture
-def operator(house: House) -> Peer:
-    return house.daemon.operator
-
-
 class Killed(NamedTuple):
     """Two peers and their tasks, as they were when the daemon was killed."""
 

@@ -50,21 +50,6 @@ def house() -> Iterator[House]:
     daemon.close()
 
 
-@pytest.fixture
-def alice(house: House) -> Peer:
-    return house.daemon.enroll()
-
-
-@pytest.fixture
-def bob(house: House) -> Peer:
-    return house.daemon.enroll()
-
-
-@pytest.fixture
-def operator(house: House) -> Peer:
-    return house.daemon.operator
-
-
 def told(peer: Peer, surface: str, verb: str, **members: Any) -> Json:
     """The reply to a verb by its name in the text, on either surface."""
     kind, method, path, body = VERBS[verb]

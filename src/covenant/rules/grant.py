@@ -116,8 +116,10 @@ def _stem(action: str) -> str:
 
 
 def pin_of(capability: Capability) -> str:
-    """Where a grant lies in the index: by what a call under it costs, and under the narrowest thing that it is pinned
-    to. So the grant that a check looks for first is found first, however many others there are."""
+    """Return the place of a grant in the index: what a call under it costs, then the narrowest thing it is pinned to.
+
+    So a check finds the grant that it prefers first, however many others there are.
+    """
     scope = capability.scope
     return _sort_of(capability) + (scope.task_id or scope.lease_id or scope.peer_pubkey_b58 or _UNPINNED)
 
