@@ -276,6 +276,25 @@ def test_a_chain_has_a_last_link() -> None:
     assert not realm.may(DAN, READ.action)
 
 
+def test_a_peer_is_passed_so_many_grants_for_one_thing_and_no_more() -> None:
+    """Contract 26, 32: a check may look at each of them, also when what they came from is over. One that is pinned to
+    another task is found by its pin, and does not count."""
+    sends = Capability(SOURCE, BOB, "a2a.send.*", ROOT, 1, delegable=True)
+    realm = Realm()
+    realm.grant(sends)
+
+    def passed(number: int, **changes: Any) -> str | None:
+        grant = structs.replace(passed_on(sends, **changes), id=f"{number:08x}-3333-4333-8333-333333333333")
+        return realm.told(c.GrantCapability(BOB, Grant(grant, "signed")))
+
+    assert {passed(number) for number in range(100)} == {None}
+    assert passed(100) == "too_large"
+    tasks = [f"{number:08x}-4444-4444-8444-444444444444" for number in range(150)]
+    assert {passed(1000 + number, task_id=task) for number, task in enumerate(tasks)} == {None}
+    assert realm.told(c.RevokeCapability(BOB, f"{7:08x}-3333-4333-8333-333333333333", "done")) is None
+    assert [passed(101), passed(102)] == [None, "too_large"]
+
+
 def test_a_chain_that_no_command_made_is_worth_nothing() -> None:
     """Contract 26: one in the store that is too long, whose first grant is missing, or that comes back to itself."""
 

@@ -23,6 +23,7 @@ from covenant.model.error import (
     MissingCapability,
     NotPermitted,
     ScopeMismatch,
+    TooLarge,
     UnknownGrant,
     UnknownPeer,
 )
@@ -72,6 +73,7 @@ _FAMILIES: Final = frozenset(
 _THERE_ARE: Final = ", ".join((*(f"{start}NAME" for start in PEER_ACTIONS), *ACTIONS))
 _PINS: Final = ("peer_pubkey_b58", "task_id", "lease_id", "duplicate_risk")
 _CHAIN_MAX: Final = 8
+_ALIKE_MAX: Final = 100  # passed on to one peer for one thing: a check may have to look at each, also if all are over
 _RECALLED_MAX: Final = 100_000
 _UNPINNED: Final = ""
 _LASTING, _PASSING, _COUNTED = _SORTS = ("", "passing:", "counted:")  # of grants, in the order in which calls take them
@@ -420,6 +422,10 @@ def _check_delegation(command: GrantCapability, wanted: Capability, view: View, 
     chain = chain_of(above, view)
     if chain is None or len(chain) >= _CHAIN_MAX:
         raise NotPermitted("it was passed on too often", grant=source.id)
+    alike = view.grants(wanted.subject.pubkey, wanted.action).get(pin_of(wanted), ())
+    if len(alike) >= _ALIKE_MAX:
+        why = f"{wanted.subject.display} holds {len(alike)} open grants like this one: revoke those that are not needed"
+        raise TooLarge(why, field="parent", limit=_ALIKE_MAX)
 
 
 def covers(source: Capability, wanted: Capability) -> bool:
